@@ -1,0 +1,33 @@
+"""mmrl: group-relative RL fine-tuning of vision-language models, video LLMs and flow-matching image generators.
+
+The public names a plug-in author needs; each is imported on first use, so `import mmrl` costs nothing.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmrl.core.types import Group, Prompt, Sample, Scored, Scores
+    from mmrl.geometry.boxes import Box
+
+_HOMES = {
+    "Prompt": "mmrl.core.types",
+    "Sample": "mmrl.core.types",
+    "Group": "mmrl.core.types",
+    "Scored": "mmrl.core.types",
+    "Scores": "mmrl.core.types",
+    "Box": "mmrl.geometry.boxes",
+}
+__all__ = ["Box", "Group", "Prompt", "Sample", "Scored", "Scores", "__version__"]
+
+try:
+    __version__ = version("mmrl")
+except PackageNotFoundError:
+    __version__ = "0.0.0+source"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mmrl' has no attribute {name!r}; it offers {sorted(__all__)}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,125 @@
+"""An algorithm is data: which part sits in which slot, and the one formula that joins them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners import Once
+from mmrl.algorithms.weights.aggregate import SequenceMean
+from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, Weight
+from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
+
+SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
+OLD_LOGPROBS = Reading("logprobs", "old")
+OF_THE_STEP = ("old", "sampler")
+"""Not kept beside the policy: `old` is read before the first update, `sampler` was recorded while sampling."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """loss = sum_{n,t} share[n,t] * sum_terms coef * (importance[n,t] if credited else 1) * term[n,t]."""
+
+    objective: tuple[tuple[float, Term], ...] = ((1.0, Clip()),)
+    """(coefficient, term) pairs, added up."""
+    advantage: Advantage = GroupNorm()
+    share: Weight = SequenceMean()
+    """The aggregation: how much every action counts."""
+    importance: tuple[Weight, ...] = ()
+    masks: tuple[Mask, ...] = ()
+    shaping: tuple[Shaping, ...] = ()
+    planner: Planner = Once()
+    schedule: Any = None
+    group_size: int = 8
+    """Samples per prompt."""
+    epochs: int = 1
+    """Passes over one step's rollouts."""
+    minibatches: int = 1
+    """Optimizer steps per pass."""
+    old: Literal["recorded", "reread"] = "recorded"
+    """Old log-probabilities: those noted by the sampler, or evaluated again before the first update."""
+
+    @property
+    def all_reads(self) -> tuple[Reading, ...]:
+        """Every reading any part needs."""
+        parts = [term for _, term in self.objective] + [self.share, *self.importance, *self.shaping]
+        return tuple(dict.fromkeys(reading for part in parts for reading in part.reads))
+
+    @property
+    def live_reads(self) -> tuple[Reading, ...]:
+        """Evaluated with gradient at every update."""
+        return tuple(dict.fromkeys(r for _, term in self.objective for r in term.reads if r.model == "policy"))
+
+    @property
+    def frozen_reads(self) -> tuple[Reading, ...]:
+        """Evaluated once per step, before the first update."""
+        return tuple(reading for reading in self.all_reads if reading.model != "policy")
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        """Weights that must be kept beside the live ones."""
+        return frozenset(reading.model for reading in self.frozen_reads) - set(OF_THE_STEP)
+
+    @property
+    def scope(self) -> Scope:
+        """The coarsest scope any term needs."""
+        return max((term.scope for _, term in self.objective), key=SCOPES.index)
+
+    def check(self, policy: Policy) -> None:
+        """Refuse at build time what would train on nonsense.
+
+        Raises:
+            ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, or a
+                group of one would be compared with itself.
+        """
+        missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
+        if missing:
+            raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
+        for part in (self.share, *self.importance, *self.shaping):
+            moving = [reading.quantity for reading in part.reads if reading.model == "policy"]
+            if moving:
+                raise ValueError(
+                    f"{type(part).__name__} reads {moving} under the policy's moving weights; "
+                    "weights and shaping are fixed before the first update: read model='old' instead"
+                )
+        if self.group_size < getattr(self.advantage, "min_group_size", 1):
+            raise ValueError(
+                f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
+                f"group with each other and needs at least {self.advantage.min_group_size}: set algorithm.group_size = 8"  # type: ignore[attr-defined]
+            )
+
+    def trainable(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:
+        """The action mask after every mask part."""
+        mask = rollouts.action_mask
+        for part in self.masks:
+            mask = mask & part(rollouts)
+        return mask
+
+    def shape(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        for part in self.shaping:
+            scores = part(scores, rollouts, frozen)
+        return scores
+
+    def weigh(self, batch: Batch, counts: Counts) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+        """Share and importance of every action of a minibatch."""
+        importance = torch.ones_like(batch.advantages)
+        for weight in self.importance:
+            importance = importance * weight(batch, counts)
+        return self.share(batch, counts) * batch.rollouts.action_mask, importance
+
+    def loss(self, batch: Batch, live: Mapping[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of this part of the minibatch (parts add up), and metrics averaged with the shares (they add up too)."""
+        readings = {**batch.frozen, **live}
+        loss = batch.share.new_zeros(())
+        metrics: dict[str, Tensor] = {}
+        for coef, term in self.objective:
+            values, infos = term(readings, batch)
+            weight = batch.share * batch.importance if term.credited else batch.share
+            loss = loss + coef * (weight * values).sum()
+            metrics |= {name: (batch.share * info).sum().detach() for name, info in infos.items()}
+        return loss, metrics

@@ -1,0 +1,1 @@
+"""The vocabulary every room speaks; imports torch, jaxtyping and the standard library only."""

@@ -1,0 +1,181 @@
+"""What each room promises the others. Attributes are read-only properties, so frozen dataclasses fit."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mmrl.core.types import (
+    Batch,
+    Counts,
+    Credit,
+    Group,
+    Prompt,
+    Reading,
+    Request,
+    Revision,
+    Rollouts,
+    Scope,
+    Scored,
+    Scores,
+    Trace,
+)
+
+State = dict[str, Any]
+"""What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A trainable generator: all the trainer knows of a modality."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """Quantities `read` can evaluate: logprobs, entropy, group_divergence, velocity, ..."""
+        ...
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        """Weights kept beside the live ones: ref, ema."""
+        ...
+
+    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+        """Sample. `how` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
+        ...
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
+        """Evaluate quantities of the recorded actions, (n, t, ...); finite everywhere, exact where mask is True."""
+        ...
+
+    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
+        """Cut a batch into parts that fit `budget` (positions of one forward), never finer than `scope`."""
+        ...
+
+    def join(self, traces: Sequence[Trace]) -> Trace:
+        """One trace holding the rows of all, in order; shorter ones padded at the end."""
+        ...
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The trainable ones."""
+        ...
+
+    def advance(self) -> None:
+        """The optimizer has stepped: shadows that follow the policy follow it now."""
+        ...
+
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State) -> None: ...
+
+    def save(self, folder: Path) -> None:
+        """Write the live weights in the form the model's own library loads."""
+        ...
+
+    def prepare(self, accelerator: Any) -> None:
+        """Move to the device and wrap for many processes; `accelerator` is accelerate's Accelerator."""
+        ...
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """What to sample, and what to sample again: plan -> sample -> score -> revise, capped."""
+
+    @property
+    def max_rounds(self) -> int: ...
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        """Group ids count up from `first_id`."""
+        ...
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        """Look at all groups so far (all ranks; `group_ids` are the rows' of scores); `wanted` = groups the step should have."""
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
+
+    def __call__(self, group: Group) -> Sequence[float | None | Scored]: ...
+
+
+@runtime_checkable
+class Shaping(Protocol):
+    """Scores -> Scores, before advantages: bonuses and penalties that look at rollouts or frozen readings."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]: ...
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores: ...
+
+
+@runtime_checkable
+class Advantage(Protocol):
+    """Scores -> Credit. Sees the rows of all ranks; rows whose total is NaN must not be kept."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit: ...
+
+
+@runtime_checkable
+class Mask(Protocol):
+    """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
+
+    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]: ...
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """Rollouts -> (n, t). As `share` it is the aggregation; as `importance` it multiplies credited terms."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]: ...
+    @property
+    def scope(self) -> Scope: ...
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """`batch` is the whole minibatch of this rank; its share and importance are still ones here."""
+        ...
+
+
+@runtime_checkable
+class Term(Protocol):
+    """One addend of the objective, a value per action; shares turn it into a loss to be minimized."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]: ...
+    @property
+    def scope(self) -> Scope: ...
+    @property
+    def credited(self) -> bool:
+        """True for surrogates, which importance weights multiply; False for penalties such as KL and entropy."""
+        ...
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        """Values, and metrics as (n, t) tensors that are averaged with the shares."""
+        ...
+
+
+@runtime_checkable
+class PromptSampler(Protocol):
+    """Which prompts next. The same on every rank."""
+
+    def draw(self, num_prompts: int) -> list[Prompt]: ...
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        """Total rewards of each prompt's samples, for samplers that learn from them."""
+        ...
+
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Where metrics and examples go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
+        """`scores` has a row per sample, in the order of groups and their samples; `split` is train or eval."""
+        ...
+
+    def close(self) -> None: ...

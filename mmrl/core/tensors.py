@@ -1,0 +1,38 @@
+"""Masked and grouped reductions on the shapes of mmrl.core.types."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+def within(group_ids: Int[Tensor, " n"], x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply f to every block of rows of x (n, ...) that share an id; f keeps the shape."""
+    out = torch.empty_like(x)
+    for i in group_ids.unique():
+        rows = group_ids == i
+        out[rows] = f(x[rows])
+    return out
+
+
+def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean over the entries where mask is True; 0 where there are none."""
+    kept = torch.where(mask, x, torch.zeros_like(x))
+    if dim is None:
+        return kept.sum() / mask.sum().clamp(min=1)
+    return kept.sum(dim) / mask.sum(dim).clamp(min=1)
+
+
+def pad_actions(x: Tensor, length: int, value: float = 0) -> Tensor:
+    """Append actions to (n, t, ...) until t == length."""
+    missing = length - x.shape[1]
+    if missing <= 0:
+        return x
+    filler = x.new_full((x.shape[0], missing, *x.shape[2:]), value)
+    return torch.cat([x, filler], dim=1)
+
+
+def stack_ragged(rows: Sequence[Tensor], value: float = 0) -> Tensor:
+    """1-D tensors of different length -> (n, longest), padded at the end."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)

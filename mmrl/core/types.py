@@ -1,0 +1,248 @@
+"""The vocabulary: what flows from one room to the next.
+
+Letters in shapes: n rollouts (rows), t actions of a rollout (tokens of a completion, or denoising transitions), k rewards.
+The order of rows is free: a row finds its group by id, never by position, and groups may differ in size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Role = Literal["policy", "injected", "replayed", "probe"]
+"""policy: sampled now; injected: text given from outside; replayed: from an earlier step; probe: scored, never trained."""
+Scope = Literal["action", "rollout", "group", "batch"]
+"""How much a value depends on, from one action to the whole minibatch: a policy never cuts a batch finer than this."""
+
+
+class Status(IntEnum):
+    """What a reward said of one sample."""
+
+    OK = 0
+    NA = 1
+    """The reward answered None: it does not apply."""
+    FAILED = 2
+    """The reward raised, timed out or answered NaN."""
+
+
+class MediaSize(NamedTuple):
+    """Width and height of one picture in its file, and as the model saw it, in pixels."""
+
+    width: int
+    height: int
+    seen_width: int
+    seen_height: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task for the policy: a row of a data set. `Prompt("7", "Where is the cat?", media=("cat.jpg",), answer=box)`."""
+
+    id: str
+    text: str = ""
+    """May hold one `<image>` marker per picture; without markers the pictures come first."""
+    media: tuple[Any, ...] = ()
+    """Pictures (a path or a PIL image) or videos, in the order the text speaks of them; empty for text to image."""
+    answer: Any = None
+    """The ground truth that rewards compare with."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """All other columns of the data set's row."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One output of the policy, as a reward sees it."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    """The completion's tokens, the stop token included."""
+    image: Any = None
+    video: Any = None
+    truncated: bool = False
+    """True when the completion was cut at max_new_tokens."""
+    media_sizes: tuple[MediaSize, ...] = ()
+    """One per picture of the prompt: needed to read boxes in the model's own pixels."""
+    role: Role = "policy"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt that are compared with each other: the unit of rewards and credit."""
+
+    id: int
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    probes: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    """View name -> samples drawn for comparison only (T-GRPO's shuffled frames); rewards see them, the loss never does."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Please sample `count` outputs of `prompt` into group `group_id`."""
+
+    prompt: Prompt
+    count: int
+    group_id: int
+    view: str = "plain"
+    """How the prompt is shown while sampling; training always reads the plain prompt unless a Reading names a view."""
+    role: Role = "policy"
+    text: str | None = None
+    """For role `injected`: the completion itself; its log-probabilities are evaluated before the first update."""
+    model: str = "policy"
+    """Under which weights to sample: policy, old, ref or ema."""
+    seed: int = 0
+    """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
+
+
+class Reading(NamedTuple):
+    """One quantity the objective needs evaluated: what, under which weights, on which view of the prompt.
+
+    Model `old` is the weights that sampled; `sampler` is what the sampler itself reported while sampling.
+    """
+
+    quantity: str
+    model: str = "policy"
+    view: str = "plain"
+
+
+@runtime_checkable
+class Trace(Protocol):
+    """What a policy recorded so that it can evaluate the same actions again; only that policy looks inside."""
+
+    def take(self, rows: Tensor, steps: slice) -> "Trace": ...
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of one step: row i is sample `sample_ids[i]` of the group whose id is `group_ids[i]`."""
+
+    groups: tuple[Group, ...]
+    group_ids: Int[Tensor, " n"]
+    sample_ids: Int[Tensor, " n"]
+    action_mask: Bool[Tensor, "n t"]
+    """True where an action was taken and may be trained."""
+    trace: Trace
+    recorded: Mapping[Reading, Float[Tensor, "n t"]] = field(default_factory=dict)
+    """What was noted while sampling; a row of NaN (injected) is evaluated again before the first update."""
+    node_ids: Int[Tensor, "n t"] | None = None
+    """Equal where rollouts share an action (trees); None: nothing is shared."""
+
+    def __len__(self) -> int:
+        return len(self.group_ids)
+
+    def take(self, rows: Tensor, steps: slice = slice(None)) -> "Rollouts":
+        """Some rows, in the order given, and some actions of them."""
+        return replace(
+            self,
+            group_ids=self.group_ids[rows],
+            sample_ids=self.sample_ids[rows],
+            action_mask=self.action_mask[rows][:, steps],
+            trace=self.trace.take(rows, steps),
+            recorded={reading: x[rows][:, steps] for reading, x in self.recorded.items()},
+            node_ids=None if self.node_ids is None else self.node_ids[rows][:, steps],
+        )
+
+    def samples(self) -> Iterator[tuple[Group, Sample]]:
+        """Group and sample of every row."""
+        by_id = {group.id: group for group in self.groups}
+        for group_id, sample_id in zip(self.group_ids.tolist(), self.sample_ids.tolist(), strict=True):
+            yield by_id[group_id], by_id[group_id].samples[sample_id]
+
+    def truncated(self) -> Bool[Tensor, " n"]:
+        """True for rows that were cut before they ended."""
+        return torch.tensor([sample.truncated for _, sample in self.samples()], dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A reward's answer with its named parts, for the log: `Scored(0.7, {"iou": 0.6, "format": 0.1})`."""
+
+    value: float | None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of every row, kept apart: only an advantage may add them up."""
+
+    names: tuple[str, ...]
+    values: Float[Tensor, "n k"]
+    """NaN where status is not OK."""
+    status: Int[Tensor, "n k"]
+    weights: Float[Tensor, " k"]
+    """0 = logged, never trained on."""
+
+    def total(self) -> Float[Tensor, " n"]:
+        """sum_k w_k r_k over the rewards that answered.
+
+        NaN (the row leaves every statistic) when a weighted reward failed, or none of the weighted ones applies.
+        """
+        weighted = self.weights != 0
+        ok = (self.status == Status.OK) & weighted
+        failed = ((self.status == Status.FAILED) & weighted).any(1)
+        total = torch.where(ok, self.values * self.weights, 0.0).sum(1)
+        return torch.where(failed | ~ok.any(1), torch.nan, total)
+
+    def take(self, rows: Tensor) -> "Scores":
+        return replace(self, values=self.values[rows], status=self.status[rows])
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What an advantage answers. A row with keep False leaves every count, as if it had never been sampled."""
+
+    values: Float[Tensor, "n t"]
+    keep: Bool[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Over all ranks, the rows that train: what aggregations divide by."""
+
+    rollouts: int
+    """Rows with at least one trainable action."""
+    actions: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one optimizer step (or a part cut from it) trains on."""
+
+    rollouts: Rollouts
+    advantages: Float[Tensor, "n t"]
+    share: Float[Tensor, "n t"]
+    """Share of every action in the loss, from global counts: any cut of the batch adds up to the same loss."""
+    importance: Float[Tensor, "n t"]
+    """What a method weighs actions by; multiplies credited terms only."""
+    frozen: Mapping[Reading, Tensor] = field(default_factory=dict)
+    """Readings under weights that do not move during the step, (n, t, ...)."""
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def take(self, rows: Tensor, steps: slice = slice(None)) -> "Batch":
+        return Batch(
+            self.rollouts.take(rows, steps),
+            self.advantages[rows][:, steps],
+            self.share[rows][:, steps],
+            self.importance[rows][:, steps],
+            {reading: x[rows][:, steps] for reading, x in self.frozen.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a planner wants after seeing the scores of a round. The default: nothing more, all is well."""
+
+    requests: Sequence[Request] = ()
+    """Sample these too; a request with a known group id adds to that group."""
+    fresh_prompts: int = 0
+    """Draw so many new prompts and plan them."""
+    drop_groups: frozenset[int] = frozenset()
+    drop_samples: frozenset[tuple[int, int]] = frozenset()
+    """(group id, sample id) pairs."""
