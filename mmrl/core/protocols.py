@@ -97,7 +97,7 @@ class Planner(Protocol):
 class Reward(Protocol):
     """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
 
-    def __call__(self, group: Group) -> Sequence[float | None | Scored]: ...
+    def __call__(self, group: Group) -> Sequence[float | Scored | None]: ...
 
 
 @runtime_checkable

@@ -1,0 +1,45 @@
+# Every target sets itself up: it needs Python >= 3.11 (or PYTHON=/path/to/python3), pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+STAMP := $(VENV)/installed-$(shell cat $(INPUTS) | cksum | tr ' ' '-')
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint evidence bench install clean
+
+demo: $(STAMP)
+	$(BIN)/mmrl demo grounding
+
+test: lint
+	$(BIN)/python -m pytest -q -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+evidence: $(STAMP)
+	$(BIN)/python benchmarks/demo_evidence.py
+
+bench: $(STAMP)
+	for script in benchmarks/bench_*.py; do $(BIN)/python "$$script" || exit 1; done
+
+install: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mmrl needs Python 3.11 or newer as '$(PYTHON)': install it, or name another one with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || \
+		{ echo "'$(PYTHON)' cannot make virtual environments with pip: install its venv and ensurepip modules (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "Installing mmrl and its dependencies into $(VENV) (some minutes, once)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable ".[test]"
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist

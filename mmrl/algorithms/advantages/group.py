@@ -1,0 +1,211 @@
+"""Rewards compared with those of the same prompt: GRPO's advantage and its relatives."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import (
+    EpsMode,
+    Singleton,
+    by_group,
+    divisor,
+    lengths,
+    moments,
+    standardize,
+    to_credit,
+    totals_and_keep,
+)
+from mmrl.core.types import Credit, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class GroupNorm:
+    """A = (r - group mean) / scale (GRPO, arXiv:2402.03300; scale="none" is Dr. GRPO, arXiv:2503.20783).
+
+    The defaults are TRL 1.16's. verl: eps=1e-6, singleton="reward". Flow-GRPO: ddof=0, clip=5.
+    DanceGRPO: eps=1e-8, with zero_below against rounding. Flow-Factory: ddof=0, eps=1e-6, eps_mode="max".
+    """
+
+    scale: Literal["group", "batch", "none"] = "group"
+    """Divide by the deviation of the group, or of all rows of the step, or not at all."""
+    ddof: int = 1
+    """1 = unbiased deviation, as all text code has it; 0 = population, as papers and flow code have it."""
+    eps: float = 1e-4
+    eps_mode: EpsMode = "add"
+    zero_below: float = 0.0
+    """A group whose own deviation is smaller gets 0: rewards that differ only by rounding teach nothing."""
+    clip: float | None = None
+    """Advantages are clamped to [-clip, clip]."""
+    singleton: Singleton = "zero"
+
+    @property
+    def min_group_size(self) -> int:
+        """1 only where a lone sample is compared with nothing."""
+        return 1 if self.singleton == "reward" and self.scale != "group" else 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        over_all = moments(totals[keep], self.ddof)[1]
+        values = by_group(rollouts, keep, totals, lambda r: self._normalize(r, over_all))
+        if self.clip is not None:
+            values = values.clamp(-self.clip, self.clip)
+        return to_credit(values, keep, rollouts)
+
+    def _normalize(self, rewards: Tensor, over_all: Tensor) -> Tensor:
+        mean, deviation = moments(rewards, self.ddof)
+        alone = len(rewards) == 1
+        if alone and self.singleton == "reward":
+            mean, deviation = torch.zeros_like(mean), torch.ones_like(deviation)
+        elif bool((rewards == rewards[0]).all()) or deviation < self.zero_below:
+            return torch.zeros_like(rewards)
+        if self.scale == "none":
+            return rewards - mean
+        return (rewards - mean) / divisor(deviation if self.scale == "group" else over_all, self.eps, self.eps_mode)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """A = r - mean of the other samples of the group = G / (G - 1) (r - group mean) (RLOO, arXiv:2402.14740)."""
+
+    singleton: Singleton = "zero"
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        return to_credit(by_group(rollouts, keep, totals, self._against_others), keep, rollouts)
+
+    def _against_others(self, rewards: Tensor) -> Tensor:
+        if len(rewards) == 1:
+            return _alone(rewards, self.singleton)
+        return (rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1)
+
+
+@dataclass(frozen=True)
+class LengthBaseline:
+    """A = r - sum_i len_i r_i / sum_i len_i, the variance-optimal baseline for long answers (OPO, arXiv:2505.23585)."""
+
+    singleton: Singleton = "zero"
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        num_actions = lengths(rollouts, totals)
+        total = by_group(rollouts, keep, num_actions, lambda n: n.sum().clamp(min=1).expand_as(n))
+        weighted = by_group(rollouts, keep, totals.nan_to_num() * num_actions, lambda x: x.sum().expand_as(x))
+        size = by_group(rollouts, keep, torch.ones_like(totals), lambda x: x.sum().expand_as(x))
+        lone = _alone(totals, self.singleton)
+        values = torch.where(size > 1, totals - weighted / total.clamp(min=1), lone)
+        return to_credit(values, keep, rollouts)
+
+
+@dataclass(frozen=True)
+class PassK:
+    """A = (r_max - r_second) / (deviation + eps) for the best sample of a group, 0 for the others (arXiv:2503.19595).
+
+    Ties at the top give nobody anything. The pass@k objective for k between 1 and G is not implemented: k = G.
+    """
+
+    scale: bool = True
+    """False: r_max - r_second as it is."""
+    ddof: int = 1
+    eps: float = 1e-6
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        return to_credit(by_group(rollouts, keep, totals, self._best), keep, rollouts)
+
+    def _best(self, rewards: Tensor) -> Tensor:
+        values = torch.zeros_like(rewards)
+        if len(rewards) == 1:
+            return values
+        top = rewards.topk(2)
+        lead = top.values[0] - top.values[1]
+        if self.scale:
+            lead = lead / (moments(rewards, self.ddof)[1] + self.eps)
+        values[top.indices[0]] = lead
+        return values
+
+
+@dataclass(frozen=True)
+class ReinforcePlusPlus:
+    """A = reward whitened over all actions of the step: (r - mean) / sqrt(variance + eps), long rows counting more.
+
+    REINFORCE++ (arXiv:2501.03262). baseline=True subtracts the group's mean first (the paper's variant for groups).
+    Not implemented: the KL penalty inside the reward (use a ReferenceKL term), discounting (gamma is 1).
+    """
+
+    baseline: bool = False
+    eps: float = 1e-8
+    singleton: Singleton = "reward"
+    """With a baseline: a group of one keeps its reward before whitening, as in verl."""
+
+    @property
+    def min_group_size(self) -> int:
+        return 2 if self.baseline else 1
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        values = by_group(rollouts, keep, totals, self._centre) if self.baseline else totals
+        white = torch.zeros_like(totals)
+        weights = lengths(rollouts, totals)[keep]
+        white[keep] = standardize(values[keep], ddof=1, eps=self.eps, mode="variance", weights=weights)
+        return to_credit(white, keep, rollouts)
+
+    def _centre(self, rewards: Tensor) -> Tensor:
+        return _alone(rewards, self.singleton) if len(rewards) == 1 else rewards - rewards.mean()
+
+
+@dataclass(frozen=True)
+class NonZeroScaled:
+    """A = (r - group mean) N / number of non-zero rewards, N rows of the step (GPG, arXiv:2504.02546).
+
+    The scale makes up for samples without a reward signal. Not implemented: the paper's threshold that
+    holds a step back until enough of them carry a signal (DynamicSampling does this better).
+    """
+
+    singleton: Singleton = "zero"
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        scale = keep.sum() / (totals[keep] != 0).sum().clamp(min=1)
+        return to_credit(by_group(rollouts, keep, totals, self._centre) * scale, keep, rollouts)
+
+    def _centre(self, rewards: Tensor) -> Tensor:
+        return _alone(rewards, self.singleton) if len(rewards) == 1 else rewards - rewards.mean()
+
+
+@dataclass(frozen=True)
+class MedianNorm:
+    """A = (r - median) / (max(MAD, floor) + eps); the sample that is the median is dropped (MC-GRPO, arXiv:2601.22582).
+
+    MAD is the median of |r - median|; medians are the lower ones. Ask for group_size = G + 1 to train on G.
+    The code of the paper has no floor, so binary rewards give |A| = 1 / eps = 1000; set floor=0 for that.
+    With ties several samples have A = 0, and one of them is dropped.
+    """
+
+    eps: float = 1e-3
+    floor: float = 0.25
+    min_group_size: int = 3
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        values = by_group(rollouts, keep, totals, self._normalize)
+        is_median = by_group(rollouts, keep, totals, self._median_row) > 0
+        return to_credit(values, keep & ~is_median, rollouts)
+
+    def _normalize(self, rewards: Tensor) -> Tensor:
+        distance = rewards - rewards.median()
+        return distance / (distance.abs().median().clamp(min=self.floor) + self.eps)
+
+    def _median_row(self, rewards: Tensor) -> Tensor:
+        chosen = torch.zeros_like(rewards)
+        chosen[rewards.median(dim=0).indices] = 1
+        return chosen
+
+
+def _alone(rewards: Tensor, singleton: Singleton) -> Tensor:
+    return rewards if singleton == "reward" else torch.zeros_like(rewards)

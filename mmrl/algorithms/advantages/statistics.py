@@ -1,0 +1,77 @@
+"""What advantages share: which rows count, statistics within groups, and how values become Credit."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.core.tensors import within
+from mmrl.core.types import Credit, Rollouts, Scores
+
+EpsMode = Literal["add", "max", "variance"]
+"""Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
+Singleton = Literal["zero", "reward"]
+"""What a group of one scored row gets: nothing, or its reward as it is (baseline 0, deviation 1: verl)."""
+
+
+def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:
+    """The total of every row, and which rows have one; the others take part in no statistic."""
+    totals = scores.total()
+    return totals, ~totals.isnan()
+
+
+def by_group(
+    rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, " n"], f: Callable[[Tensor], Tensor]
+) -> Float[Tensor, " n"]:
+    """Apply f to the kept rows of every group; rows that are not kept get 0."""
+    out = torch.zeros_like(x)
+    out[keep] = within(rollouts.group_ids[keep], x[keep], f)
+    return out
+
+
+def to_credit(values: Float[Tensor, " n"], keep: Bool[Tensor, " n"], rollouts: Rollouts) -> Credit:
+    """The same value for every action of a rollout; 0 where there is no action and in rows that are not kept."""
+    mask = rollouts.action_mask & keep[:, None]
+    return Credit(torch.where(mask, values[:, None], 0.0), keep)
+
+
+def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | None = None) -> tuple[Tensor, Tensor]:
+    """Weighted mean and deviation, sqrt(sum w (x - mean)^2 / (sum w - ddof)); the deviation is 0 where that is undefined."""
+    w = torch.ones_like(x) if weights is None else weights
+    total = w.sum()
+    if total == 0:
+        return x.new_zeros(()), x.new_zeros(())
+    mean = (w * x).sum() / total
+    if total <= ddof:
+        return mean, x.new_zeros(())
+    return mean, ((w * (x - mean) ** 2).sum() / (total - ddof)).sqrt()
+
+
+def divisor(deviation: Tensor, eps: float, mode: EpsMode) -> Tensor:
+    """The deviation, kept away from 0 by eps."""
+    if mode == "add":
+        return deviation + eps
+    if mode == "max":
+        return deviation.clamp(min=eps)
+    return (deviation**2 + eps).sqrt()
+
+
+def standardize(
+    x: Float[Tensor, " n"],
+    ddof: int,
+    eps: float,
+    mode: EpsMode = "add",
+    weights: Float[Tensor, " n"] | None = None,
+) -> Float[Tensor, " n"]:
+    """(x - mean) / divisor; exactly 0 where all x are equal, whatever eps and rounding do."""
+    if x.numel() == 0 or bool((x == x[0]).all()):
+        return torch.zeros_like(x)
+    mean, deviation = moments(x, ddof, weights)
+    return (x - mean) / divisor(deviation, eps, mode)
+
+
+def lengths(rollouts: Rollouts, like: Tensor) -> Float[Tensor, " n"]:
+    """Actions of every row, in the dtype of `like`."""
+    return rollouts.action_mask.sum(1).to(like)

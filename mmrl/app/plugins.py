@@ -1,0 +1,202 @@
+"""Plug-in files: a reward or a data set is one Python file with one public callable, shipped or yours alike.
+
+`iou` is looked up in ./rewards of the working directory, then among the shipped files; `./mine.py` is a file of yours,
+`./mine.py:short` one callable in it. This file imports neither torch nor the plug-ins it lists.
+"""
+
+import ast
+import hashlib
+import inspect
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmrl.app.suggest import did_you_mean
+
+SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One line of `mmrl ls`."""
+
+    name: str
+    summary: str
+    file: Path
+
+
+def load(spec: str, kind: str, base: Path | None = None) -> Callable[..., Any]:
+    """The callable that `spec` names.
+
+    Args:
+        spec: `name`, `path.py`, or either followed by `:Callable`.
+        kind: rewards, datasets or algorithms: the folder bare names are looked up in, and the word errors use.
+        base: where relative paths start; the working directory by default.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no such name, no public callable or several, or the file does not load.
+    """
+    file, wanted = locate(spec, kind, base)
+    module = execute(file, kind)
+    if wanted:
+        found = getattr(module, wanted, None)
+        if not callable(found):
+            raise ValueError(f"{file} has no callable {wanted!r}: {did_you_mean(wanted, public_callables(module))}")
+        return found
+    names = public_callables(module)
+    if not names:
+        raise ValueError(f"{file} has no public function or class: define the {SINGULAR[kind]} there, without a leading underscore")
+    if len(names) > 1:
+        raise ValueError(
+            f"{file} has {len(names)} public callables ({', '.join(names)}): name one in __all__, start the others with an "
+            f"underscore, or write {spec}:{names[0]}"
+        )
+    return getattr(module, names[0])
+
+
+def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
+    """File and callable (or "") of a spec."""
+    place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
+    if place.endswith(".py"):
+        file = (base or Path.cwd()) / Path(place).expanduser()
+        if not file.is_file():
+            raise FileNotFoundError(f"no file {file} for the {SINGULAR[kind]} {spec!r}: check the path")
+        return file.resolve(), wanted
+    for folder in folders(kind):
+        file = folder / f"{place}.py"
+        if file.is_file():
+            return file.resolve(), wanted
+    names = [listed.name for listed in listing(kind)]
+    raise ValueError(f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write ./{place}.py")
+
+
+def default_name(spec: str) -> str:
+    """What a reward is called unless its table says `name`: the callable if one is named, else the file's stem."""
+    place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
+    return wanted or Path(place).stem
+
+
+def folders(kind: str) -> list[Path]:
+    """Where bare names are looked up, first come first served."""
+    found = [Path.cwd() / kind, shipped(kind)]
+    return [folder for folder in dict.fromkeys(path.resolve() for path in found) if folder.is_dir()]
+
+
+def shipped(kind: str) -> Path:
+    """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "_shipped" / kind
+    return inside if inside.is_dir() else package.parent / kind
+
+
+def execute(file: Path, kind: str) -> ModuleType:
+    """Run a plug-in file as a module, once per process.
+
+    The module is registered before it runs and its name has no dots: otherwise dataclasses with postponed annotations
+    fail, and its objects cannot be pickled.
+    """
+    name = f"mmrl_plugin__{kind}__{_identifier(file.stem)}"
+    if file.parent not in folders(kind):
+        name += "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(file):
+        return known
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, SyntaxError):
+            raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
+        if isinstance(error, ModuleNotFoundError):
+            raise ValueError(f"{file} imports {error.name!r}, which is not installed: pip install it first") from None
+        raise
+    return module
+
+
+def public_callables(module: ModuleType) -> list[str]:
+    """Functions and classes a file offers: those in `__all__`, else the public ones it defines itself."""
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if callable(getattr(module, name, None))]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    ]
+
+
+def listing(kind: str) -> list[Listed]:
+    """Names and first docstring lines of what bare names can mean, read without importing anything."""
+    found: dict[str, Listed] = {}
+    for folder in folders(kind):
+        for file in sorted(folder.glob("*.py")):
+            if not file.stem.startswith("_"):
+                found.setdefault(file.stem, Listed(file.stem, _summary(ast.parse(file.read_text(encoding="utf-8"))), file))
+    return sorted(found.values(), key=lambda listed: listed.name)
+
+
+def config_listing() -> list[Listed]:
+    """The runs in ./configs and the shipped ones, by path without ending: `image/qwen3vl_4b_refcoco_24gb`."""
+    found: dict[str, Listed] = {}
+    for folder in folders("configs"):
+        for file in sorted(folder.rglob("*.toml")):
+            name = file.relative_to(folder).with_suffix("").as_posix()
+            found.setdefault(name, Listed(name, _first_comment(file), file))
+    return sorted(found.values(), key=lambda listed: listed.name)
+
+
+def preset_listing() -> list[Listed]:
+    """The algorithms, read from the table of presets: names with the string that follows each."""
+    file = Path(__file__).resolve().parents[1] / "algorithms" / "presets.py"
+    return [Listed(name, text, file) for name, text in _documented_names(ast.parse(file.read_text(encoding="utf-8")))]
+
+
+def _documented_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for statement, following in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            text = following.value if isinstance(following, ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield statement.targets[0].id, _first_line(text.value)
+
+
+def _summary(tree: ast.Module) -> str:
+    return _first_line(ast.get_docstring(tree) or "")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n")[0]
+
+
+def _first_comment(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A TOML file as a dict.
+
+    Raises:
+        ValueError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+
+
+def _identifier(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
+
+
+def _has_drive(spec: str) -> bool:
+    """`C:\\mine.py`: the colon belongs to the path."""
+    return len(spec) > 2 and spec[1] == ":" and spec[2] in "\\/"

@@ -1,0 +1,197 @@
+"""Charts as inline SVG, coloured by the page's style sheet so that they follow its light and dark scheme."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 380, 210
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
+MAX_POINTS = 300
+"""A longer curve is drawn as means of neighbouring steps."""
+SMOOTH_FROM = 20
+"""From so many points on, a curve gets a moving average over it."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve; `style` names its colour in the style sheet: train, eval, a or b."""
+
+    name: str
+    steps: Sequence[float]
+    values: Sequence[float]
+    style: str
+    dots: bool = False
+    """Few, exact points (evaluations) rather than a noisy curve."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Data to pixels along one axis."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def line_chart(series: Sequence[Series], label: str) -> Markup:
+    """Curves over steps; gaps where a value is not finite. Nothing to draw gives a sentence."""
+    drawn = [shortened(one) for one in series]
+    points = [(s, v) for one in drawn for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
+    if not points:
+        return Markup('<p class="empty">No finite value was recorded.</p>')
+    steps, values = [s for s, _ in points], [v for _, v in points]
+    y_ticks = ticks(min(values), max(values), 5)
+    x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
+    x = Scale(*widened(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
+    y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    body = [axes(x, y, x_ticks, y_ticks), *(curve(one, x, y) for one in drawn)]
+    return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
+
+
+def histogram(groups: Sequence[tuple[str, Sequence[float], str]], label: str, bins: int = 16) -> Markup:
+    """Shares of samples per bin for each (name, values, style), drawn side by side over the same bins."""
+    kept = [(name, [v for v in values if math.isfinite(v)], style) for name, values, style in groups]
+    everything = [v for _, values, _ in kept for v in values]
+    if not everything:
+        return Markup('<p class="empty">No reward was recorded.</p>')
+    x_ticks = ticks(min(everything), max(everything), 6)
+    edges = np.linspace(x_ticks[0], x_ticks[-1], bins + 1)
+    shares = [np.histogram(values, edges)[0] / max(1, len(values)) * 100 for _, values, _ in kept]
+    y_ticks = ticks(0.0, max(float(share.max()) for share in shares), 4)
+    x = Scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
+    y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    slot = (x(edges[1]) - x(edges[0]) - 2) / len(kept)
+    bars: list[Markup] = []
+    for place, ((name, _, style), share) in enumerate(zip(kept, shares, strict=True)):
+        for i, part in enumerate(share):
+            if part > 0:
+                left, top = x(edges[i]) + 1 + place * slot, y(float(part))
+                title = f"{name}: {part:.0f} % between {edges[i]:.3g} and {edges[i + 1]:.3g}"
+                bars.append(
+                    Markup('<rect class="bar {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>').format(
+                        style, left, top, slot, y(0.0) - top, title
+                    )
+                )
+    keys = [
+        Markup('<span class="key"><i class="swatch {}"></i>{} <small>({} samples)</small></span>').format(style, name, len(values))
+        for name, values, style in kept
+    ]
+    picture = canvas([axes(x, y, x_ticks, y_ticks, unit=" %"), *bars], label)
+    return Markup('{}<div class="legend">{}</div>').format(picture, Markup("").join(keys))
+
+
+def canvas(body: Sequence[Markup], label: str) -> Markup:
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, HEIGHT, label, Markup("").join(body)
+    )
+
+
+def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], unit: str = "") -> Markup:
+    parts: list[str] = []
+    digits = decimals(y_ticks)
+    for tick in y_ticks:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" text-anchor="end">{written(tick, digits)}{escape(unit)}</text>')
+    digits = decimals(x_ticks)
+    for tick in x_ticks:
+        parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{written(tick, digits)}</text>')
+    return Markup("".join(parts))
+
+
+def curve(one: Series, x: Scale, y: Scale) -> Markup:
+    """The line, its moving average when it is long, and its points when they are few; each point says its value."""
+    values = list(one.values)
+    window = smoothing(one)
+    faint = " faint" if window > 1 else ""
+    parts = [f'<polyline class="line {one.style}{faint}" points="{piece}"/>' for piece in pieces(one.steps, values, x, y)]
+    if window > 1:
+        smooth = moving_average(values, window)
+        parts += [f'<polyline class="line {one.style}" points="{piece}"/>' for piece in pieces(one.steps, smooth, x, y)]
+    few = one.dots or len(values) <= 12
+    for step, value in zip(one.steps, values, strict=True):
+        if math.isfinite(value):
+            shown = f"dot {one.style}" if few else "hit"
+            title = f"{escape(one.name)}, step {step:g}: {value:.4g}"
+            parts.append(f'<circle class="{shown}" cx="{x(step):.1f}" cy="{y(value):.1f}" r="{3 if few else 4}"><title>{title}</title></circle>')
+    return Markup("".join(parts))
+
+
+def legend(one: Series) -> Markup:
+    window = smoothing(one)
+    note = Markup(" <small>(thick: mean of {} points)</small>").format(window) if window > 1 else ""
+    return Markup('<span class="key"><i class="swatch {}{}"></i>{}{}</span>').format(one.style, " round" if one.dots else "", one.name, note)
+
+
+def smoothing(one: Series) -> int:
+    """Odd window of the moving average; 1 = none."""
+    count = len(one.values)
+    return 1 if one.dots or count < SMOOTH_FROM else max(3, count // 12 | 1)
+
+
+def moving_average(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean of the finite values within the window; NaN where there are none."""
+    half = window // 2
+    means: list[float] = []
+    for i in range(len(values)):
+        near = [v for v in values[max(0, i - half) : i + half + 1] if math.isfinite(v)]
+        means.append(sum(near) / len(near) if near else math.nan)
+    return means
+
+
+def pieces(steps: Sequence[float], values: Sequence[float], x: Scale, y: Scale) -> list[str]:
+    """Point lists of the unbroken parts of a curve."""
+    found: list[list[str]] = [[]]
+    for step, value in zip(steps, values, strict=True):
+        if math.isfinite(value):
+            found[-1].append(f"{x(step):.1f},{y(value):.1f}")
+        elif found[-1]:
+            found.append([])
+    return [" ".join(points) for points in found if points]
+
+
+def shortened(one: Series) -> Series:
+    """At most MAX_POINTS points, each the mean of neighbouring steps; the name says of how many."""
+    size = -(-len(one.values) // MAX_POINTS)
+    if size <= 1:
+        return one
+    starts = range(0, len(one.values), size)
+    means = [moving_average(one.values[i : i + size], 2 * size + 1)[0] for i in starts]
+    return Series(f"{one.name}, mean of {size} steps", [one.steps[i] for i in starts], means, one.style, one.dots)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """A range with some width."""
+    if high > low:
+        return low, high
+    margin = abs(low) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def ticks(low: float, high: float, wanted: int) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose [low, high]."""
+    low, high = widened(low, high)
+    rough = (high - low) / max(1, wanted - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def decimals(values: Sequence[float]) -> int:
+    """Digits after the point that tell neighbouring ticks apart."""
+    gap = min((b - a for a, b in zip(values, values[1:], strict=False)), default=1.0)
+    return max(0, -math.floor(math.log10(gap) + 1e-9)) if gap > 0 else 0
+
+
+def written(value: float, digits: int) -> str:
+    if value != 0 and (abs(value) >= 1e5 or digits > 4):
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,311 @@
+"""Vision-language models of the real classes with some 0.1 M random weights, and their real processors, saved to a folder.
+
+`build("qwen3_vl", folder)` needs no download. The tokenizer knows the 256 bytes and each family's own special tokens, so
+every text round-trips. Weights are drawn wide enough that a picture visibly moves the next-token distribution.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+STOP, PAD, TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+VISION = {"hidden_size": 32, "intermediate_size": 64}
+TOWER = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
+QWEN_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+MODEL_AND_PROCESSOR = tuple[Any, Any]
+
+
+def build(family: str, folder: Path, seed: int = 0) -> Path:
+    """Save model and processor of one family to `folder` and return it.
+
+    Raises:
+        ValueError: no such family.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"no tiny model of family {family!r}: choose one of {', '.join(FAMILIES)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, processor = FAMILIES[family]()
+        draw_weights(model)
+    tokenizer = processor.tokenizer
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.bos_token_id = tokenizer.bos_token_id
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def draw_weights(model: torch.nn.Module) -> None:
+    """Matrices from N(0, 1 / fan_in), tables and lone vectors from N(0, 1/4); norms and biases stay as they are."""
+    for name, weight in model.named_parameters():
+        if "embed" in name.lower() or "newline" in name:
+            weight.normal_(0, 0.5)
+        elif weight.ndim > 1:
+            weight.normal_(0, (weight.numel() / weight.shape[0]) ** -0.5)
+
+
+def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str | None = None) -> Any:
+    """One token per byte, then the special tokens; `named` become attributes such as `image_token`, which processors read."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([PAD, TURN, STOP, *([bos] if bos else []), *others, *named.values()])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=STOP,
+        bos_token=bos,
+        padding_side="left",
+        extra_special_tokens=named,
+    )
+
+
+def chat_template(image: str, video: str = "", start: str = "") -> str:
+    """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
+    part = (
+        f"{{% if part.type == 'image' %}}{image}{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
+    )
+    turn = f"{TURN}{{{{ message.role }}}}\n{{% for part in message.content %}}{part}{{% endfor %}}{STOP}\n"
+    opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
+    return f"{start}{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
+
+
+def token_ids(tokenizer: Any, **others: Any) -> dict[str, Any]:
+    """The ids every text config needs: library defaults lie outside a small vocabulary."""
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return {**TEXT, "vocab_size": len(tokenizer), **ids, **others}
+
+
+def qwen_ids(tokenizer: Any) -> dict[str, int]:
+    return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
+
+
+def qwen2_5_vl() -> MODEL_AND_PROCESSOR:
+    """Patches of 14 pixels merged 2 by 2: one token per 28 x 28 pixels."""
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer(QWEN_TOKENS)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    patches = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = Qwen2_5_VLConfig(
+        text_config=token_ids(tokenizer, rope_parameters=rope),
+        vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "window_size": 56, "out_hidden_size": 32}
+        | {"fullatt_block_indexes": [1]},
+        **qwen_ids(tokenizer),
+    )
+    size = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
+    patches = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**patches),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**patches),
+        chat_template=qwen_template(),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+def qwen3_vl() -> MODEL_AND_PROCESSOR:
+    """Patches of 16 pixels merged 2 by 2; features of a middle vision layer enter the language model too (deepstack)."""
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer(QWEN_TOKENS)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    patches = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = Qwen3VLConfig(
+        text_config=token_ids(tokenizer, head_dim=8, rope_parameters=rope),
+        vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32}
+        | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        **qwen_ids(tokenizer),
+    )
+    patches = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    processor = Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}),
+        chat_template=qwen_template(),
+    )
+    return Qwen3VLForConditionalGeneration(config), processor
+
+
+def qwen_template() -> str:
+    around = "<|vision_start|>{}<|vision_end|>"
+    return chat_template(around.format(QWEN_TOKENS["image_token"]), around.format(QWEN_TOKENS["video_token"]))
+
+
+def smolvlm() -> MODEL_AND_PROCESSOR:
+    """Tiles of 32 pixels (4 tokens each) and a view of the whole picture."""
+    from transformers import (
+        SmolVLMConfig,
+        SmolVLMForConditionalGeneration,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+        SmolVLMVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer(
+        {
+            "image_token": "<image>",
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+            "end_of_utterance_token": "<end_of_utterance>",
+            "video_token": "<video>",
+        },
+        others=[f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)],
+    )
+    tile, patch, shrink = 32, 8, 2
+    config = SmolVLMConfig(
+        text_config=token_ids(tokenizer, model_type="llama"),
+        vision_config={**TOWER, "image_size": tile, "patch_size": patch},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+        scale_factor=shrink,
+    )
+    largest = {"max_image_size": {"longest_edge": tile}}
+    processor = SmolVLMProcessor(
+        image_processor=SmolVLMImageProcessor(size={"longest_edge": 2 * tile}, do_image_splitting=True, **largest),
+        tokenizer=tokenizer,
+        video_processor=SmolVLMVideoProcessor(size={"longest_edge": tile}, num_frames=4, fps=1, **largest),
+        image_seq_len=(tile // patch // shrink) ** 2,
+        chat_template=chat_template("<image>", "<video>"),
+    )
+    return SmolVLMForConditionalGeneration(config), processor
+
+
+def internvl() -> MODEL_AND_PROCESSOR:
+    """Up to four tiles of 28 pixels (4 tokens each), and a thumbnail when there are several."""
+    from transformers import (
+        GotOcr2ImageProcessor,
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        InternVLProcessor,
+        InternVLVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer(
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        }
+    )
+    tile, patch = 28, 7
+    per_tile = (tile // patch // 2) ** 2
+    config = InternVLConfig(
+        text_config=token_ids(tokenizer, model_type="qwen2"),
+        vision_config={**TOWER, "image_size": [tile, tile], "patch_size": [patch, patch]},
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=per_tile,
+        downsample_ratio=0.5,
+    )
+    size = {"height": tile, "width": tile}
+    processor = InternVLProcessor(
+        image_processor=GotOcr2ImageProcessor(size=size, crop_to_patches=True, min_patches=1, max_patches=4),
+        tokenizer=tokenizer,
+        video_processor=InternVLVideoProcessor(size=size),
+        image_seq_length=per_tile,
+        chat_template=chat_template("<IMG_CONTEXT>\n", "<video>\n"),
+    )
+    return InternVLForConditionalGeneration(config), processor
+
+
+def llava_onevision() -> MODEL_AND_PROCESSOR:
+    """Up to four tiles of 28 pixels (16 tokens each) beside the whole picture; several pictures get no tiles."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        LlavaOnevisionImageProcessor,
+        LlavaOnevisionProcessor,
+        LlavaOnevisionVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer({"image_token": "<image>", "video_token": "<video>"})
+    tile, patch = 28, 7
+    grids = [[rows * tile, cols * tile] for rows in (1, 2) for cols in (1, 2)]
+    config = LlavaOnevisionConfig(
+        text_config=token_ids(tokenizer, model_type="qwen2"),
+        vision_config={**TOWER, "model_type": "siglip_vision_model", "image_size": tile, "patch_size": patch}
+        | {"vision_use_head": False},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=grids,
+        vision_aspect_ratio="anyres_max_9",
+    )
+    size = {"height": tile, "width": tile}
+    processor = LlavaOnevisionProcessor(
+        image_processor=LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grids),
+        tokenizer=tokenizer,
+        video_processor=LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=(tile // patch) ** 2,
+        vision_feature_select_strategy="full",
+        chat_template=chat_template("<image>\n", "<video>\n"),
+    )
+    return LlavaOnevisionForConditionalGeneration(config), processor
+
+
+def gemma3() -> MODEL_AND_PROCESSOR:
+    """4 tokens per picture that see each other both ways; one layer in two attends to a window only."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
+
+    named = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    tokenizer = byte_tokenizer(named, bos="<bos>")
+    side, patch, per_image = 28, 7, 4
+    config = Gemma3Config(
+        text_config=token_ids(tokenizer, head_dim=8, query_pre_attn_scalar=8, sliding_window=64)
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        vision_config={**TOWER, "image_size": side, "patch_size": patch, "vision_use_head": False},
+        mm_tokens_per_image=per_image,
+        image_token_index=tokenizer.convert_tokens_to_ids(named["image_token"]),
+        boi_token_index=tokenizer.convert_tokens_to_ids(named["boi_token"]),
+        eoi_token_index=tokenizer.convert_tokens_to_ids(named["eoi_token"]),
+    )
+    processor = Gemma3Processor(
+        image_processor=Gemma3ImageProcessor(size={"height": side, "width": side}),
+        tokenizer=tokenizer,
+        image_seq_length=per_image,
+        chat_template=chat_template(named["boi_token"], start="{{ bos_token }}"),
+    )
+    return Gemma3ForConditionalGeneration(config), processor
+
+
+FAMILIES: dict[str, Callable[[], MODEL_AND_PROCESSOR]] = {
+    "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
+    "smolvlm": smolvlm,
+    "internvl": internvl,
+    "llava_onevision": llava_onevision,
+    "gemma3": gemma3,
+}

@@ -1,0 +1,58 @@
+"""Minibatches of one step: the same rows whatever the number of ranks, with shares from global counts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
+from mmrl.training.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Deals the rollouts of a step into the batches of its optimizer steps."""
+
+    algorithm: Algorithm
+    ranks: Ranks
+    generator: torch.Generator
+
+    def __call__(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor]) -> Iterator[Batch]:
+        """Every pass deals all rows (whole groups if a part compares them) into `minibatches` batches."""
+        for _ in range(self.algorithm.epochs):
+            whole = self.algorithm.minibatches == 1
+            for rows in [torch.arange(len(rollouts))] if whole else self.dealt(rollouts):
+                yield self.batch(rollouts, credit, frozen, rows)
+
+    def dealt(self, rollouts: Rollouts) -> list[Tensor]:
+        """This rank's rows of each minibatch, from one permutation shared by all ranks."""
+        everyone, mine = self.ranks.all_rows(rollouts)
+        unit = everyone.group_ids if self.algorithm.scope in ("group", "batch") else torch.arange(len(everyone.group_ids))
+        units = unit.unique()
+        order = units[torch.randperm(len(units), generator=self.generator)]
+        chunks = []
+        for chosen in order.tensor_split(self.algorithm.minibatches):
+            rows = torch.isin(unit, chosen).nonzero()[:, 0]
+            rows = rows[(rows >= mine.start) & (rows < mine.stop)] - mine.start
+            chunks.append(rows)
+        return chunks
+
+    def batch(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor], rows: Tensor) -> Batch:
+        """The minibatch of these rows with shares from global counts; a rank without rows gets one without a share."""
+        idle = len(rows) == 0
+        rows = torch.zeros(1, dtype=torch.long) if idle else rows
+        chosen = rollouts.take(rows)
+        if idle:
+            chosen = replace(chosen, action_mask=torch.zeros_like(chosen.action_mask))
+        ones = torch.ones_like(credit.values[rows])
+        batch = Batch(chosen, credit.values[rows], ones, ones, {reading: x[rows] for reading, x in frozen.items()})
+        share, importance = self.algorithm.weigh(batch, self.counts(chosen))
+        return replace(batch, share=share, importance=importance)
+
+    def counts(self, rollouts: Rollouts) -> Counts:
+        live = rollouts.action_mask.any(1)
+        groups = set().union(*self.ranks.gather(set(rollouts.group_ids[live].tolist())))
+        num_rollouts, num_actions = self.ranks.sum([int(live.sum()), int(rollouts.action_mask.sum())])
+        return Counts(max(1, int(num_rollouts)), max(1, int(num_actions)), max(1, len(groups)))

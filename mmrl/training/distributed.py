@@ -1,0 +1,106 @@
+"""Ranks, sums and gathers: the only file with collectives. One process needs none of them and pays for none."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.types import Group, Prompt, Rollouts
+
+T = TypeVar("T")
+
+
+class NoTrace:
+    """Stands for the trace of rows that live on another rank: advantages never look at it."""
+
+    def take(self, rows: Tensor, steps: slice) -> "NoTrace":
+        return self
+
+
+class Ranks:
+    """The processes of a run. `Ranks(accelerator)` for many, `Ranks()` for one."""
+
+    def __init__(self, accelerator: Any = None) -> None:
+        self.accelerator = accelerator
+        self.world: int = accelerator.num_processes if accelerator is not None else 1
+        self.rank: int = accelerator.process_index if accelerator is not None else 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def gather(self, x: T) -> list[T]:
+        """One object per rank, in rank order, on every rank."""
+        if self.world == 1:
+            return [x]
+        gathered: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(gathered, x)
+        return gathered
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Elementwise over ranks."""
+        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def most(self, value: int) -> int:
+        return max(self.gather(value))
+
+    def share_out(self, items: Sequence[T]) -> list[T]:
+        """This rank's contiguous part of a list that is the same on all ranks."""
+        each, rest = divmod(len(items), self.world)
+        if rest:
+            raise ValueError(
+                f"{len(items)} prompts do not divide over {self.world} processes: "
+                f"set training.prompts_per_step to a multiple of {self.world}"
+            )
+        return list(items[self.rank * each : (self.rank + 1) * each])
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients are averaged over ranks by the wrapper; shares are global, so the loss is multiplied back."""
+        if self.accelerator is None:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss * self.world)
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Clip and return the norm of the gradient before clipping."""
+        limit = max_norm if max_norm > 0 else float("inf")
+        clip = torch.nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
+        return float(clip(list(parameters), limit))
+
+    def wait(self) -> None:
+        if self.world > 1:
+            self.accelerator.wait_for_everyone()
+
+    def all_rows(self, rollouts: Rollouts) -> tuple[Rollouts, slice]:
+        """The rows of all ranks without their traces, and where this rank's own rows stand among them."""
+        if self.world == 1:
+            return rollouts, slice(0, len(rollouts))
+        light = replace(rollouts, groups=tuple(map(without_media, rollouts.groups)), trace=NoTrace(), recorded={})
+        parts = self.gather(light)
+        longest = max(part.action_mask.shape[1] for part in parts)
+        start = sum(len(part) for part in parts[: self.rank])
+        node_ids = None
+        if all(part.node_ids is not None for part in parts):
+            node_ids = torch.cat([_widen(part.node_ids, longest) for part in parts if part.node_ids is not None])
+        everyone = Rollouts(
+            groups=tuple(group for part in parts for group in part.groups),
+            group_ids=torch.cat([part.group_ids for part in parts]),
+            sample_ids=torch.cat([part.sample_ids for part in parts]),
+            action_mask=torch.cat([_widen(part.action_mask, longest) for part in parts]),
+            trace=NoTrace(),
+            node_ids=node_ids,
+        )
+        return everyone, slice(start, start + len(rollouts))
+
+
+def without_media(group: Group) -> Group:
+    """The same group without pictures, light enough to send."""
+    prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
+    samples = tuple(replace(sample, image=None, video=None) for sample in group.samples)
+    return Group(group.id, prompt, samples)
+
+
+def _widen(x: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, length - x.shape[1]))

@@ -1,0 +1,77 @@
+"""Held-out prompts, scored with the weights as they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmrl.core.protocols import Policy
+from mmrl.core.types import Group, Prompt, Request, Scores
+from mmrl.training.distributed import Ranks
+from mmrl.training.measure import mean
+from mmrl.training.rewards import GroupScores, RewardRunner
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What is evaluated and how."""
+
+    num_prompts: int = 256
+    """The first so many held-out prompts; the same every time, so differences are paired."""
+    batch_size: int = 32
+    """Prompts sampled together on one rank."""
+    num_samples: int = 1
+    """Samples per prompt, averaged."""
+    seed: int = 1234
+
+
+class Evaluator:
+    """Samples held-out prompts with `how` (greedy by default in configs) and scores them with the same rewards."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        rewards: RewardRunner,
+        settings: EvaluationSettings,
+        how: Any = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if not len(prompts):
+            raise ValueError("the evaluation set is empty: check [evaluation] data, or set evaluation.num_prompts = 0")
+        self.policy, self.rewards, self.settings, self.how = policy, rewards, settings, how
+        self.ranks = ranks or Ranks()
+        self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
+
+    def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
+        """Metrics eval/<reward>, eval/<reward>/<part>, eval/total, eval/length; then groups and scores of all ranks."""
+        numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
+        groups: list[Group] = []
+        tables: list[GroupScores] = []
+        for start in range(0, len(numbered), self.settings.batch_size):
+            chunk = numbered[start : start + self.settings.batch_size]
+            requests = [
+                Request(prompt, self.settings.num_samples, group_id=i, seed=self.settings.seed * 1_000_003 + i)
+                for i, prompt in chunk
+            ]
+            rollouts = self.policy.rollout(requests, self.how)
+            groups += rollouts.groups
+            tables += self.rewards.score(rollouts.groups)
+        pairs = [pair for part in self.ranks.gather(list(zip(groups, tables, strict=True))) for pair in part]
+        pairs.sort(key=lambda pair: pair[0].id)
+        groups, tables = [group for group, _ in pairs], [table for _, table in pairs]
+        scores = Scores(
+            self.rewards.names, torch.cat([t.values for t in tables]), torch.cat([t.status for t in tables]), self.rewards.weights
+        )
+        return self.metrics(groups, tables, scores), groups, scores
+
+    def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:
+        found = [parts for table in tables for parts in table.parts]
+        names = dict.fromkeys(name for parts in found for name in parts)
+        samples = [sample for group in groups for sample in group.samples]
+        metrics = {f"eval/{name}": mean(scores.values[:, k].tolist()) for k, name in enumerate(scores.names)}
+        metrics |= {f"eval/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
+        metrics["eval/total"] = mean(scores.total().tolist())
+        metrics["eval/length"] = mean([float(len(sample.token_ids)) for sample in samples if sample.token_ids is not None])
+        return metrics

@@ -1,0 +1,58 @@
+"""Readings under weights that do not move during a step: old, reference and averaged ones."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
+from mmrl.core.protocols import Policy
+from mmrl.core.types import Batch, Reading, Rollouts
+from mmrl.training.preflight import check_ratio
+
+SAMPLED = Reading("logprobs", "sampler")
+ROW = Reading("row_index", "old")
+
+
+@dataclass(frozen=True)
+class FrozenReader:
+    """Reads, once per step and before the first update, what the algorithm's parts ask for."""
+
+    policy: Policy
+    algorithm: Algorithm
+    budget: int
+    ratio_bound: float
+
+    @torch.no_grad()
+    def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
+        """What weights that do not move during this step say about its actions.
+
+        `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do.
+        """
+        wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
+        sampled = recorded.get(SAMPLED)
+        trusted = sampled is not None and self.algorithm.old == "recorded" and not bool(sampled.isnan().any())
+        missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
+        checked = sampled is not None and check
+        extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
+        read = self.read_rows(rollouts, missing + extra) if missing or extra else {}
+        if checked and sampled is not None:
+            check_ratio(rollouts, sampled, read[OLD_LOGPROBS], self.ratio_bound)
+        if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
+            read[OLD_LOGPROBS] = sampled if trusted else torch.where(sampled.isnan(), read[OLD_LOGPROBS], sampled)
+        return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
+
+    def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
+        """Evaluate readings for all rows, cut to the budget."""
+        asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
+        ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
+        rows = torch.arange(len(rollouts))[:, None].expand_as(rollouts.action_mask)
+        whole = Batch(rollouts, ones, ones, ones, {ROW: rows})
+        pieces: list[dict[Reading, Tensor]] = []
+        order: list[Tensor] = []
+        for part in self.policy.split(whole, self.budget, self.algorithm.scope):
+            values = self.policy.read(part.rollouts.trace, list(asked), part.rollouts.action_mask)
+            pieces.append({asked[reading]: value for reading, value in values.items()})
+            order.append(part.frozen[ROW][:, 0])
+        back = torch.cat(order).argsort()
+        return {reading: torch.cat([piece[reading] for piece in pieces])[back] for reading in readings}

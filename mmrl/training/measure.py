@@ -1,0 +1,59 @@
+"""Numbers about a step, the same whatever the number of ranks."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.training.distributed import Ranks
+from mmrl.training.rewards import GroupScores
+
+
+def mean(values: list[float]) -> float:
+    """Mean of the finite ones; NaN when there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:
+    """reward/<name>, its spread, failures and parts, the total, and the share of groups without spread."""
+    values, status = torch.cat(ranks.gather(scores.values)), torch.cat(ranks.gather(scores.status))
+    metrics: dict[str, float] = {}
+    for k, name in enumerate(scores.names):
+        ok = values[status[:, k] == Status.OK, k]
+        metrics[f"reward/{name}"] = float(ok.mean()) if len(ok) else math.nan
+        metrics[f"reward/{name}/std"] = float(ok.std(correction=0)) if len(ok) else math.nan
+        for label, kind in (("failed", Status.FAILED), ("na", Status.NA)):
+            if bool((status[:, k] == kind).any()):
+                metrics[f"reward/{name}/{label}"] = float((status[:, k] == kind).float().mean())
+    total = scores.total()
+    mine = [total[rollouts.group_ids == group.id] for group in rollouts.groups]
+    spreads = [float(t.max() - t.min()) if len(t) and bool(t.isfinite().all()) else math.nan for t in mine]
+    totals = [float(x) for part in ranks.gather(total) for x in part]
+    spreads = [x for part in ranks.gather(spreads) for x in part]
+    metrics["reward/total"] = mean(totals)
+    flat = [spread == 0 for spread in spreads if math.isfinite(spread)]
+    metrics["reward/no_spread"] = sum(flat) / len(flat) if flat else math.nan
+    return metrics | part_metrics(rollouts, tables, ranks)
+
+
+def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:
+    """reward/<name>/<part>: mean over the samples that have the part."""
+    mine = [parts for group in rollouts.groups for parts in tables[group.id].parts]
+    found = [parts for part in ranks.gather(mine) for parts in part]
+    names = dict.fromkeys(name for parts in found for name in parts)
+    return {f"reward/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
+
+
+def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
+    lengths = rollouts.action_mask.sum(1).float()
+    rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
+    longest = ranks.most(int(lengths.max()) if len(lengths) else 0)
+    rows = max(1.0, rows)
+    return {
+        "rollout/length": actions / rows,
+        "rollout/length_max": float(longest),
+        "rollout/truncated": truncated / rows,
+        "rollout/actions": actions,
+    }

@@ -1,0 +1,56 @@
+"""Optimizer and learning rate schedule from settings."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW without weight decay by default: RL fine-tuning moves little and should not shrink what it does not move."""
+
+    kind: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    """For sgd."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stay, or fall to zero at the last step."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"optimizer.lr is {self.lr}; it must be above 0")
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Learning rate of optimizer step `step` (from 0) as a share of lr."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.lr_schedule == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
+        return 1.0 - done if self.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+
+    def build(
+        self, parameters: Iterable[nn.Parameter], total_steps: int
+    ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+        """`total_steps` counts optimizer steps: training steps times updates per step."""
+        trained = list(parameters)
+        if not trained:
+            raise ValueError("the policy has no trainable parameter: unfreeze a part in policy.freeze, or set policy.lora")
+        if self.kind == "adamw":
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+                trained, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay
+            )
+        else:
+            optimizer = torch.optim.SGD(trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.factor(step, total_steps))

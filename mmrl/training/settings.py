@@ -1,0 +1,33 @@
+"""How long and how often: the numbers of a training run that belong to no part."""
+
+from dataclasses import dataclass, field
+
+from mmrl.training.optim import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Counts are over all ranks; a step is one draw of prompts, their rollouts and all updates on them."""
+
+    steps: int = 100
+    prompts_per_step: int = 8
+    budget: int = 16384
+    """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank."""
+    seed: int = 0
+    evaluate_every: int = 0
+    """Steps between evaluations; 0 = before and after training only."""
+    save_every: int = 0
+    """Steps between checkpoints; 0 = at the end only."""
+    samples_every: int = 10
+    """Steps between rollouts written to the run's samples; 0 = none."""
+    ratio_bound: float = 2e-5
+    """Largest |log ratio| allowed before the first update, where sampled and re-evaluated log-probs must agree."""
+    max_unparsed: float = 0.2
+    """Warn when more than this share of a step's completions could not be parsed by a reward."""
+
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("prompts_per_step", 1), ("budget", 1), ("evaluate_every", 0), ("save_every", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"training.{name} is {getattr(self, name)}; it must be at least {least}")

@@ -1,0 +1,228 @@
+"""The one loop. Modalities and algorithms are arguments, never subclasses, and none is named here."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
+from mmrl.core.types import Batch, Credit, Rollouts, Scores
+from mmrl.training.batches import Batches
+from mmrl.training.checkpoint import Checkpoints, random_state, set_random_state
+from mmrl.training.collect import Collected, Collector
+from mmrl.training.distributed import Ranks
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.frozen import FrozenReader
+from mmrl.training.measure import reward_metrics, rollout_metrics
+from mmrl.training.preflight import Health, TrainingStoppedError
+from mmrl.training.rewards import RewardRunner, stopwatch
+from mmrl.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run leaves behind: where metrics and examples go, and where checkpoints go."""
+
+    tracker: Tracker | None = None
+    checkpoints: Checkpoints | None = None
+
+
+@final
+class Trainer:
+    """Samples, scores, credits and updates until `settings.steps` steps are done."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        sampler: PromptSampler,
+        rewards: RewardRunner,
+        settings: TrainSettings,
+        *,
+        ranks: Ranks | None = None,
+        evaluator: Evaluator | None = None,
+        records: Records = Records(),
+    ) -> None:
+        algorithm.check(policy)
+        self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
+        self.ranks = ranks or Ranks()
+        self.tracker, self.evaluator, self.checkpoints = records.tracker, evaluator, records.checkpoints
+        self.collector = Collector(
+            policy,
+            sampler,
+            rewards,
+            algorithm.planner,
+            self.ranks,
+            group_size=algorithm.group_size,
+            num_prompts=settings.prompts_per_step,
+            seed=settings.seed,
+        )
+        updates = settings.steps * algorithm.epochs * algorithm.minibatches
+        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
+        self.health = Health(settings.max_unparsed)
+        self.index = 0
+        self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
+        self.reader = FrozenReader(policy, algorithm, settings.budget, settings.ratio_bound)
+
+    def fit(self) -> None:
+        """Train to the last step, evaluating and saving on the way."""
+        if self.index == 0:
+            self.evaluate()
+        while self.index < self.settings.steps:
+            metrics = self.step()
+            if self.tracker and self.ranks.is_main:
+                self.tracker.log(self.index, metrics)
+            last = self.index == self.settings.steps
+            if last or self._due(self.settings.evaluate_every):
+                self.evaluate()
+            if last or self._due(self.settings.save_every):
+                self.save()
+        if self.settings.steps == 0:
+            self.save()
+
+    def step(self) -> dict[str, float]:
+        """Sample, score, credit, update: one step of any group-relative method on any modality."""
+        times: dict[str, float] = {}
+        with stopwatch(times, "step"):
+            collected = self.collector.collect(self._how())
+            rollouts, scores = collected.rollouts, collected.scores
+            with stopwatch(times, "read"):
+                frozen = self.reader.read(rollouts, check=self.index == 0)
+            scores = self.algorithm.shape(scores, rollouts, frozen)
+            self.observe(rollouts, scores)
+            credit = self.credit(scores, rollouts)
+            mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
+            trained = replace(rollouts, action_mask=mask)
+            self.refuse_nothing_to_train(trained, rollouts, scores)
+            with stopwatch(times, "update"):
+                updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
+        self.index += 1
+        metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
+        metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        metrics |= {"rollout/rounds": collected.rounds, "rollout/discarded": collected.num_discarded}
+        metrics |= {**collected.times, **times, "policy/lr": self.lr_schedule.get_last_lr()[0]}
+        self._note(collected, scores, metrics)
+        return metrics
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """One optimizer step; the gradient does not depend on how the policy cuts the batch."""
+        live = self.algorithm.live_reads
+        totals: dict[str, float] = {}
+        self.optimizer.zero_grad()
+        for part in self.parts(batch):
+            loss, infos = self.algorithm.loss(part, self.policy.read(part.rollouts.trace, live, part.rollouts.action_mask))
+            self.ranks.backward(loss)
+            for name, value in {"loss": loss.detach(), **infos}.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        totals = dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True))
+        totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
+        self.refuse_nan(totals, batch)
+        self.optimizer.step()
+        self.lr_schedule.step()
+        self.policy.advance()
+        return totals
+
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """The batch cut to the budget; every rank yields the same number, the missing ones with no share in the loss."""
+        parts = list(self.policy.split(batch, self.settings.budget, self.algorithm.scope))
+        idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
+        return iter(parts + [idle] * (self.ranks.most(len(parts)) - len(parts)))
+
+    def credit(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Advantages of this rank's rows, computed among the rows of all ranks."""
+        everyone, mine = self.ranks.all_rows(rollouts)
+        everywhere = replace(
+            scores, values=torch.cat(self.ranks.gather(scores.values)), status=torch.cat(self.ranks.gather(scores.status))
+        )
+        credit = self.algorithm.advantage(everywhere, everyone)
+        return Credit(credit.values[mine, : rollouts.action_mask.shape[1]], credit.keep[mine])
+
+    def observe(self, rollouts: Rollouts, scores: Scores) -> None:
+        """Tell the sampler how every prompt of the step did, on all ranks alike."""
+        total = scores.total()
+        mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
+        pairs = [pair for part in self.ranks.gather(mine) for pair in part]
+        self.sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
+
+    def refuse_nothing_to_train(self, trained: Rollouts, rollouts: Rollouts, scores: Scores) -> None:
+        if self.ranks.sum([int(trained.action_mask.any())])[0]:
+            return
+        if not bool(scores.total().isfinite().any()):
+            reason = f"no reward ({', '.join(scores.names)}) answered for any sample: all said None or failed"
+        elif bool(rollouts.truncated().all()):
+            reason = "every completion was cut before it stopped and masks drop cut ones: raise max_new_tokens"
+        else:
+            reason = "masks and the advantage dropped every row: look at algorithm.masks"
+        raise TrainingStoppedError(f"step {self.index + 1} has nothing to train on: {reason}")
+
+    def refuse_nan(self, totals: Mapping[str, float], batch: Batch) -> None:
+        bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
+        if not bad:
+            return
+        folder = self.checkpoints.save_wreck(self.index + 1, batch) if self.checkpoints else None
+        kept = f"; the batch is kept in {folder}" if folder else ""
+        raise TrainingStoppedError(
+            f"step {self.index + 1}: {' and '.join(bad)} is not finite{kept}. The weights were not updated: "
+            "lower optimizer.lr, use float32, or look for a reward or log-probability that explodes"
+        )
+
+    def evaluate(self) -> None:
+        """Score held-out prompts with the weights as they are."""
+        if self.evaluator is None:
+            return
+        metrics, groups, scores = self.evaluator.run(self.index)
+        if self.tracker and self.ranks.is_main:
+            self.tracker.log(self.index, metrics)
+            self.tracker.samples(self.index, groups, scores, "eval")
+
+    def save(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.index, self.state_dict(), self.ranks)
+
+    def state_dict(self) -> State:
+        return {
+            "index": self.index,
+            "next_group": self.collector.next_group,
+            "policy": self.policy.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "lr_schedule": {"last_epoch": self.lr_schedule.last_epoch, "_step_count": self.lr_schedule._step_count},
+            "sampler": self.sampler.state_dict(),
+            "shuffle": self.batches.generator.get_state(),
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue exactly where `state` was taken."""
+        self.index, self.collector.next_group = state["index"], state["next_group"]
+        self.policy.load_state_dict(state["policy"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.lr_schedule.load_state_dict(state["lr_schedule"])
+        self.lr_schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self.sampler.load_state_dict(state["sampler"])
+        self.batches.generator.set_state(state["shuffle"])
+        set_random_state(state["random"])
+
+    def _how(self) -> object:
+        schedule = self.algorithm.schedule
+        return None if schedule is None else schedule.at(self.index)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.index % every == 0
+
+    def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
+        self.health.look(self.index, metrics)
+        if self.tracker and self.ranks.is_main and (self.index == 1 or self._due(self.settings.samples_every)):
+            self.tracker.samples(self.index, collected.rollouts.groups, ordered(scores, collected.rollouts), "train")
+
+
+def ordered(scores: Scores, rollouts: Rollouts) -> Scores:
+    """Rows in the order of groups and their samples; samples whose row was dropped leave, with NaN in their place."""
+    place = {pair: i for i, pair in enumerate(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))}
+    rows = [place.get((group.id, i), -1) for group in rollouts.groups for i in range(len(group.samples))]
+    index = torch.tensor(rows, dtype=torch.long)
+    taken = scores.take(index.clamp(min=0))
+    gone = (index < 0)[:, None]
+    return replace(taken, values=taken.values.masked_fill(gone, math.nan), status=taken.status.masked_fill(gone, 1))

@@ -1,0 +1,142 @@
+import asyncio
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+
+
+def group(count: int = 4, id: int = 0) -> Group:
+    return Group(id, Prompt(f"p{id}", "?"), tuple(Sample(text=str(i)) for i in range(count)))
+
+
+def run(function, groups=None, **kwargs):
+    return RewardRunner([NamedReward("mine", function, **kwargs)]).score(groups or [group()])
+
+
+def test_values_and_parts_reach_their_sample():
+    [table] = run(lambda g: [Scored(float(s.text), {"twice": 2.0 * float(s.text)}) for s in g.samples])
+    assert table.values[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [parts["mine/twice"] for parts in table.parts] == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_async_rewards_run_together():
+    running, most = 0, 0
+
+    async def slow(g: Group) -> list[float]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return [1.0] * len(g.samples)
+
+    tables = run(slow, [group(2, i) for i in range(5)])
+    assert most == 5
+    assert all(table.values.eq(1).all() for table in tables)
+
+
+def test_none_for_a_whole_group_is_na_not_zero():
+    [table] = run(lambda g: [None] * 4)
+    assert (table.status == Status.NA).all()
+    assert table.values.isnan().all()
+
+
+def test_none_for_part_of_a_group_is_failed():
+    tables = run(lambda g: [None, 1.0, 1.0, 1.0])
+    assert tables[0].status[:, 0].tolist() == [Status.FAILED, Status.OK, Status.OK, Status.OK]
+
+
+def test_nan_is_failed_not_zero():
+    [table] = run(lambda g: [math.nan, 1.0, 1.0, 1.0])
+    assert table.status[0, 0] == Status.FAILED
+    assert math.isnan(table.values[0, 0])
+
+
+def test_exception_fails_its_group_only_within_the_budget():
+    def fussy(g: Group) -> list[float]:
+        if g.id == 1:
+            raise RuntimeError("judge is asleep")
+        return [1.0] * 4
+
+    tables = run(fussy, [group(4, i) for i in range(3)])
+    assert [int(t.status[0, 0]) for t in tables] == [Status.OK, Status.FAILED, Status.OK]
+
+
+def test_more_failures_than_allowed_raise_with_the_first_error():
+    def broken(g: Group) -> list[float]:
+        raise RuntimeError("no such file: scores.bin")
+
+    with pytest.raises(RewardError, match=r"'mine' failed on 4 of 4 .*no such file: scores.bin.*'p0'"):
+        run(broken)
+
+
+def test_a_logged_only_reward_may_fail_everywhere():
+    def broken(g: Group) -> list[float]:
+        raise RuntimeError("x")
+
+    [table] = run_two(broken)
+    assert (table.status[:, 1] == Status.FAILED).all()
+    assert (table.status[:, 0] == Status.OK).all()
+
+
+def run_two(second):
+    rewards = [NamedReward("one", lambda g: [1.0] * len(g.samples)), NamedReward("two", second, weight=0.0)]
+    return RewardRunner(rewards).score([group()])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([1.0, 2.0], r"answered 2 values for the 4 samples of prompt 'p0'"),
+        (1.0, r"answered float for prompt 'p0': return a list"),
+        ([1.0, "yes", 1.0, 1.0], r"answered 'yes' for a sample of prompt 'p0'"),
+        ([1.0, math.inf, 1.0, 1.0], r"answered inf .* must be finite"),
+    ],
+    ids=["count", "no list", "not a number", "infinite"],
+)
+def test_broken_contract_is_refused(answer, message):
+    with pytest.raises(RewardError, match=message):
+        run(lambda g: answer)
+
+
+def test_timeout_is_failed():
+    def sleepy(g: Group) -> list[float]:
+        time.sleep(5 if g.id == 0 else 0)
+        return [1.0] * 4
+
+    tables = run(sleepy, [group(4, 0), group(4, 1)], timeout_s=0.1)
+    assert [int(t.status[0, 0]) for t in tables] == [Status.FAILED, Status.OK]
+
+
+def test_rewards_cannot_change_sampling():
+    def drunk(g: Group) -> list[float]:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        return [float(torch.rand(())) for _ in g.samples]
+
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    expected = (float(torch.rand(())), random.random(), float(np.random.rand()))
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    run(drunk)
+    assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([], "no reward is configured"),
+        ([NamedReward("a", len), NamedReward("a", len)], r"\['a'\] are used twice"),
+        ([NamedReward("a", len, weight=0.0)], "weight 0"),
+    ],
+    ids=["none", "twice", "all weight 0"],
+)
+def test_refused_at_build(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        RewardRunner(rewards)

@@ -1,0 +1,206 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.planners import DynamicSampling
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.rollouts import DropTruncated
+from mmrl.core.types import Group, Reading
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.rewards import NamedReward, RewardRunner
+from tests.fakes import SAMPLED, FakeTextPolicy, prompts, right_letter
+from tests.training.conftest import make_trainer
+
+
+def weights(trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+LEARN = ["grpo", "dr_grpo", "dapo", "gspo", "rloo", "cispo", "opo", "sapo"]
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_presets_learn(name):
+    algorithm = PRESETS[name]
+    if name == "dr_grpo":
+        algorithm = replace(algorithm, share=replace(algorithm.share, length=4))
+    trainer = make_trainer(algorithm, steps=60, optimizer=OptimizerSettings(lr=2e-2))
+    rewards = [trainer.step()["reward/total"] for _ in range(60)]
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.3
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_takes_updates(name):
+    algorithm = PRESETS[name]
+    if getattr(algorithm.share, "length", 0) is None:
+        algorithm = replace(algorithm, share=replace(algorithm.share, length=4))
+    trainer = make_trainer(algorithm, optimizer=OptimizerSettings(lr=1e-2))
+    before = weights(trainer)
+    metrics = [trainer.step() for _ in range(2)]
+    assert all(math.isfinite(m["loss"]) and m["policy/grad_norm"] > 0 for m in metrics)
+    assert not torch.equal(before, weights(trainer))
+
+
+@pytest.mark.parametrize("budget", [1, 9, 40, 10_000])
+def test_update_does_not_depend_on_the_budget(budget):
+    trainer, whole = make_trainer(budget=budget), make_trainer(budget=10_000)
+    for _ in range(3):
+        trainer.step(), whole.step()
+    torch.testing.assert_close(weights(trainer), weights(whole), atol=2e-5, rtol=1e-4)
+
+
+def test_epochs_and_minibatches_deal_every_row_once_per_pass():
+    algorithm = replace(PRESETS["grpo"], epochs=2, minibatches=3)
+    trainer = make_trainer(algorithm)
+    seen: list[tuple[int, int]] = []
+    update = trainer.update
+    trainer.update = lambda batch: (
+        seen.extend(zip(batch.rollouts.group_ids.tolist(), batch.rollouts.sample_ids.tolist(), strict=True)),
+        update(batch),
+    )[1]
+    trainer.step()
+    assert len(seen) == 2 * 4 * 8
+    assert sorted(seen[:32]) == sorted(seen[32:]) == sorted(set(seen))
+    assert seen[:32] != seen[32:]
+
+
+def test_ratio_gate_stops_before_the_first_update():
+    policy = FakeTextPolicy()
+    rollout = policy.rollout
+
+    def wrong(requests, how=None):
+        rollouts = rollout(requests, how)
+        rollouts.recorded[SAMPLED][3, 0] += 1e-3
+        return rollouts
+
+    policy.rollout = wrong
+    trainer = make_trainer(policy=policy)
+    before = weights(trainer)
+    with pytest.raises(TrainingStoppedError, match=r"action 0 of prompt .*exceeds training.ratio_bound"):
+        trainer.step()
+    assert torch.equal(before, weights(trainer))
+
+
+def test_injected_rows_get_their_old_logprobs_before_the_first_update():
+    policy = FakeTextPolicy()
+    rollout = policy.rollout
+
+    def unknown(requests, how=None):
+        rollouts = rollout(requests, how)
+        rollouts.recorded[SAMPLED][0] = math.nan
+        return rollouts
+
+    policy.rollout = unknown
+    trainer, plain = make_trainer(policy=policy), make_trainer()
+    trainer.step(), plain.step()
+    torch.testing.assert_close(weights(trainer), weights(plain))
+
+
+def test_nan_stops_with_the_step_and_leaves_the_weights(tmp_path):
+    trainer = make_trainer()
+    read = trainer.policy.read
+    trainer.step()
+    before = weights(trainer)
+    trainer.policy.read = lambda trace, readings, mask: {r: x * math.nan for r, x in read(trace, readings, mask).items()}
+    with pytest.raises(TrainingStoppedError, match=r"step 2: loss.* not finite"):
+        trainer.step()
+    assert torch.equal(before, weights(trainer))
+
+
+def test_all_rewards_none_is_an_error():
+    trainer = make_trainer(function=lambda g: [None] * len(g.samples))
+    with pytest.raises(TrainingStoppedError, match=r"no reward \(letter\) answered"):
+        trainer.step()
+
+
+def test_only_truncated_completions_left_is_an_error():
+    policy = FakeTextPolicy(length=1)
+    with torch.no_grad():
+        policy.nets["policy"][2].bias[4] = -1e4
+    trainer = make_trainer(replace(PRESETS["grpo"], masks=(DropTruncated(),)), policy=policy)
+    with pytest.raises(TrainingStoppedError, match="raise max_new_tokens"):
+        trainer.step()
+
+
+def test_group_of_one_is_refused_at_build():
+    with pytest.raises(ValueError, match="group_size is 1"):
+        make_trainer(replace(PRESETS["grpo"], group_size=1))
+
+
+def test_reading_nobody_offers_is_refused_at_build():
+    with pytest.raises(ValueError, match="entropy"):
+        make_trainer(PRESETS["high_entropy"], policy=FakeTextPolicy(offers=frozenset({"logprobs"})))
+
+
+def half_dead(group: Group) -> list[float]:
+    """Even prompts give no spread."""
+    alive = int(group.prompt.id) % 2
+    return [alive * value for value in right_letter(group)]
+
+
+def test_dynamic_sampling_draws_until_enough():
+    algorithm = replace(PRESETS["dapo"], planner=DynamicSampling(max_rounds=10))
+    trainer = make_trainer(algorithm, function=half_dead)
+    metrics = trainer.step()
+    assert metrics["reward/no_spread"] == 0
+    assert metrics["rollout/rounds"] > 1
+    assert metrics["rollout/discarded"] > 0
+    assert metrics["rollout/discarded"] % 8 == 0
+
+
+def test_dynamic_sampling_without_any_informative_group_says_so():
+    algorithm = replace(PRESETS["dapo"], planner=DynamicSampling(max_rounds=2))
+    trainer = make_trainer(algorithm, function=lambda g: [1.0] * len(g.samples))
+    with pytest.raises(ValueError, match="informative"):
+        trainer.step()
+
+
+class Memory:
+    def __init__(self):
+        self.metrics, self.kept = [], []
+
+    def log(self, step, metrics):
+        self.metrics.append((step, dict(metrics)))
+
+    def samples(self, step, groups, scores, split):
+        assert len(scores.values) == sum(len(group.samples) for group in groups)
+        self.kept.append((step, split))
+
+    def close(self):
+        pass
+
+
+def test_fit_logs_evaluates_before_during_and_after():
+    from mmrl.training.trainer import Records
+
+    policy, memory = FakeTextPolicy(), Memory()
+    runner = RewardRunner([NamedReward("letter", right_letter)])
+    evaluator = Evaluator(policy, prompts(12)[8:], runner, EvaluationSettings(num_prompts=3, batch_size=2), "greedy")
+    trainer = make_trainer(policy=policy, steps=4, evaluate_every=2, samples_every=2, evaluator=evaluator, records=Records(memory))
+    trainer.fit()
+    assert [step for step, m in memory.metrics if "eval/letter" in m] == [0, 2, 4]
+    assert [step for step, m in memory.metrics if "reward/letter" in m] == [1, 2, 3, 4]
+    assert ("train" in dict((split, step) for step, split in memory.kept)) and (0, "eval") in memory.kept
+
+
+def test_ema_and_ref_follow_their_rules():
+    trainer = make_trainer()
+    nets = trainer.policy.nets
+    start = nets["policy"][0].weight.detach().clone()
+    trainer.step()
+    after = nets["policy"][0].weight.detach()
+    torch.testing.assert_close(nets["ema"][0].weight, 0.9 * start + 0.1 * after)
+    assert torch.equal(nets["ref"][0].weight, start)
+
+
+def test_old_is_what_sampled_during_several_epochs():
+    trainer = make_trainer(replace(PRESETS["grpo"], epochs=2))
+    seen = []
+    update = trainer.update
+    trainer.update = lambda batch: (seen.append(batch.frozen[Reading("logprobs", "old")].clone()), update(batch))[1]
+    trainer.step()
+    assert torch.equal(seen[0], seen[1])
