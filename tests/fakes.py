@@ -57,7 +57,7 @@ class FakeTextPolicy:
         spread = {"vector": vector[:, None].expand(-1, self.length, -1), "tokens": tokens}
         trace = Steps(spread | {"position": torch.eye(self.length).expand(len(rows), -1, -1)})
         draws = torch.stack(
-            [torch.rand(self.length, generator=torch.Generator().manual_seed(request.seed * 1009 + i)) for request, i in rows]
+            [torch.rand(self.length, generator=torch.Generator().manual_seed((request.seed * 1009 + i) % 2**63)) for request, i in rows]
         )
         for t in range(self.length):
             probs = self._logprobs("policy", trace)[:, t].exp()

@@ -1,7 +1,7 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -25,15 +25,15 @@ OF_THE_STEP = ("old", "sampler")
 class Algorithm:
     """loss = sum_{n,t} share[n,t] * sum_terms coef * (importance[n,t] if credited else 1) * term[n,t]."""
 
-    objective: tuple[tuple[float, Term], ...] = ((1.0, Clip()),)
+    objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
-    advantage: Advantage = GroupNorm()
-    share: Weight = SequenceMean()
+    advantage: Advantage = field(default_factory=GroupNorm)
+    share: Weight = field(default_factory=SequenceMean)
     """The aggregation: how much every action counts."""
     importance: tuple[Weight, ...] = ()
     masks: tuple[Mask, ...] = ()
     shaping: tuple[Shaping, ...] = ()
-    planner: Planner = Once()
+    planner: Planner = field(default_factory=Once)
     schedule: Any = None
     group_size: int = 8
     """Samples per prompt."""
@@ -68,14 +68,22 @@ class Algorithm:
     @property
     def scope(self) -> Scope:
         """The coarsest scope any term needs."""
-        return max((term.scope for _, term in self.objective), key=SCOPES.index)
+        return SCOPES[max(SCOPES.index(term.scope) for _, term in self.objective)]
+
+    def with_length(self, max_new_tokens: int) -> "Algorithm":
+        """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
+
+        def filled(part: Any) -> Any:
+            return replace(part, length=max_new_tokens) if getattr(part, "length", 0) is None else part
+
+        return replace(self, share=filled(self.share), shaping=tuple(filled(part) for part in self.shaping))
 
     def check(self, policy: Policy) -> None:
         """Refuse at build time what would train on nonsense.
 
         Raises:
-            ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, or a
-                group of one would be compared with itself.
+            ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, the sampler would be
+                compared with itself, or a group is too small to be compared with itself.
         """
         missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
         if missing:
@@ -87,6 +95,12 @@ class Algorithm:
                     f"{type(part).__name__} reads {moving} under the policy's moving weights; "
                     "weights and shaping are fixed before the first update: read model='old' instead"
                 )
+        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "sampler"]
+        if from_sampler and self.old == "recorded":
+            raise ValueError(
+                f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
+                "which makes them the same: set algorithm.old = 'reread'"
+            )
         if self.group_size < getattr(self.advantage, "min_group_size", 1):
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
@@ -113,10 +127,13 @@ class Algorithm:
         return self.share(batch, counts) * batch.rollouts.action_mask, importance
 
     def loss(self, batch: Batch, live: Mapping[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of this part of the minibatch (parts add up), and metrics averaged with the shares (they add up too)."""
+        """The loss of this part of the minibatch (parts add up), and metrics weighed with the shares (they add up too).
+
+        `policy/share` is what all shares add up to; divide by it where it is not 1 (FixedLength, SequenceSum, TokenSum).
+        """
         readings = {**batch.frozen, **live}
         loss = batch.share.new_zeros(())
-        metrics: dict[str, Tensor] = {}
+        metrics = {"policy/share": batch.share.sum()}
         for coef, term in self.objective:
             values, infos = term(readings, batch)
             weight = batch.share * batch.importance if term.credited else batch.share

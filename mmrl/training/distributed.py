@@ -39,7 +39,7 @@ class Ranks:
         torch.distributed.all_gather_object(gathered, x)
         return gathered
 
-    def sum(self, values: Sequence[float]) -> list[float]:
+    def sum(self, values: Sequence[float | int]) -> list[float]:
         """Elementwise over ranks."""
         return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
 
@@ -72,6 +72,12 @@ class Ranks:
     def wait(self) -> None:
         if self.world > 1:
             self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave together: a rank that ends while another still talks to it kills that one."""
+        if self.world > 1:
+            self.wait()
+            self.accelerator.end_training()
 
     def all_rows(self, rollouts: Rollouts) -> tuple[Rollouts, slice]:
         """The rows of all ranks without their traces, and where this rank's own rows stand among them."""

@@ -49,6 +49,11 @@ class Trainer:
         algorithm.check(policy)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.ranks = ranks or Ranks()
+        if self.ranks.world > 1 and algorithm.scope == "batch":
+            raise ValueError(
+                "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
+                "choose among its own: run on one process, or use another objective"
+            )
         self.tracker, self.evaluator, self.checkpoints = records.tracker, evaluator, records.checkpoints
         self.collector = Collector(
             policy,
@@ -103,7 +108,7 @@ class Trainer:
         metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
         metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         metrics |= {"rollout/rounds": collected.rounds, "rollout/discarded": collected.num_discarded}
-        metrics |= {**collected.times, **times, "policy/lr": self.lr_schedule.get_last_lr()[0]}
+        metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
 
@@ -188,7 +193,7 @@ class Trainer:
             "next_group": self.collector.next_group,
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "lr_schedule": {"last_epoch": self.lr_schedule.last_epoch, "_step_count": self.lr_schedule._step_count},
+            "num_updates": self.lr_schedule.last_epoch,
             "sampler": self.sampler.state_dict(),
             "shuffle": self.batches.generator.get_state(),
             "random": random_state(),
@@ -199,8 +204,7 @@ class Trainer:
         self.index, self.collector.next_group = state["index"], state["next_group"]
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.lr_schedule.load_state_dict(state["lr_schedule"])
-        self.lr_schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self.lr_schedule.last_epoch = state["num_updates"]
         self.sampler.load_state_dict(state["sampler"])
         self.batches.generator.set_state(state["shuffle"])
         set_random_state(state["random"])

@@ -23,7 +23,7 @@ def make_trainer(algorithm: Any = PRESETS["grpo"], function: Any = right_letter,
     runner = RewardRunner([NamedReward("letter", function)])
     policy = kwargs.pop("policy", None) or FakeTextPolicy()
     sampler = kwargs.pop("sampler", None) or Shuffled(prompts(), seed=settings.seed)
-    return Trainer(policy, algorithm, sampler, runner, settings, **kwargs)
+    return Trainer(policy, algorithm.with_length(policy.length), sampler, runner, settings, **kwargs)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, untouched_random_state
 
 
 def group(count: int = 4, id: int = 0) -> Group:
@@ -115,16 +115,12 @@ def test_timeout_is_failed():
 
 
 def test_rewards_cannot_change_sampling():
-    def drunk(g: Group) -> list[float]:
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)
-        return [float(torch.rand(())) for _ in g.samples]
-
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
     expected = (float(torch.rand(())), random.random(), float(np.random.rand()))
     torch.manual_seed(7), random.seed(7), np.random.seed(7)
-    run(drunk)
+    with untouched_random_state():
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        torch.rand(3), random.random(), np.random.rand()
     assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
 
 

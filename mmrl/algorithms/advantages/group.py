@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages.statistics import (
     by_group,
     divisor,
     lengths,
+    less_mean,
     moments,
     standardize,
     to_credit,
@@ -74,12 +75,8 @@ class LeaveOneOut:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        return to_credit(by_group(rollouts, keep, totals, self._against_others), keep, rollouts)
-
-    def _against_others(self, rewards: Tensor) -> Tensor:
-        if len(rewards) == 1:
-            return _alone(rewards, self.singleton)
-        return (rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1)
+        values = by_group(rollouts, keep, totals, lambda r: less_mean(r, self.singleton) * len(r) / max(len(r) - 1, 1))
+        return to_credit(values, keep, rollouts)
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,12 @@ class LengthBaseline:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        num_actions = lengths(rollouts, totals)
-        total = by_group(rollouts, keep, num_actions, lambda n: n.sum().clamp(min=1).expand_as(n))
-        weighted = by_group(rollouts, keep, totals.nan_to_num() * num_actions, lambda x: x.sum().expand_as(x))
-        size = by_group(rollouts, keep, torch.ones_like(totals), lambda x: x.sum().expand_as(x))
-        lone = _alone(totals, self.singleton)
-        values = torch.where(size > 1, totals - weighted / total.clamp(min=1), lone)
-        return to_credit(values, keep, rollouts)
+        rows = torch.stack([totals, lengths(rollouts, totals)], dim=1)
+        return to_credit(by_group(rollouts, keep, rows, self._against_weighted_mean)[:, 0], keep, rollouts)
+
+    def _against_weighted_mean(self, rows: Tensor) -> Tensor:
+        rewards, num_actions = rows.unbind(1)
+        return torch.stack([less_mean(rewards, self.singleton, num_actions), num_actions], dim=1)
 
 
 @dataclass(frozen=True)
@@ -148,14 +144,11 @@ class ReinforcePlusPlus:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        values = by_group(rollouts, keep, totals, self._centre) if self.baseline else totals
+        values = by_group(rollouts, keep, totals, lambda r: less_mean(r, self.singleton)) if self.baseline else totals
         white = torch.zeros_like(totals)
         weights = lengths(rollouts, totals)[keep]
         white[keep] = standardize(values[keep], ddof=1, eps=self.eps, mode="variance", weights=weights)
         return to_credit(white, keep, rollouts)
-
-    def _centre(self, rewards: Tensor) -> Tensor:
-        return _alone(rewards, self.singleton) if len(rewards) == 1 else rewards - rewards.mean()
 
 
 @dataclass(frozen=True)
@@ -172,10 +165,8 @@ class NonZeroScaled:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         scale = keep.sum() / (totals[keep] != 0).sum().clamp(min=1)
-        return to_credit(by_group(rollouts, keep, totals, self._centre) * scale, keep, rollouts)
-
-    def _centre(self, rewards: Tensor) -> Tensor:
-        return _alone(rewards, self.singleton) if len(rewards) == 1 else rewards - rewards.mean()
+        values = by_group(rollouts, keep, totals, lambda r: less_mean(r, self.singleton))
+        return to_credit(values * scale, keep, rollouts)
 
 
 @dataclass(frozen=True)
@@ -205,7 +196,3 @@ class MedianNorm:
         chosen = torch.zeros_like(rewards)
         chosen[rewards.median(dim=0).indices] = 1
         return chosen
-
-
-def _alone(rewards: Tensor, singleton: Singleton) -> Tensor:
-    return rewards if singleton == "reward" else torch.zeros_like(rewards)

@@ -23,9 +23,9 @@ def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, "
 
 
 def by_group(
-    rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, " n"], f: Callable[[Tensor], Tensor]
-) -> Float[Tensor, " n"]:
-    """Apply f to the kept rows of every group; rows that are not kept get 0."""
+    rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, "n ..."], f: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "n ..."]:
+    """Apply f, which keeps the shape, to the kept rows of every group; rows that are not kept get 0."""
     out = torch.zeros_like(x)
     out[keep] = within(rollouts.group_ids[keep], x[keep], f)
     return out
@@ -70,6 +70,15 @@ def standardize(
         return torch.zeros_like(x)
     mean, deviation = moments(x, ddof, weights)
     return (x - mean) / divisor(deviation, eps, mode)
+
+
+def less_mean(
+    rewards: Float[Tensor, " g"], singleton: Singleton, weights: Float[Tensor, " g"] | None = None
+) -> Float[Tensor, " g"]:
+    """The rewards of one group less their weighted mean."""
+    if len(rewards) == 1 and singleton == "reward":
+        return rewards
+    return rewards - moments(rewards, ddof=0, weights=weights)[0]
 
 
 def lengths(rollouts: Rollouts, like: Tensor) -> Float[Tensor, " n"]:

@@ -1,0 +1,56 @@
+"""Every reward normalized on its own before they are added: GDPO."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from mmrl.algorithms.advantages.statistics import (
+    EpsMode,
+    Singleton,
+    by_group,
+    lengths,
+    standardize,
+    to_credit,
+    totals_and_keep,
+)
+from mmrl.core.types import Credit, Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class Decoupled:
+    """A = whiten(sum_k w_k (r_k - group mean_k) / (group deviation_k + eps)) (GDPO, arXiv:2601.05242).
+
+    No reward can drown another by its variance, and (1, 0) differs from (0, 1). A reward that does not apply to a
+    sample stays out of that column's statistics and of the sample's sum. The defaults are TRL 1.16's
+    `normalize_then_sum`; verl: eps=1e-6, whiten="action", whiten_eps=1e-8, whiten_mode="variance", singleton="reward".
+    Not implemented: conditioning one reward on another.
+    """
+
+    ddof: int = 1
+    eps: float = 1e-4
+    eps_mode: EpsMode = "add"
+    singleton: Singleton = "zero"
+    whiten: Literal["rollout", "action", "none"] = "rollout"
+    """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
+    whiten_eps: float = 1e-4
+    whiten_mode: EpsMode = "add"
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        values = torch.zeros_like(totals)
+        for k in range(len(scores.names)):
+            if scores.weights[k] == 0:
+                continue
+            answered = keep & (scores.status[:, k] == Status.OK)
+            values = values + scores.weights[k] * by_group(rollouts, answered, scores.values[:, k], self._normalize)
+        if self.whiten != "none":
+            weights = lengths(rollouts, totals)[keep] if self.whiten == "action" else None
+            values[keep] = standardize(values[keep], self.ddof, self.whiten_eps, self.whiten_mode, weights)
+        return to_credit(values, keep, rollouts)
+
+    def _normalize(self, rewards: torch.Tensor) -> torch.Tensor:
+        if len(rewards) == 1 and self.singleton == "reward":
+            return rewards
+        return standardize(rewards, self.ddof, self.eps, self.eps_mode)

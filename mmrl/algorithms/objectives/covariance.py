@@ -1,0 +1,78 @@
+"""Surrogates that hold back the few actions that cost the most entropy: those where advantage and log-probability covary."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.surrogates import Clip, Values
+from mmrl.algorithms.objectives.terms import LOGPROBS, Surrogate, log_ratio, moved
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Batch, Reading, Scope
+
+
+class OfTheMinibatch(Surrogate):
+    """Which actions are held back depends on all others of the minibatch, so a policy may not cut it."""
+
+    @property
+    def scope(self) -> Scope:
+        return "batch"
+
+
+@dataclass(frozen=True)
+class KlCov(OfTheMinibatch):
+    """-ratio A + [action is among the top `fraction` by covariance] coef |log ratio| (KL-Cov, arXiv:2505.22617).
+
+    No clip. At least one action of the minibatch is held back.
+    """
+
+    fraction: float = 2e-4
+    coef: float = 1.0
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        difference = log_ratio(readings, mask)
+        num_held = max(1, int(self.fraction * int(mask.sum())))
+        flat = torch.where(mask, covariance(readings, batch), -torch.inf).flatten()
+        held = torch.zeros_like(flat)
+        held[flat.topk(min(num_held, len(flat))).indices] = 1
+        held = held.view_as(difference) * mask
+        values = -batch.advantages * difference.exp() + self.coef * held * difference.abs()
+        return values, {"policy/clip_frac": held, **moved(difference)}
+
+
+@dataclass(frozen=True)
+class ClipCov(OfTheMinibatch):
+    """PPO's clip, and no gradient for a random `fraction` of actions with low_cov < covariance < high_cov.
+
+    Clip-Cov (arXiv:2505.22617). Actions the clip already stopped are not drawn; at least one of the others is, if any
+    is in the range. The draw is seeded, so the same minibatch always gives the same loss.
+    """
+
+    fraction: float = 2e-4
+    low_cov: float = 1.0
+    high_cov: float = 5.0
+    low: float = 0.2
+    high: float = 0.2
+    seed: int = 0
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        values, metrics = Clip(self.low, self.high)(readings, batch)
+        clipped = metrics["policy/clip_frac"] > 0
+        cov = covariance(readings, batch)
+        candidates = (mask & ~clipped & (cov > self.low_cov) & (cov < self.high_cov)).flatten().nonzero()[:, 0]
+        order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(self.seed)).to(candidates.device)
+        chosen = candidates[order[: max(1, int(self.fraction * int(mask.sum())))]]
+        held = torch.zeros_like(cov).flatten()
+        held[chosen] = 1
+        held = held.view_as(cov)
+        return values * (1 - held), {**metrics, "policy/clip_frac": clipped + held}
+
+
+def covariance(readings: Mapping[Reading, Tensor], batch: Batch) -> Float[Tensor, "n t"]:
+    """(A - mean A) (log policy - its mean), means over the actions of the minibatch; detached."""
+    mask, logprobs = batch.rollouts.action_mask, readings[LOGPROBS].detach()
+    return (batch.advantages - masked_mean(batch.advantages, mask)) * (logprobs - masked_mean(logprobs, mask))

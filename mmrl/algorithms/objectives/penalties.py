@@ -1,0 +1,89 @@
+"""Penalties: what keeps the policy near the reference, or its entropy up. Importance weights never touch them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.terms import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS, actions_only, log_ratio
+from mmrl.core.types import Batch, Reading, Scope
+
+KlKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
+
+
+@dataclass(frozen=True)
+class ReferenceKL:
+    """An estimate of KL(policy || reference) from the sampled actions; k3 = exp(d) - d - 1, d = log ref - log policy.
+
+    k1 = -d, whose gradient does not depend on the reference (useless as a loss), k2 = d^2 / 2, whose gradient is that of the KL,
+    abs = |d|; "k1+" and "k3+" have the value of k1 or k3 and the gradient of k2 (verl).
+    Clamps of peers: verl log_ratio_clamp=20 and value_clamp=10 for k3, Video-R1 log_ratio_clamp=10; TRL none.
+    """
+
+    kind: KlKind = "k3"
+    log_ratio_clamp: float | None = None
+    """d is clamped to [-c, c]; no gradient beyond."""
+    value_clamp: float | None = None
+    """The estimate is clamped to [-c, c]; no gradient beyond."""
+    ratio_correction: Literal["none", "action", "rollout"] = "none"
+    """Multiply by the live policy / old ratio, as the actions were sampled from old (TRL 1.16 does, by default)."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        both = (LOGPROBS, REF_LOGPROBS)
+        return both if self.ratio_correction == "none" else (*both, OLD_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout" if self.ratio_correction == "rollout" else "action"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        mask = batch.rollouts.action_mask
+        gap = actions_only(readings[REF_LOGPROBS] - readings[LOGPROBS], mask)
+        kl = self._estimate(gap)
+        if self.kind.endswith("+"):
+            k2 = gap**2 / 2
+            kl = kl.detach() + k2 - k2.detach()
+        metrics = {"policy/kl": kl.detach()}
+        if self.ratio_correction != "none":
+            kl = kl * log_ratio(readings, mask, self.ratio_correction).exp()
+        return kl, metrics
+
+    def _estimate(self, gap: Tensor) -> Tensor:
+        d = gap if self.log_ratio_clamp is None else gap.clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
+        if self.kind in ("k1", "k1+"):
+            kl = -d
+        elif self.kind == "k2":
+            kl = d**2 / 2
+        elif self.kind == "abs":
+            kl = d.abs()
+        else:
+            kl = d.exp() - d - 1
+        return kl if self.value_clamp is None else kl.clamp(-self.value_clamp, self.value_clamp)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """-entropy of the policy at every action: a positive coefficient raises the entropy."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (ENTROPY,)
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        entropy = actions_only(readings[ENTROPY], batch.rollouts.action_mask)
+        return -entropy, {"policy/entropy": entropy.detach()}

@@ -1,0 +1,233 @@
+"""Surrogates: what makes actions with a positive advantage more likely. Values per action, to be minimized."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.terms import (
+    LOG_RATIO_BOUND,
+    LOGPROBS,
+    OLD_LOGPROBS,
+    SAMPLER_LOGPROBS,
+    Level,
+    Surrogate,
+    actions_only,
+    log_ratio,
+    moved,
+    rollout_mean,
+)
+from mmrl.core.types import Batch, Reading, Scope
+
+Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Reinforce(Surrogate):
+    """-A log policy: no ratio, so only right for the first update after sampling (REINFORCE; GPG, arXiv:2504.02546)."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS,)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        return -batch.advantages * actions_only(readings[LOGPROBS], batch.rollouts.action_mask), {}
+
+
+@dataclass(frozen=True)
+class Clip(Surrogate):
+    """-min(ratio A, clip(ratio, 1 - low, 1 + high) A): PPO's surrogate (arXiv:1707.06347).
+
+    high > low is DAPO's clip-higher (arXiv:2503.14476). Level `rollout` takes one length-normalized ratio per
+    rollout (GSPO, arXiv:2507.18071) and wants far smaller bounds; 0.2 would never clip there.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    level: Level = "action"
+    token_gradient: bool = False
+    """GSPO-token: the rollout's ratio as value, each action's own gradient; needed when A differs between actions."""
+    delta: float | None = None
+    """Two-sided: the unclipped ratio is at most delta, which bounds A < 0 (INTELLECT-2, arXiv:2505.07291)."""
+    dual: float | None = None
+    """Dual clip: for A < 0 the value is at most -dual A (arXiv:1912.09729)."""
+
+    def __post_init__(self) -> None:
+        if self.token_gradient and self.level != "rollout":
+            raise ValueError("Clip.token_gradient spreads a rollout's ratio over its actions: set level='rollout' with it")
+        if self.delta is not None and self.delta <= 1 + self.high:
+            raise ValueError(f"Clip.delta is {self.delta}, inside the clip range: set it above 1 + high = {1 + self.high}")
+        if self.dual is not None and self.dual <= 1:
+            raise ValueError(f"Clip.dual is {self.dual}; at or below 1 it would stop every negative advantage: set it to 3")
+
+    @property
+    def scope(self) -> Scope:
+        return self.level
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask, self.level)
+        if self.token_gradient:
+            logprobs = actions_only(readings[LOGPROBS], mask)
+            difference = difference.detach() + logprobs - logprobs.detach()
+        ratio = difference.exp()
+        plain = -advantages * (ratio if self.delta is None else ratio.clamp(max=self.delta))
+        clipped = -advantages * ratio.clamp(1 - self.low, 1 + self.high)
+        values = torch.maximum(plain, clipped)
+        bound = clipped > plain
+        if self.dual is not None:
+            most = -self.dual * advantages
+            bound = bound | ((advantages < 0) & (values > most))
+            values = torch.where(advantages < 0, torch.minimum(values, most), values)
+        return values, {"policy/clip_frac": bound.to(values.dtype), **moved(difference)}
+
+
+@dataclass(frozen=True)
+class Cispo(Surrogate):
+    """-sg[clip(ratio)] A log policy: every action keeps its gradient, its weight is bounded (CISPO, arXiv:2506.13585).
+
+    The bounds are on the ratio itself: TRL's epsilon_high=5 is high=5, low=None; verl's 0.2 and 0.28 are low=0.8, high=1.28.
+    """
+
+    low: float | None = None
+    high: float | None = 5.0
+    level: Level = "action"
+
+    @property
+    def scope(self) -> Scope:
+        return self.level
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        difference = log_ratio(readings, mask, self.level)
+        ratio = difference.detach().exp()
+        weight = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
+        values = -weight * batch.advantages * actions_only(readings[LOGPROBS], mask)
+        return values, {"policy/clip_frac": (weight != ratio).to(values.dtype), **moved(difference)}
+
+
+@dataclass(frozen=True)
+class Sapo(Surrogate):
+    """-(4 / tau) sigmoid(tau (ratio - 1)) A: a soft gate in place of the clip (SAPO, arXiv:2511.20347).
+
+    Slope 1 at ratio 1. A > 0 uses tau_positive, all others tau_negative.
+    """
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    level: Level = "action"
+
+    @property
+    def scope(self) -> Scope:
+        return self.level
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        difference = log_ratio(readings, batch.rollouts.action_mask, self.level)
+        positive = torch.full_like(batch.advantages, self.tau_positive)
+        tau = torch.where(batch.advantages > 0, positive, self.tau_negative)
+        values = -4 / tau * torch.sigmoid(tau * (difference.exp() - 1)) * batch.advantages
+        return values, moved(difference)
+
+
+@dataclass(frozen=True)
+class Gmpo(Surrogate):
+    """-A exp(mean_t g_t), g = min(d, clip(d)) for A > 0, max for A < 0, d = log ratio (GMPO, arXiv:2507.20673).
+
+    The bounds are in log space. A is the rollout's mean advantage; every action of a rollout has the same value.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask)
+        clipped = difference.clamp(-self.low, self.high)
+        pessimistic = torch.where(advantages > 0, torch.minimum(difference, clipped), torch.maximum(difference, clipped))
+        values = -rollout_mean(advantages, mask) * rollout_mean(pessimistic, mask).exp()
+        return values, {"policy/clip_frac": (pessimistic != difference).to(values.dtype), **moved(difference)}
+
+
+@dataclass(frozen=True)
+class Vespo(Surrogate):
+    """-sg[phi(w)] A log policy, log phi = lambda + k log w - lambda w, w the rollout's unnormalized ratio (VESPO).
+
+    arXiv:2602.10693. phi(1) = 1. (k, lambda) are (2, 3) for A >= 0 and (3, 2) for A < 0, as in TRL 1.16.
+    """
+
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+    sampler: bool = False
+    """Multiply old / sampler into w (instead of a SamplerCorrection weight); needs Algorithm.old = "reread"."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS, SAMPLER_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask)
+        smallest = math.log(1e-8)
+        log_w = difference.detach().sum(1, keepdim=True)
+        if self.sampler:
+            gap = readings[OLD_LOGPROBS] - readings[SAMPLER_LOGPROBS]
+            gap = torch.where(mask & ~gap.isnan(), gap, 0.0).clamp(smallest, LOG_RATIO_BOUND)
+            log_w = log_w + gap.sum(1, keepdim=True)
+        log_w = log_w.clamp(smallest, LOG_RATIO_BOUND)
+        gains = advantages >= 0
+        k = torch.where(gains, torch.full_like(advantages, self.k_positive), self.k_negative)
+        lam = torch.where(gains, torch.full_like(advantages, self.lambda_positive), self.lambda_negative)
+        phi = (lam + k * log_w - lam * log_w.exp()).exp()
+        values = -phi * advantages * actions_only(readings[LOGPROBS], mask)
+        return values, {"policy/phi": phi, **moved(difference)}
+
+
+@dataclass(frozen=True)
+class Dppo(Surrogate):
+    """-sg[min(ratio, truncate)] A log policy where |policy - old| in probability stays within bounds, else 0 (DPPO-TV).
+
+    arXiv:2602.04879. A > 0 stops once the probability rose by more than `high`, A <= 0 once it fell by more than `low`.
+    Not implemented: the divergences over the full vocabulary and the binary-KL variant.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    truncate: float = 20.0
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask)
+        logprobs = actions_only(readings[LOGPROBS], mask)
+        rise = logprobs.detach().exp() - actions_only(readings[OLD_LOGPROBS], mask).exp()
+        trusted = torch.where(advantages > 0, rise <= self.high, rise >= -self.low)
+        weight = difference.detach().exp().clamp(max=self.truncate) * trusted
+        return -weight * advantages * logprobs, {"policy/clip_frac": (~trusted).to(weight.dtype), **moved(difference)}
+
+
+@dataclass(frozen=True)
+class Dro(Surrogate):
+    """-(A log policy - beta / 2 (log ratio)^2): a quadratic pull towards the old policy (DRO, arXiv:2405.19107).
+
+    As in verl, action by action with a group advantage; the paper's learned value function is not implemented.
+    """
+
+    beta: float = 0.5
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        difference = log_ratio(readings, mask)
+        values = -(batch.advantages * actions_only(readings[LOGPROBS], mask) - self.beta / 2 * difference**2)
+        return values, moved(difference)

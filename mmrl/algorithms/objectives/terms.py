@@ -1,0 +1,61 @@
+"""What the terms of objectives share: the readings, ratios between readings, and what most surrogates declare."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Reading, Scope
+
+LOGPROBS = Reading("logprobs")
+OLD_LOGPROBS = Reading("logprobs", "old")
+REF_LOGPROBS = Reading("logprobs", "ref")
+SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+ENTROPY = Reading("entropy")
+
+Level = Literal["action", "rollout"]
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are clamped to this before exp, as in verl and EasyR1 (TRL does not), so no ratio is infinite."""
+
+
+class Surrogate:
+    """What most surrogates declare: they compare log-probabilities with the old ones, action by action, and take credit."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return True
+
+
+def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """0 where the mask is False, also where x is not finite there."""
+    return torch.where(mask, x, 0.0)
+
+
+def log_ratio(readings: Mapping[Reading, Tensor], mask: Bool[Tensor, "n t"], level: Level = "action") -> Float[Tensor, "n t"]:
+    """log policy - log old; at level `rollout` its mean over the actions of the row (a length-normalized ratio)."""
+    difference = actions_only(readings[LOGPROBS] - readings[OLD_LOGPROBS], mask)
+    if level == "rollout":
+        difference = masked_mean(difference, mask, dim=1)[:, None].expand_as(difference)
+    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def rollout_mean(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """The mean over the actions of a row, at every action of it."""
+    return masked_mean(x, mask, dim=1)[:, None].expand_as(x)
+
+
+def moved(difference: Float[Tensor, "n t"]) -> dict[str, Tensor]:
+    """How far the policy is from the old one, for the log: mean ratio, and KL(old || policy) by the k3 estimate."""
+    d = difference.detach()
+    return {"policy/ratio": d.exp(), "policy/kl_old": d.exp() - d - 1}

@@ -1,0 +1,81 @@
+"""Aggregations: the share of every action in the loss, from the counts of all ranks. `share` slot of an Algorithm."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.core.types import Batch, Counts, Reading, Scope
+
+
+class Aggregation:
+    """What aggregations have in common: they read nothing and look at one rollout at a time."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+
+def actions(batch: Batch) -> Float[Tensor, "n t"]:
+    """1 where an action trains, 0 elsewhere."""
+    return batch.rollouts.action_mask.to(batch.advantages.dtype)
+
+
+@dataclass(frozen=True)
+class SequenceMean(Aggregation):
+    """share = 1 / (N len_n): every rollout counts the same, every action in it the same (GRPO, arXiv:2402.03300).
+
+    N is the number of rollouts that train: a fully masked one leaves it (as in verl; TRL and EasyR1 count it).
+    """
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        mask = actions(batch)
+        return mask / mask.sum(1, keepdim=True).clamp(min=1) / max(counts.rollouts, 1)
+
+
+@dataclass(frozen=True)
+class TokenMean(Aggregation):
+    """share = 1 / sum_n len_n: every action of the minibatch counts the same (DAPO, arXiv:2503.14476)."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        return actions(batch) / max(counts.actions, 1)
+
+
+@dataclass(frozen=True)
+class FixedLength(Aggregation):
+    """share = 1 / (N length): no rollout gains by being long or short (Dr. GRPO, arXiv:2503.20783).
+
+    Shares add up to the mean length over `length`, not to 1.
+    """
+
+    length: int | None = None
+    """In actions. None: the run fills in its max_new_tokens."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when `length` was never filled in."""
+        if self.length is None:
+            raise ValueError(
+                "FixedLength.length is not set, and nothing filled in the run's max_new_tokens: "
+                "give the aggregation a length, FixedLength(length=1024)"
+            )
+        return actions(batch) / (max(counts.rollouts, 1) * self.length)
+
+
+@dataclass(frozen=True)
+class SequenceSum(Aggregation):
+    """share = 1 / N: a rollout counts as much as it is long (LUSPO, arXiv:2602.05261). Shares add up to the mean length."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        return actions(batch) / max(counts.rollouts, 1)
+
+
+@dataclass(frozen=True)
+class TokenSum(Aggregation):
+    """share = 1: the sum over all actions; the learning rate must know the batch size."""
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        return actions(batch)

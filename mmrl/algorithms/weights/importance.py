@@ -1,0 +1,120 @@
+"""How much an action's credit counts, by what the policy knew when it acted. `importance` slot of an Algorithm."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Batch, Counts, Reading, Scope
+
+OLD_ENTROPY = Reading("entropy", "old")
+OLD_LOGPROBS = Reading("logprobs", "old")
+SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+
+
+@dataclass(frozen=True)
+class HighEntropy:
+    """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
+
+    The threshold is taken over the actions of this rank's minibatch, at the weights that sampled (TRL: at the
+    current ones, again in every pass). Shares stay those of all actions, so the loss shrinks with the quantile.
+    """
+
+    quantile: float = 0.2
+    """The part that is kept, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"HighEntropy.quantile is {self.quantile}; it is the part of actions to keep: set it in (0, 1]")
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_ENTROPY,)
+
+    @property
+    def scope(self) -> Scope:
+        return "batch"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask
+        if not bool(mask.any()):
+            return torch.zeros_like(batch.advantages)
+        threshold = interpolated_quantile(entropy[mask], 1 - self.quantile)
+        return ((entropy >= threshold) & mask).to(batch.advantages.dtype)
+
+
+@dataclass(frozen=True)
+class SamplerCorrection:
+    """old / sampler, for samplers whose probabilities differ from the trainer's (TIS and MIS; TRL 1.16's default mode).
+
+    Per action, or multiplied over the rollout (TRL's product, not ms-swift's geometric mean). `truncate` clamps the ratio
+    into [low, high]; `mask` puts 0 where it leaves them. An action whose sampler log-probability is NaN is not corrected.
+    Needs Algorithm.old = "reread", else old is the sampler and the ratio is always 1.
+    """
+
+    mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "sequence_mask"
+    low: float | None = None
+    high: float | None = 3.0
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "action" if self.mode.startswith("token") else "rollout"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        log_ratio = sampler_gap(batch)
+        if self.mode.startswith("sequence"):
+            log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+        ratio = log_ratio.exp()
+        if self.low is None and self.high is None:
+            return ratio
+        if self.mode.endswith("truncate"):
+            return ratio.clamp(self.low, self.high)
+        too_low = ratio < self.low if self.low is not None else torch.zeros_like(ratio, dtype=torch.bool)
+        too_high = ratio > self.high if self.high is not None else torch.zeros_like(ratio, dtype=torch.bool)
+        return ratio.masked_fill(too_low | too_high, 0.0)
+
+
+@dataclass(frozen=True)
+class OffPolicyMask:
+    """0 for actions with A < 0 of rollouts where mean_t(log sampler - log old) > delta (OPSM, DeepSeek-V3.2, arXiv:2512.02556).
+
+    What the policy has left behind must not be pushed further down. The gap is taken once, before the first update
+    (TRL: against the moving weights, at every update); Algorithm.old must be "reread".
+    """
+
+    delta: float = 0.5
+    """In nats per action."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        gap = masked_mean(-sampler_gap(batch), batch.rollouts.action_mask, dim=1)
+        left_behind = (gap > self.delta)[:, None] & (batch.advantages < 0)
+        return 1.0 - left_behind.to(batch.advantages.dtype)
+
+
+def sampler_gap(batch: Batch) -> Float[Tensor, "n t"]:
+    """log old - log sampler where an action trains and the sampler said something, else 0."""
+    gap = batch.frozen[OLD_LOGPROBS] - batch.frozen[SAMPLER_LOGPROBS]
+    return torch.where(batch.rollouts.action_mask & ~gap.isnan(), gap, 0.0)
+
+
+def interpolated_quantile(x: Float[Tensor, " m"], q: float) -> Tensor:
+    """As torch.quantile, which refuses more than 2^24 values."""
+    ordered = x.sort().values
+    position = q * (len(ordered) - 1)
+    low = int(position)
+    return torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], position - low)
