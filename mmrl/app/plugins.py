@@ -8,8 +8,7 @@ import ast
 import hashlib
 import inspect
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -51,7 +50,9 @@ def load(spec: str, kind: str, base: Path | None = None) -> Callable[..., Any]:
         return found
     names = public_callables(module)
     if not names:
-        raise ValueError(f"{file} has no public function or class: define the {SINGULAR[kind]} there, without a leading underscore")
+        raise ValueError(
+            f"{file} has no public function or class: define the {SINGULAR[kind]} there, without a leading underscore"
+        )
     if len(names) > 1:
         raise ValueError(
             f"{file} has {len(names)} public callables ({', '.join(names)}): name one in __all__, start the others with an "
@@ -73,7 +74,9 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
         if file.is_file():
             return file.resolve(), wanted
     names = [listed.name for listed in listing(kind)]
-    raise ValueError(f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write ./{place}.py")
+    raise ValueError(
+        f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write ./{place}.py"
+    )
 
 
 def default_name(spec: str) -> str:
@@ -130,7 +133,9 @@ def public_callables(module: ModuleType) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
     ]
 
 
@@ -140,57 +145,17 @@ def listing(kind: str) -> list[Listed]:
     for folder in folders(kind):
         for file in sorted(folder.glob("*.py")):
             if not file.stem.startswith("_"):
-                found.setdefault(file.stem, Listed(file.stem, _summary(ast.parse(file.read_text(encoding="utf-8"))), file))
+                found.setdefault(file.stem, Listed(file.stem, summary(file), file))
     return sorted(found.values(), key=lambda listed: listed.name)
 
 
-def config_listing() -> list[Listed]:
-    """The runs in ./configs and the shipped ones, by path without ending: `image/qwen3vl_4b_refcoco_24gb`."""
-    found: dict[str, Listed] = {}
-    for folder in folders("configs"):
-        for file in sorted(folder.rglob("*.toml")):
-            name = file.relative_to(folder).with_suffix("").as_posix()
-            found.setdefault(name, Listed(name, _first_comment(file), file))
-    return sorted(found.values(), key=lambda listed: listed.name)
-
-
-def preset_listing() -> list[Listed]:
-    """The algorithms, read from the table of presets: names with the string that follows each."""
-    file = Path(__file__).resolve().parents[1] / "algorithms" / "presets.py"
-    return [Listed(name, text, file) for name, text in _documented_names(ast.parse(file.read_text(encoding="utf-8")))]
-
-
-def _documented_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for statement, following in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            text = following.value if isinstance(following, ast.Expr) else None
-            if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield statement.targets[0].id, _first_line(text.value)
-
-
-def _summary(tree: ast.Module) -> str:
-    return _first_line(ast.get_docstring(tree) or "")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0]
-
-
-def _first_comment(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """A TOML file as a dict.
-
-    Raises:
-        ValueError: it is not TOML.
-    """
+def summary(file: Path) -> str:
+    """First line of a Python file's docstring; of a file that is not Python, where it stops being so."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from None
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        return f"(not Python: {error.msg}, line {error.lineno})"
+    return (ast.get_docstring(tree) or "").strip().split("\n")[0]
 
 
 def _identifier(text: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 380, 210
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
+WIDTH, HEIGHT = 380.0, 210.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 26.0
 MAX_POINTS = 300
 """A longer curve is drawn as means of neighbouring steps."""
 SMOOTH_FROM = 20
@@ -51,7 +51,7 @@ def line_chart(series: Sequence[Series], label: str) -> Markup:
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
     x = Scale(*widened(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    body = [axes(x, y, x_ticks, y_ticks), *(curve(one, x, y) for one in drawn)]
+    body = [axes(x, y, x_ticks, y_ticks, x_name="step"), *(curve(one, x, y) for one in drawn)]
     return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
 
 
@@ -75,12 +75,14 @@ def histogram(groups: Sequence[tuple[str, Sequence[float], str]], label: str, bi
                 left, top = x(edges[i]) + 1 + place * slot, y(float(part))
                 title = f"{name}: {part:.0f} % between {edges[i]:.3g} and {edges[i + 1]:.3g}"
                 bars.append(
-                    Markup('<rect class="bar {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>').format(
-                        style, left, top, slot, y(0.0) - top, title
-                    )
+                    Markup(
+                        '<rect class="bar {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+                    ).format(style, left, top, slot, y(0.0) - top, title)
                 )
     keys = [
-        Markup('<span class="key"><i class="swatch {}"></i>{} <small>({} samples)</small></span>').format(style, name, len(values))
+        Markup('<span class="key"><i class="swatch {}"></i>{} <small>({} samples)</small></span>').format(
+            style, name, len(values)
+        )
         for name, values, style in kept
     ]
     picture = canvas([axes(x, y, x_ticks, y_ticks, unit=" %"), *bars], label)
@@ -93,12 +95,15 @@ def canvas(body: Sequence[Markup], label: str) -> Markup:
     )
 
 
-def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], unit: str = "") -> Markup:
+def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float], unit: str = "", x_name: str = "") -> Markup:
     parts: list[str] = []
     digits = decimals(y_ticks)
     for tick in y_ticks:
+        text = f"{written(tick, digits)}{unit}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" text-anchor="end">{written(tick, digits)}{escape(unit)}</text>')
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" text-anchor="end">{text}</text>')
+    if x_name:
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">{x_name}</text>')
     digits = decimals(x_ticks)
     for tick in x_ticks:
         parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{written(tick, digits)}</text>')
@@ -117,16 +122,18 @@ def curve(one: Series, x: Scale, y: Scale) -> Markup:
     few = one.dots or len(values) <= 12
     for step, value in zip(one.steps, values, strict=True):
         if math.isfinite(value):
-            shown = f"dot {one.style}" if few else "hit"
-            title = f"{escape(one.name)}, step {step:g}: {value:.4g}"
-            parts.append(f'<circle class="{shown}" cx="{x(step):.1f}" cy="{y(value):.1f}" r="{3 if few else 4}"><title>{title}</title></circle>')
+            look = f'class="dot {one.style}" r="3"' if few else 'class="hit" r="4"'
+            title = f"<title>{escape(one.name)}, step {step:g}: {value:.4g}</title>"
+            parts.append(f'<circle {look} cx="{x(step):.1f}" cy="{y(value):.1f}">{title}</circle>')
     return Markup("".join(parts))
 
 
 def legend(one: Series) -> Markup:
     window = smoothing(one)
     note = Markup(" <small>(thick: mean of {} points)</small>").format(window) if window > 1 else ""
-    return Markup('<span class="key"><i class="swatch {}{}"></i>{}{}</span>').format(one.style, " round" if one.dots else "", one.name, note)
+    return Markup('<span class="key"><i class="swatch {}{}"></i>{}{}</span>').format(
+        one.style, " round" if one.dots else "", one.name, note
+    )
 
 
 def smoothing(one: Series) -> int:
@@ -175,19 +182,19 @@ def widened(low: float, high: float) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that enclose [low, high]."""
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that enclose [low, high]."""
     low, high = widened(low, high)
     rough = (high - low) / max(1, wanted - 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
 def decimals(values: Sequence[float]) -> int:
-    """Digits after the point that tell neighbouring ticks apart."""
-    gap = min((b - a for a, b in zip(values, values[1:], strict=False)), default=1.0)
-    return max(0, -math.floor(math.log10(gap) + 1e-9)) if gap > 0 else 0
+    """Digits after the point that evenly spaced ticks need."""
+    gap = values[1] - values[0] if len(values) > 1 else 1.0
+    return next((digits for digits in range(10) if abs(round(gap, digits) - gap) < gap * 1e-6), 10)
 
 
 def written(value: float, digits: int) -> str:

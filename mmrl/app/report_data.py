@@ -2,23 +2,26 @@
 
 import json
 import math
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from mmrl.app.rundir import JsonLines, Line, RunDir, read_lines
 from mmrl.app.sample_files import first_size
 from mmrl.core.types import MediaSize
-from mmrl.geometry.boxes import SPACES, Box, iou_matrix
+from mmrl.geometry.boxes import SPACES, Box, iou_matrix, is_inside
 from mmrl.geometry.parsing import parse_boxes
 
 TRAIN, EVAL = "train", "eval"
 NUM_RESAMPLES = 2000
+Kind = Literal["iou", "share", "reward", "part"]
+"""iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,24 @@ class Row:
         size = self.size
         if size is None or self.space not in SPACES or not self.truth:
             return []
-        return [box.to("pixel", size) for box in parse_boxes(self.text, self.space)]
+        return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self.text, self.space))]
+
+    @property
+    def outside(self) -> bool:
+        """True if a predicted box lies beyond the picture."""
+        return self.size is not None and not all(is_inside(box, self.size) for box in self.predicted)
 
     @cached_property
     def iou(self) -> float:
         """Best matching of predicted and true boxes, divided by the larger number: missing and surplus boxes count 0.
 
+        All of it is 0 when a predicted box lies beyond the picture.
+
         NaN when the prompt has no true box or the size of its picture or the space of its boxes is unknown.
         """
         if not self.truth or self.size is None or self.space not in SPACES:
             return math.nan
-        if not self.predicted:
+        if not self.predicted or self.outside:
             return 0.0
         from scipy.optimize import linear_sum_assignment
 
@@ -76,8 +86,20 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A number that every sample has; NaN where it has none."""
+
+    name: str
+    kind: Kind
+    value: Callable[[Row], float]
+
+
+@dataclass(frozen=True)
 class Change:
-    """One figure over the same held-out prompts before and after, with a 95 % bootstrap interval of the difference."""
+    """One figure over the same held-out prompts before and after (or in one run and another).
+
+    `low` and `high` bound the difference: a 95 % bootstrap interval.
+    """
 
     name: str
     before: float
@@ -85,8 +107,7 @@ class Change:
     low: float
     high: float
     num_prompts: int
-    share: bool = False
-    """A share of the prompts, written in percent."""
+    kind: Kind
 
     @property
     def difference(self) -> float:
@@ -116,6 +137,8 @@ class RunData:
     warnings: list[tuple[str, int, int]]
     """Text, step it was first said at, how often."""
     versions: Mapping[str, str]
+    box_space: str | None = None
+    """The policy's, for samples lines that name none."""
     notices: list[str] = field(default_factory=list)
     """What is missing or damaged."""
 
@@ -125,10 +148,8 @@ class RunData:
 
     @property
     def steps_wanted(self) -> int | None:
-        for table in (self.config.get("training", {}), self.config):
-            if isinstance(table, Mapping) and isinstance(table.get("steps"), int):
-                return table["steps"]
-        return None
+        steps = self.config.get("steps")
+        return steps if isinstance(steps, int) else None
 
 
 def load(path: Path | str) -> RunData:
@@ -158,6 +179,7 @@ def load(path: Path | str) -> RunData:
         after=read_rows(run, EVAL, eval_steps[1:][-1:], space),
         warnings=counted(warnings),
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
+        box_space=space,
         notices=notices,
     )
     notices += missing(data)
@@ -186,7 +208,9 @@ def read_config(run: RunDir, notices: list[str]) -> tuple[dict[str, Any], str]:
     try:
         return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{run.config_file} is not TOML ({error}): restore it, or delete it to get a report without settings") from None
+        raise ValueError(
+            f"{run.config_file} is not TOML ({error}): restore it, or delete it to get a report without settings"
+        ) from None
 
 
 def box_space(config: Mapping[str, Any]) -> str | None:
@@ -203,11 +227,12 @@ def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) 
 
 
 def counted(warnings: JsonLines) -> list[tuple[str, int, int]]:
-    """Each text once, with its first step and how often it was said."""
+    """Each text once, with its first step and how often it was said; a leading "step 12: " does not count as text."""
     found: dict[str, tuple[int, int]] = {}
     for line in warnings.lines:
-        step, count = found.get(line["text"], (line["step"], 0))
-        found[line["text"]] = (step, count + 1)
+        text = re.sub(r"^step \d+: ", "", line["text"])
+        step, count = found.get(text, (line["step"], 0))
+        found[text] = (step, count + 1)
     return [(text, step, count) for text, (step, count) in found.items()]
 
 
@@ -225,24 +250,34 @@ def pairs(data: RunData) -> list[tuple[Row, Row]]:
 
 
 def changes(data: RunData) -> list[Change]:
-    """Mean IoU, hits, Acc@0.5, total reward and each reward, over the prompts evaluated both times."""
-    before, after = by_prompt(data.before), by_prompt(data.after)
-    prompts = [prompt for prompt in before if prompt in after]
-    names = list(dict.fromkeys(name for row in data.before for name in row.line["scores"]))
-    asked: list[tuple[str, bool, Any]] = [
-        ("Mean IoU", False, lambda row: row.iou),
-        ("Hits", True, lambda row: indicator(row.iou, row.iou > 0)),
-        ("Acc@0.5", True, lambda row: indicator(row.iou, row.iou >= 0.5)),
-        ("Reward", False, lambda row: row.total),
-        *((name, False, lambda row, name=name: score(row, name)) for name in names if len(names) > 1),
+    """Every figure over the prompts evaluated both times."""
+    return paired(by_prompt(data.before), by_prompt(data.after))
+
+
+def figures(rows: Sequence[Row]) -> list[Figure]:
+    """Mean IoU, hits, Acc@0.5, total reward, and each reward where there are several."""
+    names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
+    return [
+        Figure("Mean IoU", "iou", lambda row: row.iou),
+        Figure("Hits", "share", lambda row: indicator(row.iou, row.iou > 0)),
+        Figure("Acc@0.5", "share", lambda row: indicator(row.iou, row.iou >= 0.5)),
+        Figure("Reward", "reward", lambda row: row.total),
+        *(Figure(name, "part", lambda row, name=name: score(row, name)) for name in names if len(names) > 1),
     ]
+
+
+def paired(before: Mapping[Any, list[Row]], after: Mapping[Any, list[Row]]) -> list[Change]:
+    """Every figure that both sides know, over the prompts (keys) that both have; samples of a prompt are averaged first."""
+    prompts = [prompt for prompt in before if prompt in after]
     found: list[Change] = []
-    for name, share, figure in asked:
-        both = [(mean(map(figure, before[p])), mean(map(figure, after[p]))) for p in prompts]
+    for figure in figures([row for prompt in prompts for row in (*before[prompt], *after[prompt])]):
+        both = [(mean(map(figure.value, before[p])), mean(map(figure.value, after[p]))) for p in prompts]
         kept = np.array([pair for pair in both if all(map(math.isfinite, pair))])
         if len(kept):
             low, high = bootstrap(kept[:, 1] - kept[:, 0])
-            found.append(Change(name, float(kept[:, 0].mean()), float(kept[:, 1].mean()), low, high, len(kept), share))
+            found.append(
+                Change(figure.name, float(kept[:, 0].mean()), float(kept[:, 1].mean()), low, high, len(kept), figure.kind)
+            )
     return found
 
 

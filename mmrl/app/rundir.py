@@ -45,7 +45,9 @@ class RunDir:
         """
         run = cls(Path(path))
         if run.exists():
-            raise ValueError(f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}")
+            raise ValueError(
+                f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}"
+            )
         run.samples.mkdir(parents=True, exist_ok=True)
         run.versions_file.write_text(json.dumps(installed_versions(), indent=2) + "\n", encoding="utf-8")
         return run
@@ -59,7 +61,9 @@ class RunDir:
         """
         run = cls(Path(path))
         if not run.path.is_dir():
-            raise FileNotFoundError(f"{run.path} is not a folder: give the output folder of a run (it holds config.toml and metrics.jsonl)")
+            raise FileNotFoundError(
+                f"{run.path} is not a folder: give the output folder of a run (it holds config.toml and metrics.jsonl)"
+            )
         if not run.exists():
             raise FileNotFoundError(f"{run.path} holds neither config.toml nor metrics.jsonl: give the output folder of a run")
         return run
@@ -117,7 +121,9 @@ class RunDir:
             ValueError: a line before the last is not JSON.
         """
         read = read_lines(self.metrics_file)
-        return JsonLines([{name: float(x) if name != "step" else int(x) for name, x in line.items()} for line in read.lines], read.torn)
+        return JsonLines(
+            [{name: float(x) if name != "step" else int(x) for name, x in line.items()} for line in read.lines], read.torn
+        )
 
     def truncate(self, step: int) -> None:
         """Forget everything written after `step`, so that a resumed run repeats no line."""
@@ -178,7 +184,9 @@ def read_lines(file: Path) -> JsonLines:
             lines.append(json.loads(text))
         except json.JSONDecodeError:
             if number < len(texts):
-                raise ValueError(f"{file}, line {number} is not JSON: the file was changed by hand or by a full disk; remove the line") from None
+                raise ValueError(
+                    f"{file}, line {number} is not JSON: the file was changed by hand or by a full disk; remove the line"
+                ) from None
             return JsonLines(lines, torn=True)
     return JsonLines(lines)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmrl.app.rundir import Line, RunDir
 from mmrl.core.types import Group, MediaSize, Sample, Scores, Status
+from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.geometry.boxes import Box
 
 MAX_SIDE = 512
@@ -28,10 +29,11 @@ SHARP_SIDE = 256
 """Pictures up to this side are kept as PNG: JPEG would smear what little there is."""
 STRIP_FRAMES = 4
 """A video is stored as a strip of so many frames, evenly spaced."""
-PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 
-def sample_lines(run: RunDir, step: int, groups: Sequence[Group], scores: Scores, split: str, box_space: str | None) -> Iterable[Line]:
+def sample_lines(
+    run: RunDir, step: int, groups: Sequence[Group], scores: Scores, split: str, box_space: str | None
+) -> Iterable[Line]:
     """The lines of one samples file; pictures are written on the way. `scores` has a row per sample, in order."""
     totals = scores.total().tolist()
     values, status = scores.values.tolist(), scores.status.tolist()
@@ -55,7 +57,9 @@ def sample_lines(run: RunDir, step: int, groups: Sequence[Group], scores: Scores
                 "sample": index,
                 "completion": sample.text,
                 "total": total if math.isfinite(total) else None,
-                "scores": {n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)},
+                "scores": {
+                    n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)
+                },
                 "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
                 "truncated": sample.truncated,
                 "role": sample.role,
@@ -106,15 +110,14 @@ def store(run: RunDir, media: Any) -> Line:
 
 
 def frames_of(media: Any) -> tuple[list[Image.Image], str]:
-    """A picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
+    """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
     if isinstance(media, Image.Image):
-        return [media], "picture"
+        return [ImageOps.exif_transpose(media)], "picture"
     if isinstance(media, str | Path):
         path = Path(media)
         if path.suffix.lower() in PICTURE_SUFFIXES:
             with Image.open(path) as picture:
-                picture.load()
-                return [picture], "picture"
+                return [ImageOps.exif_transpose(picture)], "picture"
         return video_frames(path), "video"
     if isinstance(media, torch.Tensor):
         return frames_of(channels_last(media))

@@ -146,7 +146,7 @@ def show_in_wandb(tracker: Any, step: int, split: str, rows: list[Line], picture
 
 def show_in_trackio(tracker: Any, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
     import pandas
-    import trackio
+    import trackio  # pyright: ignore[reportMissingImports] - part of the extra [track]
 
     tracker.log({f"{split}/completions": trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
     for tag, picture in pictures:
@@ -245,13 +245,19 @@ class Progress:
         self.bar.update(self.task, completed=step, description=text)
         if not self.console.is_terminal and (now - self.last_line >= self.every_s or step == self.num_steps):
             self.last_line = now
-            self.console.print(f"step {step}/{self.num_steps}  {text}  {self._time_left(step, now)}", markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                f"step {step}/{self.num_steps}  {text}  {self._time_left(step, now)}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
     def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
         """Nothing: examples are read in the report."""
 
     def close(self) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:
+            self.bar.stop()
 
     def _evaluation(self, step: int, held_out: Mapping[str, float]) -> None:
         shown = [f"{name} {value:.3f}" + self._change(name, value) for name, value in held_out.items()]

@@ -197,6 +197,8 @@ class Credit:
 
     values: Float[Tensor, "n t"]
     keep: Bool[Tensor, " n"]
+    actions: Bool[Tensor, "n t"] | None = None
+    """False: the action leaves every count too (pruned branches of a tree); None: no action is left out."""
 
 
 @dataclass(frozen=True)

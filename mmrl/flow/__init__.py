@@ -1,0 +1,1 @@
+"""The mathematics of paths between noise and data: what is sampled, how, and what of it trains."""

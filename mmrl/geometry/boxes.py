@@ -18,17 +18,20 @@ _SLACK = 1e-6
 """Share of a picture's side by which rounding of floats may push a box over the edge."""
 
 
-def extent(space: Space, size: MediaSize) -> tuple[float, float]:
-    """The largest x and y that `space` has on a picture of this size: `("norm1000", ...) -> (1000.0, 1000.0)`."""
-    match space:
-        case "pixel":
-            return float(size.width), float(size.height)
-        case "resized":
-            return float(size.seen_width), float(size.seen_height)
-        case "norm1000":
-            return 1000.0, 1000.0
-        case "norm1":
-            return 1.0, 1.0
+def extent(space: Space, size: MediaSize | None) -> tuple[float, float]:
+    """The largest x and y that `space` has on a picture of this size: `("norm1000", None) -> (1000.0, 1000.0)`.
+
+    Raises ValueError if the space counts pixels and the size is None.
+    """
+    if space == "norm1000":
+        return 1000.0, 1000.0
+    if space == "norm1":
+        return 1.0, 1.0
+    if size is None:
+        raise ValueError(f"space {space!r} needs the picture's size: give the sample its media_sizes")
+    if space == "pixel":
+        return float(size.width), float(size.height)
+    return float(size.seen_width), float(size.seen_height)
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,14 @@ class Box:
     def area(self) -> float:
         return (self.x2 - self.x1) * (self.y2 - self.y1)
 
-    def to(self, space: Space, size: MediaSize) -> "Box":
-        """The same rectangle written in another space."""
+    def to(self, space: Space, size: MediaSize | None) -> "Box":
+        """The same rectangle written in another space; norm1000 and norm1 need no size to become one another."""
         if space == self.space:
             return self
-        old_width, old_height = extent(self.space, size)
-        width, height = extent(space, size)
-        x, y = width / old_width, height / old_height
-        return replace(self, x1=self.x1 * x, y1=self.y1 * y, x2=self.x2 * x, y2=self.y2 * y, space=space)
+        (old_width, old_height), (width, height) = extent(self.space, size), extent(space, size)
+        x1, x2 = self.x1 * width / old_width, self.x2 * width / old_width
+        y1, y2 = self.y1 * height / old_height, self.y2 * height / old_height
+        return replace(self, x1=x1, y1=y1, x2=x2, y2=y2, space=space)
 
     def rounded(self, digits: int = 0) -> "Box":
         """Coordinates rounded to so many decimals; a side that would vanish keeps one unit of the last decimal."""
@@ -88,14 +91,14 @@ class Box:
         return replace(self, x1=x1, y1=y1, x2=max(x2, round(x1 + unit, digits)), y2=max(y2, round(y1 + unit, digits)))
 
 
-def is_inside(box: Box, size: MediaSize) -> bool:
+def is_inside(box: Box, size: MediaSize | None) -> bool:
     """True if no edge of the box lies beyond the picture."""
     width, height = extent(box.space, size)
     x, y = width * _SLACK, height * _SLACK
     return box.x1 >= -x and box.y1 >= -y and box.x2 <= width + x and box.y2 <= height + y
 
 
-def check_inside(box: Box, size: MediaSize) -> None:
+def check_inside(box: Box, size: MediaSize | None) -> None:
     """Raise ValueError, naming the box, if ground truth lies outside its space."""
     if not is_inside(box, size):
         width, height = extent(box.space, size)

@@ -52,9 +52,9 @@ class _Frame:
 def parse_boxes(text: str, space: Space) -> list[Box]:
     """Every box in the answer, in the order written; [] when there is none. Never raises.
 
-    Reads the last complete `<answer>` block if there is one, else what follows the thought, else everything. Understands
-    `bbox_2d` and other JSON or Python objects with labels, lists and tuples of four numbers, pairs of corners, `<box>` tags
-    of InternVL and Qwen, and x1=.., y1=.., x2=.., y2=... Boxes without area are left out.
+    Reads the last complete `<answer>` block if there is one, else the text without its thought. Understands `bbox_2d` and
+    other JSON or Python objects with labels, lists and tuples of four numbers, pairs of corners, `<box>` tags of InternVL
+    and Qwen, and x1=.., y1=.., x2=.., y2=... Boxes without area are left out.
     """
     text = unfenced(answer_block(text))
     only = _ONLY_FOUR.fullmatch(text)

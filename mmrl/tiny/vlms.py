@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+Kwargs = dict[str, Any]
 STOP, PAD, TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
-TEXT = {
+TEXT: Kwargs = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -19,15 +20,16 @@ TEXT = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
 }
-VISION = {"hidden_size": 32, "intermediate_size": 64}
-TOWER = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
+VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
+TOWER: Kwargs = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
 QWEN_TOKENS = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
-MODEL_AND_PROCESSOR = tuple[Any, Any]
+Built = tuple[Any, Any]
+"""A model and its processor."""
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -53,10 +55,10 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
 
 @torch.no_grad()
 def draw_weights(model: torch.nn.Module) -> None:
-    """Matrices from N(0, 1 / fan_in), tables and lone vectors from N(0, 1/4); norms and biases stay as they are."""
+    """Matrices from N(0, 1 / fan_in), tables and lone vectors from N(0, 1/16); norms and biases stay as they are."""
     for name, weight in model.named_parameters():
         if "embed" in name.lower() or "newline" in name:
-            weight.normal_(0, 0.5)
+            weight.normal_(0, 0.25)
         elif weight.ndim > 1:
             weight.normal_(0, (weight.numel() / weight.shape[0]) ** -0.5)
 
@@ -83,25 +85,24 @@ def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str |
 
 def chat_template(image: str, video: str = "", start: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
-    part = (
-        f"{{% if part.type == 'image' %}}{image}{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
-    )
+    other = f"{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
+    part = f"{{% if part.type == 'image' %}}{image}{other}"
     turn = f"{TURN}{{{{ message.role }}}}\n{{% for part in message.content %}}{part}{{% endfor %}}{STOP}\n"
     opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
     return f"{start}{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
 
 
-def token_ids(tokenizer: Any, **others: Any) -> dict[str, Any]:
+def token_ids(tokenizer: Any, **others: Any) -> Kwargs:
     """The ids every text config needs: library defaults lie outside a small vocabulary."""
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return {**TEXT, "vocab_size": len(tokenizer), **ids, **others}
 
 
-def qwen_ids(tokenizer: Any) -> dict[str, int]:
+def qwen_ids(tokenizer: Any) -> Kwargs:
     return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
 
 
-def qwen2_5_vl() -> MODEL_AND_PROCESSOR:
+def qwen2_5_vl() -> Built:
     """Patches of 14 pixels merged 2 by 2: one token per 28 x 28 pixels."""
     from transformers import (
         Qwen2_5_VLConfig,
@@ -113,15 +114,15 @@ def qwen2_5_vl() -> MODEL_AND_PROCESSOR:
 
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
-    patches = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = Qwen2_5_VLConfig(
         text_config=token_ids(tokenizer, rope_parameters=rope),
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "window_size": 56, "out_hidden_size": 32}
         | {"fullatt_block_indexes": [1]},
         **qwen_ids(tokenizer),
     )
-    size = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
-    patches = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
+    size: Kwargs = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
+    patches: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
     processor = Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**patches),
         tokenizer=tokenizer,
@@ -131,7 +132,7 @@ def qwen2_5_vl() -> MODEL_AND_PROCESSOR:
     return Qwen2_5_VLForConditionalGeneration(config), processor
 
 
-def qwen3_vl() -> MODEL_AND_PROCESSOR:
+def qwen3_vl() -> Built:
     """Patches of 16 pixels merged 2 by 2; features of a middle vision layer enter the language model too (deepstack)."""
     from transformers import (
         Qwen2VLImageProcessor,
@@ -143,14 +144,14 @@ def qwen3_vl() -> MODEL_AND_PROCESSOR:
 
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    patches = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = Qwen3VLConfig(
         text_config=token_ids(tokenizer, head_dim=8, rope_parameters=rope),
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32}
         | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         **qwen_ids(tokenizer),
     )
-    patches = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
         tokenizer=tokenizer,
@@ -165,7 +166,7 @@ def qwen_template() -> str:
     return chat_template(around.format(QWEN_TOKENS["image_token"]), around.format(QWEN_TOKENS["video_token"]))
 
 
-def smolvlm() -> MODEL_AND_PROCESSOR:
+def smolvlm() -> Built:
     """Tiles of 32 pixels (4 tokens each) and a view of the whole picture."""
     from transformers import (
         SmolVLMConfig,
@@ -186,14 +187,15 @@ def smolvlm() -> MODEL_AND_PROCESSOR:
         others=[f"<row_{row}_col_{col}>" for row in (1, 2) for col in (1, 2)],
     )
     tile, patch, shrink = 32, 8, 2
+    padding: Kwargs = {"pad_token_id": tokenizer.pad_token_id}
     config = SmolVLMConfig(
         text_config=token_ids(tokenizer, model_type="llama"),
         vision_config={**TOWER, "image_size": tile, "patch_size": patch},
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        pad_token_id=tokenizer.pad_token_id,
         scale_factor=shrink,
+        **padding,
     )
-    largest = {"max_image_size": {"longest_edge": tile}}
+    largest: Kwargs = {"max_image_size": {"longest_edge": tile}}
     processor = SmolVLMProcessor(
         image_processor=SmolVLMImageProcessor(size={"longest_edge": 2 * tile}, do_image_splitting=True, **largest),
         tokenizer=tokenizer,
@@ -204,7 +206,7 @@ def smolvlm() -> MODEL_AND_PROCESSOR:
     return SmolVLMForConditionalGeneration(config), processor
 
 
-def internvl() -> MODEL_AND_PROCESSOR:
+def internvl() -> Built:
     """Up to four tiles of 28 pixels (4 tokens each), and a thumbnail when there are several."""
     from transformers import (
         GotOcr2ImageProcessor,
@@ -231,7 +233,7 @@ def internvl() -> MODEL_AND_PROCESSOR:
         image_seq_length=per_tile,
         downsample_ratio=0.5,
     )
-    size = {"height": tile, "width": tile}
+    size: Kwargs = {"height": tile, "width": tile}
     processor = InternVLProcessor(
         image_processor=GotOcr2ImageProcessor(size=size, crop_to_patches=True, min_patches=1, max_patches=4),
         tokenizer=tokenizer,
@@ -242,7 +244,7 @@ def internvl() -> MODEL_AND_PROCESSOR:
     return InternVLForConditionalGeneration(config), processor
 
 
-def llava_onevision() -> MODEL_AND_PROCESSOR:
+def llava_onevision() -> Built:
     """Up to four tiles of 28 pixels (16 tokens each) beside the whole picture; several pictures get no tiles."""
     from transformers import (
         LlavaOnevisionConfig,
@@ -264,7 +266,7 @@ def llava_onevision() -> MODEL_AND_PROCESSOR:
         image_grid_pinpoints=grids,
         vision_aspect_ratio="anyres_max_9",
     )
-    size = {"height": tile, "width": tile}
+    size: Kwargs = {"height": tile, "width": tile}
     processor = LlavaOnevisionProcessor(
         image_processor=LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=grids),
         tokenizer=tokenizer,
@@ -276,7 +278,7 @@ def llava_onevision() -> MODEL_AND_PROCESSOR:
     return LlavaOnevisionForConditionalGeneration(config), processor
 
 
-def gemma3() -> MODEL_AND_PROCESSOR:
+def gemma3() -> Built:
     """4 tokens per picture that see each other both ways; one layer in two attends to a window only."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
@@ -301,7 +303,7 @@ def gemma3() -> MODEL_AND_PROCESSOR:
     return Gemma3ForConditionalGeneration(config), processor
 
 
-FAMILIES: dict[str, Callable[[], MODEL_AND_PROCESSOR]] = {
+FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
     "smolvlm": smolvlm,

@@ -1,0 +1,42 @@
+"""Grounding data from Hugging Face `datasets`: a hub id, a local folder, or parquet files; RefCOCO layout and the like.
+
+RefCOCO as commonly published: columns = {question = "answer", box = "bbox"}, box_format = "xywh". A list of questions gives
+one prompt each. Needs `pip install 'mmrl[data]'`. Licence: that of the data set.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mmrl import Prompt
+from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.hf_prompts import StoredPrompts, StreamedPrompts
+from mmrl.data.readers import open_hf
+from mmrl.geometry.boxes import Space
+
+
+def load(
+    name: str,
+    split: str | None = None,
+    streaming: bool = False,
+    columns: Mapping[str, str] | None = None,
+    box_format: BoxFormat = "xyxy",
+    space: Space = "pixel",
+    template: str = "{question}",
+    image_root: str | Path = "",
+) -> Sequence[Prompt] | Iterable[Prompt]:
+    """Prompts whose pictures are opened when used.
+
+    Args:
+        name: hub id, folder (saved data set or data files) or `*.parquet`.
+        split: may be left out where there is one only.
+        streaming: True reads rows as they are asked for and checks each then; False checks all rows first.
+        columns: our name -> the data set's, for image, question, box, size, space, id.
+        box_format: xyxy or xywh.
+        image_root: where picture paths start, if the data set holds paths and not pictures.
+
+    Raises:
+        ValueError: naming data set and row, for rows that cannot be trained on.
+    """
+    layout = Layout(Path(image_root), space, box_format, columns or {}, template)
+    data = open_hf(name, split, streaming)
+    return StreamedPrompts(data, name, layout) if streaming else StoredPrompts(data, name, layout)

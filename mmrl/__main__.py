@@ -1,0 +1,5 @@
+"""`python -m mmrl`, and `accelerate launch -m mmrl`, are the command `mmrl`."""
+
+from mmrl.app.cli import main
+
+main()

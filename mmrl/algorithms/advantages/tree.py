@@ -1,0 +1,133 @@
+"""Samples that share actions: every node of a tree is compared with the others of its depth."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import EpsMode, by_group, moments, standardize, totals_and_keep
+from mmrl.core.types import Credit, Reading, Rollouts, Scores
+
+SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+
+
+@dataclass(frozen=True)
+class TreeNorm:
+    """A = (node - mean of the depth) / deviation, a node being worth the mean of its leaves (BranchGRPO, arXiv:2509.06040).
+
+    Nodes of one depth are compared within their group, and only those an action led to which trains: with TempFlow's branches
+    (arXiv:2508.04324) these are the siblings of one step, and without shared actions it is GroupNorm. The row that owns a
+    shared action must not be dropped: a leaf whose reward failed takes the edges it owns with it.
+    """
+
+    ddof: int = 1
+    eps: float = 1e-8
+    eps_mode: EpsMode = "add"
+    zero_below: float = 1e-6
+    """A depth whose deviation is smaller gets 0."""
+    clip: float | None = 5.0
+    """Advantages are clamped to [-clip, clip]."""
+    fusion: Literal["mean", "path"] = "mean"
+    """path: a node is worth its children weighted by the softmax of their log-probabilities, layer by layer; these are
+    means over dimensions, so the weights are all but equal."""
+    kept_chains: float | None = None
+    """After the last split only this part of every group's leaves trains: the best and the worst half of it each."""
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Raises ValueError when `fusion` = path and the sampler's log-probabilities are not at hand."""
+        totals, keep = totals_and_keep(scores)
+        nodes = node_columns(rollouts)
+        worth = self._worth(totals, nodes, keep, rollouts)
+        values = torch.zeros_like(worth[:, 1:])
+        for t in range(values.shape[1]):
+            at = nodes[:, t + 1]
+            acting = keep & (sums_by_node((rollouts.action_mask[:, t] & keep).to(totals), at) > 0)
+            weights = 1 / sums_by_node(acting.to(totals), at).clamp(min=1)
+            values[:, t] = by_group(rollouts, acting, torch.stack([worth[:, t + 1], weights], 1), self._standardize)[:, 0]
+        if self.clip is not None:
+            values = values.clamp(-self.clip, self.clip)
+        if self.kept_chains is None:
+            return Credit(values, keep)
+        actions = self._unpruned(totals, keep, nodes)
+        return Credit(torch.where(actions, values, 0.0), keep, actions)
+
+    def _worth(self, totals: Tensor, nodes: Tensor, keep: Tensor, rollouts: Rollouts) -> Float[Tensor, "n t1"]:
+        if self.fusion == "mean":
+            return mean_of_leaves(totals, nodes, keep)
+        if SAMPLER_LOGPROBS not in rollouts.recorded:
+            raise ValueError(
+                "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but they are not at hand "
+                "(training on several processes gathers none): set fusion = 'mean'"
+            )
+        return path_weighted(totals, nodes, keep, rollouts.recorded[SAMPLER_LOGPROBS])
+
+    def _standardize(self, rows: Float[Tensor, "m 2"]) -> Float[Tensor, "m 2"]:
+        """Of (worth, 1 / rows of the node), so that every node counts once."""
+        worth, weights = rows.unbind(1)
+        small = moments(worth, self.ddof, weights)[1] < self.zero_below
+        values = torch.zeros_like(worth) if small else standardize(worth, self.ddof, self.eps, self.eps_mode, weights)
+        return torch.stack([values, weights], 1)
+
+    def _unpruned(self, totals: Tensor, keep: Tensor, nodes: Tensor) -> Bool[Tensor, "n t"]:
+        """False at the actions after the last split of leaves that are neither among the best nor among the worst."""
+        share = self.kept_chains or 0.0
+        actions = torch.ones_like(nodes[:, 1:], dtype=torch.bool)
+        sizes = torch.stack([sums_by_node(keep.to(totals), nodes[:, column]) for column in range(nodes.shape[1])], 1)
+        for first in (nodes[:, 0] == torch.arange(len(nodes))).nonzero()[:, 0]:
+            rows = ((nodes[:, 0] == first) & keep).nonzero()[:, 0]
+            after = int((sizes[rows].amax(0) > 1).sum()) if len(rows) else 0
+            order = rows[totals[rows].argsort(stable=True)]
+            count = int(len(rows) * share)
+            dropped = order[count // 2 : len(rows) - (count - count // 2)]
+            actions[dropped, after:] = False
+        return actions
+
+
+def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
+    """The node each row is at before its first action and after each, named by the first row that is there too."""
+    same_group = rollouts.group_ids[:, None] == rollouts.group_ids
+    columns = [same_group.int().argmax(1)]
+    for t in range(rollouts.action_mask.shape[1]):
+        if rollouts.node_ids is None:
+            columns.append(torch.arange(len(rollouts)))
+        else:
+            at = rollouts.node_ids[:, t]
+            columns.append((same_group & (at[:, None] == at)).int().argmax(1))
+    return torch.stack(columns, dim=1)
+
+
+def mean_of_leaves(totals: Float[Tensor, " n"], nodes: Int[Tensor, "n t1"], keep: Bool[Tensor, " n"]) -> Float[Tensor, "n t1"]:
+    """The mean total of the kept rows through each node."""
+    columns = [weighted_by_node(totals, keep.to(totals), nodes[:, column]) for column in range(nodes.shape[1])]
+    return torch.stack(columns, dim=1)
+
+
+def path_weighted(
+    totals: Float[Tensor, " n"], nodes: Int[Tensor, "n t1"], keep: Bool[Tensor, " n"], logprobs: Float[Tensor, "n t"]
+) -> Float[Tensor, "n t1"]:
+    """A node's worth is its children's, weighted by the softmax of the log-probabilities of the edges to them."""
+    last = nodes.shape[1] - 1
+    worth = weighted_by_node(totals, keep.to(totals), nodes[:, last])
+    columns = [worth]
+    for column in range(last - 1, -1, -1):
+        below = nodes[:, column + 1]
+        leaves = sums_by_node(keep.to(totals), below).clamp(min=1)
+        weights = logprobs[:, column].exp().to(totals) * keep / leaves
+        worth = weighted_by_node(worth, weights, nodes[:, column])
+        columns.append(worth)
+    return torch.stack(columns[::-1], dim=1)
+
+
+def weighted_by_node(x: Float[Tensor, " n"], weights: Float[Tensor, " n"], nodes: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The weighted mean of x over the rows of each node, at every row of it; 0 where all weights are 0."""
+    total = sums_by_node(weights, nodes)
+    summed = sums_by_node(torch.where(weights > 0, x * weights, 0.0), nodes)
+    return torch.where(total > 0, summed / total.clamp(min=torch.finfo(x.dtype).tiny), 0.0)
+
+
+def sums_by_node(x: Float[Tensor, " n"], nodes: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The sum of x over the rows of each node, at every row of it."""
+    return x.new_zeros(len(x)).index_add(0, nodes, x)[nodes]

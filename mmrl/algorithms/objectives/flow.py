@@ -1,0 +1,91 @@
+"""Terms for denoising transitions: what keeps the policy's steps near those of another model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, moved
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Batch, Reading, Scope
+from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, VELOCITY
+
+
+def squared_gap(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """Mean over a latent's elements of (a - b)^2; 0 where the mask is False."""
+    return actions_only(((a - b) ** 2).flatten(2).mean(2), mask)
+
+
+@dataclass(frozen=True)
+class FlowKL:
+    """How far a transition is from another model's, per element: mean (mu - mu_ref)^2 / (2 S^2) in the form `true`.
+
+    no_dt divides by 2 s^2, s^2 = S^2 / (sigma - sigma') (Flow-GRPO's code: so many times smaller); mean_mse and velocity_mse
+    divide by nothing and compare means or velocities. Coefficients do not carry over from one form to another.
+    """
+
+    form: Literal["true", "no_dt", "mean_mse", "velocity_mse"] = "true"
+    model: Literal["ref", "ema", "old"] = "ref"
+    """Whom to stay near."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        quantity = VELOCITY if self.form == "velocity_mse" else MEAN
+        both = (quantity, quantity._replace(model=self.model))
+        return both + {"true": (STD,), "no_dt": (STD, DT)}.get(self.form, ())
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        mask = batch.rollouts.action_mask
+        live, other, *_ = self.reads
+        kl = squared_gap(readings[live], readings[other], mask)
+        if self.form in ("true", "no_dt"):
+            variance = torch.where(mask, readings[STD] ** 2, 1.0).clamp(min=1e-20)
+            if self.form == "no_dt":
+                variance = variance / torch.where(mask, readings[DT], 1.0)
+            kl = kl / (2 * variance)
+        return kl, {"policy/kl" if self.model == "ref" else f"policy/kl_{self.model}": kl.detach()}
+
+
+@dataclass(frozen=True)
+class RatioNorm(Surrogate):
+    """PPO's clip of log ratio = (log policy - log old + b) S, b = mean (mu - mu_old)^2 / (2 S^2) (GRPO-Guard, arXiv:2510.22319).
+
+    It equals mean(noise * (mu - mu_old)): without the bias that keeps ratios below 1, and of one scale at all steps. Bounds are
+    those of that scale, 2e-6. Gradients become equal over steps with the importance weight InverseStep.
+    """
+
+    low: float = 2e-6
+    high: float = 2e-6
+    bias: Literal["row", "batch"] = "row"
+    """batch: one b for all rows of a step, as the official code takes it by accident; then a minibatch is never cut."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
+
+    @property
+    def scope(self) -> Scope:
+        return "batch" if self.bias == "batch" else "action"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        std = torch.where(mask, readings[STD], 1.0)
+        bias = squared_gap(readings[MEAN], readings[SAMPLED_MEAN], mask) / (2 * std**2)
+        if self.bias == "batch":
+            bias = masked_mean(bias, mask, dim=0).expand_as(bias)
+        difference = actions_only((readings[LOGPROBS] - readings[OLD_LOGPROBS] + bias) * std, mask)
+        ratio = difference.exp()
+        plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.low, 1 + self.high)
+        values = torch.maximum(plain, clipped)
+        return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **moved(difference)}

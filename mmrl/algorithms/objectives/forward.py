@@ -1,0 +1,120 @@
+"""Terms for samples that were noised again: no likelihood of a sampler, only velocities and what they should have been."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only
+from mmrl.core.types import Batch, Reading
+from mmrl.flow.readings import SIGMA, TARGET_VELOCITY, VELOCITY
+
+AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
+
+
+@dataclass(frozen=True)
+class NegativeAware(Surrogate):
+    """clip / beta (r L(v+) + (1 - r) L(v-)), r = A / (2 clip) + 1/2 in [0, 1] (DiffusionNFT, arXiv:2509.16117).
+
+    v+ = beta v + (1 - beta) v_old and v- = (1 + beta) v_old - beta v are what the policy would be if it were better and worse
+    than the one that sampled. L(u) = mean (t (u - target))^2 / w with w = mean |t (u - target)| without gradient: the error of
+    the predicted data, normalized by itself as in the official code, whose author found it needed; the paper's
+    L(u) = mean (u - target)^2 is normalized=False. A = 0 pushes nowhere at v = v_old.
+    """
+
+    beta: float = 1.0
+    clip: float = 5.0
+    """Advantages are clamped to [-clip, clip]."""
+    mode: AdvantageMode = "all"
+    """What becomes of the clamped A: as it is, its positive or negative part, 1 where A > 0 else 0, or its sign."""
+    normalized: bool = True
+    old: Literal["old", "ema"] = "ema"
+    """The weights that sampled: an average of the policy that also samples, or (old) the policy itself."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (VELOCITY, VELOCITY._replace(model=self.old), TARGET_VELOCITY, SIGMA)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        live, old, target, t = (readings[reading] for reading in self.reads)
+        mask, r = batch.rollouts.action_mask, self.goodness(batch.advantages)
+        better = self._error(self.beta * live + (1 - self.beta) * old, target, t)
+        worse = self._error((1 + self.beta) * old - self.beta * live, target, t)
+        values = actions_only(self.clip / self.beta * (r * better + (1 - r) * worse), mask)
+        return values, {
+            "policy/goodness": actions_only(r, mask),
+            "policy/moved": actions_only(mean_square(live - old), mask).detach(),
+        }
+
+    def goodness(self, advantages: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+        """r: 1/2 for A = 0."""
+        a = advantages.clamp(-self.clip, self.clip)
+        if self.mode == "positive_only":
+            a = a.clamp(min=0)
+        elif self.mode == "negative_only":
+            a = a.clamp(max=0)
+        elif self.mode == "one_only":
+            a = (a > 0).to(a)
+        elif self.mode == "binary":
+            a = a.sign()
+        return (a / (2 * self.clip) + 0.5).clamp(0, 1)
+
+    def _error(self, v: Tensor, target: Tensor, t: Tensor) -> Float[Tensor, "n t"]:
+        if not self.normalized:
+            return mean_square(v - target)
+        gap = (v - target) * t.reshape(*t.shape, *[1] * (v.ndim - 2))
+        weight = gap.detach().double().abs().flatten(2).mean(2).clamp(min=1e-5)
+        return mean_square(gap) / weight.to(gap)
+
+
+@dataclass(frozen=True)
+class AdvantageMatching(Surrogate):
+    """PPO's clip of ratios of lp = -weighting(m), m = mean (v - target)^2, taken for a log-likelihood (AWM, arXiv:2509.25050).
+
+    uniform: m; t: t m; t2: t^2 m; huber: t (sqrt(m + 1e-10) - 1e-5); ghuber: t / p ((m + 1e-10)^p - 1e-10^p), p = power.
+    While the policy samples itself the ratio is 1 and the gradient is -A d lp; off_policy compares with the weights that
+    sampled. The clip of 1 hardly ever acts. Not implemented: adding lp up over times before taking the ratio (sum_first).
+    """
+
+    weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "ghuber"
+    power: float = 0.25
+    clip: float = 1.0
+    off_policy: bool = False
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        own = (VELOCITY, TARGET_VELOCITY, SIGMA)
+        return (*own, VELOCITY._replace(model="old")) if self.off_policy else own
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        live, target, t, *old = (readings[reading] for reading in self.reads)
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        lp = self.score(live, target, t)
+        lp_old = self.score(old[0], target, t) if old else lp.detach()
+        ratio = actions_only(lp - lp_old, mask).exp()
+        plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.clip, 1 + self.clip)
+        error = actions_only(mean_square(live - target), mask).detach()
+        return torch.maximum(plain, clipped), {"policy/matching_error": error}
+
+    def score(
+        self, v: Float[Tensor, "n t ..."], target: Float[Tensor, "n t ..."], t: Float[Tensor, "n t"]
+    ) -> Float[Tensor, "n t"]:
+        """lp of every noised sample."""
+        m = mean_square((v - target).double())
+        smallest, time = 1e-10, t.double()
+        weighted = {
+            "uniform": lambda: m,
+            "t": lambda: time * m,
+            "t2": lambda: time**2 * m,
+            "huber": lambda: time * ((m + smallest).sqrt() - smallest**0.5),
+            "ghuber": lambda: time / self.power * ((m + smallest) ** self.power - smallest**self.power),
+        }[self.weighting]()
+        return -weighted.to(v.dtype)
+
+
+def mean_square(x: Float[Tensor, "n t ..."]) -> Float[Tensor, "n t"]:
+    """Mean over a latent's elements of x^2."""
+    return (x**2).flatten(2).mean(2)

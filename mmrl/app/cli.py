@@ -1,0 +1,252 @@
+"""The command `mmrl`. Every command calls one function, imported when it runs, so `--help` and `ls` load no torch."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+TRACEBACK = "MMRL_TRACEBACK"
+RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+demo = typer.Typer(no_args_is_help=True)
+data = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    demo,
+    name="demo",
+    rich_help_panel=RUN,
+    help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
+)
+app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert and split data sets.")
+
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
+]
+ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
+
+
+def main() -> None:
+    """Run the command; a user's mistake becomes one sentence on stderr and exit code 2."""
+    if "--traceback" in sys.argv:
+        sys.argv.remove("--traceback")
+        os.environ[TRACEBACK] = "1"
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
+        sys.exit(2)
+
+
+def sentence(error: ValueError | OSError) -> str:
+    """What went wrong; for errors that mmrl did not word itself, also how to see where."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
+    ours = module.partition(".")[0].startswith("mmrl")
+    return str(error) if ours else f"{error} ({type(error).__name__} in {module}; --traceback shows where)"
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        from mmrl import __version__
+
+        typer.echo(f"mmrl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def mmrl(
+    version: Annotated[
+        bool, Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    traceback: Annotated[bool, Option("--traceback", help=f"Show where an error happened (also {TRACEBACK}=1).")] = False,
+) -> None:
+    """Group-relative RL fine-tuning of vision-language models.
+
+    Start with [bold]mmrl demo grounding[/bold], then look at [bold]mmrl ls[/bold] and [bold]mmrl show grpo[/bold].
+    """
+
+
+@app.command(rich_help_panel=RUN)
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A TOML file or a name from `mmrl ls configs`, then overrides."),
+    ] = None,
+    task: Annotated[str | None, Option(help="Without a config: what to train for; `grounding`.")] = None,
+    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
+    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
+    reward: Annotated[
+        list[str] | None,
+        Option(metavar="NAME[=WEIGHT]", help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it."),
+    ] = None,
+    output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
+    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
+) -> None:
+    """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
+    from mmrl.app import jobs
+
+    given = jobs.Given(arguments or [], task, model, data, reward or [], output, resume)
+    jobs.train(given)
+
+
+@app.command("eval", rich_help_panel=RUN)
+def evaluate(
+    name: Annotated[
+        str, Argument(metavar="RUN|CONFIG", help="A run's folder (its newest checkpoint) or a config (the model as it is).")
+    ],
+    overrides: Overrides = None,
+    step: Annotated[int | None, Option(help="Of a run: this checkpoint instead of the newest.")] = None,
+) -> None:
+    """Score held-out prompts."""
+    from mmrl.app import jobs
+
+    jobs.evaluate(name, overrides or [], step)
+
+
+@demo.command("grounding")
+def demo_grounding(
+    output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
+    seed: Annotated[int, Option(help="Of data, warm start and training.")] = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Teach a tiny Qwen3-VL to draw tight boxes around digits; ends with numbers before and after, and a report."""
+    from mmrl.app.demo import grounding
+
+    grounding(output, seed, overrides or [])
+
+
+@app.command(rich_help_panel=LOOK)
+def report(run: RunFolder) -> None:
+    """Write the run's report.html: one file, no network."""
+    from mmrl.app.report import write_report
+
+    typer.echo(write_report(run))
+
+
+@app.command(rich_help_panel=LOOK)
+def compare(
+    first: RunFolder,
+    second: RunFolder,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Also write it as one HTML file, with curves.")] = None,
+) -> None:
+    """Put two runs side by side: settings that differ, and held-out numbers with their uncertainty."""
+    from rich.console import Console
+
+    from mmrl.app import compare as comparing
+
+    comparison = comparing.compare(first, second)
+    comparing.print_comparison(comparison, Console())
+    if html is not None:
+        typer.echo(comparing.write_comparison(comparison, html))
+
+
+@app.command(rich_help_panel=LOOK)
+def export(
+    run: RunFolder,
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write; must be new or empty.")],
+    step: Annotated[int | None, Option(help="This checkpoint instead of the newest.")] = None,
+    merge: Annotated[bool, Option(help="Merge LoRA into the model's own weights.")] = False,
+) -> None:
+    """Write the trained model in the form its own library loads."""
+    from mmrl.app.export import export as exported
+
+    typer.echo(exported(run, folder, step=step, merge=merge))
+
+
+@data.command("check")
+def data_check(
+    source: Annotated[str, Argument(metavar="FILE|CONFIG", help="A JSONL, JSON or parquet file, or a config.toml.")],
+    settings: Annotated[
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="How to read a file, such as box_format=xywh columns.box=bbox")
+    ] = None,
+) -> None:
+    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
+    from mmrl.app.datatools import check
+
+    typer.echo(check(source, settings or []))
+
+
+@data.command("convert")
+def data_convert(
+    source: Annotated[Path, Argument(help="COCO: the instances JSON. RefCOCO: its folder or refs file.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
+    kind: Annotated[str, Option(help="coco or refcoco.")],
+    image_root: ImageRoot = None,
+    question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
+) -> None:
+    """Write other people's layouts as JSONL with boxes in pixels."""
+    from mmrl.data.convert import convert
+
+    typer.echo(convert(source, kind, file, image_root, question))  # type: ignore[arg-type]  # convert checks the kind
+
+
+@data.command("split")
+def data_split(
+    source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write one JSONL file per part.")],
+    shares: Annotated[list[str], Argument(metavar="NAME=SHARE...", help="For example train=0.9 test=0.1")],
+    seed: Annotated[int, Option(help="Which pictures go where.")] = 0,
+    image_root: ImageRoot = None,
+) -> None:
+    """Cut a file into parts that share no picture."""
+    from mmrl.app.datatools import split_by_shares
+
+    for part in split_by_shares(source, folder, shares, seed, image_root):
+        typer.echo(part)
+
+
+@app.command(rich_help_panel=MAKE)
+def ls(
+    kind: Annotated[
+        str | None, Argument(metavar="[rewards|datasets|algorithms|configs]", help="What to list; everything by default.")
+    ] = None,
+) -> None:
+    """List what is there, shipped and yours: name and one line each."""
+    from mmrl.app.catalog import KINDS, catalog
+
+    for listed in (kind,) if kind else KINDS:
+        rows = catalog(listed)
+        if not kind:
+            typer.secho(f"{listed}", bold=True)
+        width = max((len(row.name) for row in rows), default=0)
+        for row in rows:
+            typer.echo(f"  {row.name:<{width}}  {row.summary}")
+
+
+@app.command(rich_help_panel=MAKE)
+def show(
+    name: Annotated[str, Argument(metavar="ALGORITHM|CONFIG", help="A name from `mmrl ls`, or a TOML file.")],
+    overrides: Overrides = None,
+) -> None:
+    """Print an algorithm or a run with every value, where it comes from, and the file of each part."""
+    from mmrl.app.show import shown
+
+    typer.echo(shown(name, overrides or []))
+
+
+@app.command(rich_help_panel=MAKE)
+def cp(
+    thing: Annotated[
+        str, Argument(metavar="THING", help="rewards/iou, datasets/grounding_jsonl, configs/tiny/image, or the name alone.")
+    ],
+    file: Annotated[Path, Argument(metavar="FILE", help="Where to; must not exist.")],
+) -> None:
+    """Copy a shipped reward, data set or config, to change it."""
+    from mmrl.app.catalog import copy
+
+    typer.echo(copy(thing, file))
+
+
+@app.command(rich_help_panel=MAKE)
+def doctor() -> None:
+    """Print versions, devices, memory, disk, and which extras are installed or how to get them."""
+    from mmrl.app.doctor import diagnosis
+
+    typer.echo(diagnosis())

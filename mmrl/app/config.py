@@ -1,0 +1,254 @@
+"""A run as data: frozen dataclasses, read from TOML and the command line, checked once at this boundary.
+
+Unknown keys, wrong types and impossible values are errors that name where the value was given and its key.
+"""
+
+import inspect
+import math
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import tomli_w
+from pydantic import InstanceOf
+
+from mmrl.app.catalog import find_config
+from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, check_keys, plain, with_none, written
+from mmrl.app.suggest import did_you_mean
+from mmrl.app.tables import Path_, Table, dotted, leaves
+from mmrl.policies.settings import Sampling, TextPolicyConfig
+from mmrl.training.evaluate import EvaluationSettings
+from mmrl.training.settings import TrainSettings
+
+POLICIES: dict[str, type] = {"text": TextPolicyConfig}
+"""`policy.kind` -> its settings."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A data set: which plug-in, and what its `load` is called with."""
+
+    use: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """A reward: which plug-in, how much it counts, and its own fields."""
+
+    use: str
+    weight: float = 1.0
+    """0 = logged, never trained on."""
+    name: str = ""
+    """Empty: the callable's name if `use` gives one, else the file's."""
+    timeout_s: float | None = None
+    """Per group; longer counts as failed."""
+    max_failed: float = 0.5
+    """Share of a step's samples that may fail before the run stops."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.weight):
+            raise ValueError(f"the weight of reward {self.use!r} is {self.weight}: it must be finite")
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(EvaluationSettings):
+    """Held-out prompts, and how completions are sampled there."""
+
+    data: DataConfig | None = None
+    """None: nothing is evaluated."""
+    sampling: Sampling | None = None
+    """What differs from policy.sampling; temperature is 0 (greedy) unless given."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which checkpoints stay."""
+
+    keep: int = 2
+    """Newest ones; 0 = all."""
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where metrics go beside the run's own files and the terminal."""
+
+    names: tuple[str, ...] = ()
+    """Any of tensorboard, wandb, trackio."""
+    project: str = "mmrl"
+    num_examples: int = 8
+    """Groups shown each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainSettings):
+    """Everything a run is made of."""
+
+    algorithm: InstanceOf[Assembly]
+    policy: TextPolicyConfig
+    data: DataConfig
+    reward: tuple[RewardConfig, ...]
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: TrackerConfig = TrackerConfig()
+    output: str = ""
+    """The run's folder; empty: the next free one of runs/<name of the config>."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config with the memory of who said what."""
+
+    config: RunConfig
+    table: Table
+    name: str
+    """Of the config's file; names the run's folder unless `output` does."""
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Dotted key, value and origin of everything, defaults included."""
+        for path, value in leaves(as_table(self.config)):
+            yield dotted(path), value, self.origin(path)
+
+    def origin(self, path: Path_) -> str:
+        said = self.table.origin(path)
+        if said is None and path[0] == "algorithm":
+            return f"preset {self.config.algorithm.preset}"
+        return said or "default"
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
+    """A config by path or shipped name, with `key=value` overrides.
+
+    Raises:
+        FileNotFoundError: there is no such config.
+        ValueError: it does not describe a run; the message names file (or command line) and key.
+    """
+    file = find_config(name)
+    return resolve(Table.read(file), overrides, file.stem)
+
+
+def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
+    """The run that a table describes once the command line has spoken."""
+    for assignment in overrides:
+        table.override(assignment)
+    values = fitted(RunConfig, {key: value for key, value in table.values.items() if key != "algorithm"}, (), table)
+    values["algorithm"] = assemble(table)
+    policy = values.get("policy")
+    evaluation = values.setdefault("evaluation", {})
+    if isinstance(policy, TextPolicyConfig) and isinstance(evaluation, dict):
+        evaluation["sampling"] = greedy(policy.sampling, evaluation.get("sampling", {}), table)
+    return Resolved(plain(RunConfig, values, (), table), table, name)
+
+
+def greedy(sampling: Sampling, changes: Mapping[str, Any], table: Table) -> Sampling:
+    """The training's sampling at temperature 0, changed by what the evaluation says."""
+    base = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
+    return plain(Sampling, base | {"temperature": 0.0} | dict(changes), ("evaluation", "sampling"), table)
+
+
+def fitted(kind: Any, value: Any, path: Path_, table: Table) -> Any:
+    """`value` with its keys checked against the dataclass `kind`, at all depths.
+
+    Keys that a plug-in will know go into `args`; a policy's table becomes the settings of its kind.
+    """
+    cls = dataclass_in(kind)
+    if path == ("policy",):
+        return policy_settings(value, table)
+    if isinstance(value, list) and cls is not None:
+        return [fitted(kind, item, (*path, str(i)), table) for i, item in enumerate(value)]
+    if cls is None or not isinstance(value, Mapping):
+        return value
+    hints = get_type_hints(cls)
+    args: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+    if "args" in hints:
+        args = {key: item for key, item in value.items() if key not in hints or key == "args"}
+        known["args"] = args
+    checked = {key: item for key, item in value.items() if key not in args}
+    check_keys(checked, list(hints), path, table)
+    return known | {key: fitted(hints[key], item, (*path, key), table) for key, item in with_none(cls, checked).items()}
+
+
+def policy_settings(value: Any, table: Table) -> Any:
+    """The settings of `[policy]`, by its kind."""
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get("kind", "text")
+    if kind not in POLICIES:
+        raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
+    settings = {key: item for key, item in value.items() if key != "kind"}
+    hints = get_type_hints(POLICIES[kind])
+    check_keys(settings, list(hints), ("policy",), table)
+    given = with_none(POLICIES[kind], settings).items()
+    checked = {key: fitted(hints[key], item, ("policy", key), table) for key, item in given}
+    return plain(POLICIES[kind], checked, ("policy",), table)
+
+
+def dataclass_in(hint: Any) -> type | None:
+    """The dataclass of a field's type: itself, or inside `| None` and tuple[..., ...]."""
+    if inspect.isclass(hint) and is_dataclass(hint):
+        return hint
+    if get_origin(hint) in (types.UnionType, Union, tuple):
+        return next((found for arg in get_args(hint) if (found := dataclass_in(arg))), None)
+    return None
+
+
+def as_table(config: RunConfig) -> dict[str, Any]:
+    """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back."""
+    table: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.name == "algorithm":
+            table[f.name] = algorithm_table(value)
+        elif f.name == "policy":
+            kind = next(kind for kind, cls in POLICIES.items() if isinstance(value, cls))
+            table[f.name] = {"kind": kind} | as_plain(value)
+        elif value is not None:
+            table[f.name] = as_plain(value)
+    return table
+
+
+def algorithm_table(assembly: Assembly) -> dict[str, Any]:
+    table: dict[str, Any] = {"preset": assembly.preset}
+    for f in fields(assembly.algorithm):
+        value = getattr(assembly.algorithm, f.name)
+        path = f"algorithm.{f.name}"
+        if f.name == "objective":
+            entries = enumerate(value)
+            table[f.name] = [{"coef": coef} | part_table(term, f"{path}.{i}", assembly) for i, (coef, term) in entries]
+        elif f.name in SLOTS and SLOTS[f.name].many:
+            table[f.name] = [part_table(part, f"{path}.{i}", assembly) for i, part in enumerate(value)]
+        elif f.name in SLOTS and value is not None:
+            table[f.name] = part_table(value, path, assembly)
+        elif value is not None:
+            table[f.name] = value
+    return table
+
+
+def part_table(part: Any, path: str, assembly: Assembly) -> dict[str, Any]:
+    named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
+    return named | ({written(name): value for name, value in as_plain(part).items()} if is_dataclass(part) else {})
+
+
+def as_plain(value: Any) -> Any:
+    """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
+    if is_dataclass(value) and not isinstance(value, type):
+        pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}
+        unneeded = [f.name for f in fields(value) if f.default is None and pairs.get(f.name, "") is None]
+        return {name: as_plain(x) for name, x in pairs.items() if name not in unneeded} | dict(getattr(value, "args", {}))
+    if isinstance(value, tuple | list):
+        return [as_plain(item) for item in value]
+    return NONE if value is None else value
+
+
+def save(config: RunConfig, file: Path) -> None:
+    """Write the resolved config."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"# {config.algorithm.label}\n" + tomli_w.dumps(as_table(config)), encoding="utf-8")

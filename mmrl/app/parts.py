@@ -1,0 +1,267 @@
+"""`[algorithm]` of a config -> an Algorithm: a preset, and the parts that replace or alter the preset's own.
+
+A part's kind is its class name. It fits the slots whose call it answers, so a new part needs no entry anywhere.
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app import plugins
+from mmrl.app.suggest import did_you_mean
+from mmrl.app.tables import Path_, Table, dotted
+
+TOP: Path_ = ("algorithm",)
+DEFAULT_PRESET = "grpo"
+ROOMS = ("mmrl.algorithms", "mmrl.flow")
+NONE = "none"
+RESERVED = ("kind", "use", "coef")
+"""Words of a part's table; a part's own field of that name is written with an underscore: `kind_ = "k2"`."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a part goes: how it is called there, and whether several may sit side by side."""
+
+    method: str = "__call__"
+    arguments: tuple[str, ...] = ()
+    many: bool = False
+
+    def takes(self, part: type) -> bool:
+        """Whether the class answers the slot's call."""
+        function = inspect.getattr_static(part, self.method, None)
+        if not callable(function):
+            return False
+        return not self.arguments or tuple(inspect.signature(function).parameters)[1:] == self.arguments
+
+
+SLOTS = {
+    "objective": Slot(arguments=("readings", "batch"), many=True),
+    "advantage": Slot(arguments=("scores", "rollouts")),
+    "share": Slot(arguments=("batch", "counts")),
+    "importance": Slot(arguments=("batch", "counts"), many=True),
+    "masks": Slot(arguments=("rollouts",), many=True),
+    "shaping": Slot(arguments=("scores", "rollouts", "frozen"), many=True),
+    "planner": Slot("revise"),
+    "schedule": Slot("at"),
+}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """An algorithm with its pedigree."""
+
+    preset: str
+    algorithm: Algorithm
+    label: str
+    """`dapo + advantage.scale`: the preset and every part or field of a part that differs from it."""
+    uses: Mapping[str, str] = field(default_factory=dict)
+    """`algorithm.advantage` -> `my.py:Mine`, for parts of the user's own."""
+
+
+def assemble(table: Table) -> Assembly:
+    """The algorithm that a config's `[algorithm]` describes.
+
+    Raises:
+        ValueError: an unknown preset, slot, kind or key, or a value of the wrong type; the message names file and key.
+    """
+    values = table.values.get("algorithm", {})
+    if not isinstance(values, Mapping):
+        raise ValueError(f'{table.at(TOP)} is {values!r}: write [algorithm] with preset = "{values}"')
+    name = values.get("preset", DEFAULT_PRESET)
+    base = preset(name, table.at((*TOP, "preset")))
+    known = ("preset", *(f.name for f in fields(Algorithm)))
+    check_keys(values, known, TOP, table)
+    uses: dict[str, str] = {}
+    builder = _Builder(table, uses)
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in SLOTS:
+            changes[key] = builder.slot(key, value, getattr(base, key))
+        elif key != "preset":
+            changes[key] = plain(get_type_hints(Algorithm)[key], value, (*TOP, key), table)
+    algorithm = replace(base, **changes)
+    differing = [path for slot in SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]
+    return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
+
+
+def preset(name: str, where: str = "algorithm.preset") -> Algorithm:
+    """The preset of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from mmrl.algorithms.presets import PRESETS
+
+    if name not in PRESETS:
+        raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), PRESETS)}")
+    return PRESETS[name]
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Turns the tables of one config into parts."""
+
+    table: Table
+    uses: dict[str, str]
+
+    def slot(self, name: str, value: Any, own: Any) -> Any:
+        """What sits in a slot of the algorithm after the config has spoken; `own` is the preset's."""
+        path = (*TOP, name)
+        if not SLOTS[name].many:
+            return self.part(name, value, path, own)
+        if isinstance(value, Mapping):
+            return self._altered(name, value, path, own)
+        if not isinstance(value, list):
+            raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted(path)}]]")
+        return tuple(self._entry(name, item, (*path, str(i)), None) for i, item in enumerate(value))
+
+    def part(self, slot: str, value: Any, path: Path_, own: Any) -> Any:
+        """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted(path)}] with kind = "..."')
+        settings = {key: item for key, item in value.items() if key not in RESERVED}
+        if "use" in value:
+            self.uses[dotted(path)] = value["use"]
+            return made_of(plugins.load(value["use"], "algorithms"), settings, path, self.table)
+        if "kind" in value:
+            known = kinds(slot)
+            if value["kind"] not in known:
+                where = self.table.at((*path, "kind"))
+                raise ValueError(f"{where} is {value['kind']!r}: {did_you_mean(str(value['kind']), known)}")
+            return made_of(known[value["kind"]], settings, path, self.table)
+        if own is None:
+            raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
+        return made_of(
+            type(own), {written(f.name): getattr(own, f.name) for f in fields(own) if f.init} | settings, path, self.table
+        )
+
+    def _altered(self, name: str, value: Mapping[str, Any], path: Path_, own: Sequence[Any]) -> Any:
+        """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
+        entries = list(own)
+        for key, item in value.items():
+            if not key.isdigit() or int(key) >= len(entries):
+                raise ValueError(
+                    f"{self.table.at((*path, key))} is not there: {dotted(path)} of the preset has {len(entries)} entries, "
+                    f"counted from 0 ({dotted(path)}.0...); to replace them all write [[{dotted(path)}]]"
+                )
+            entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
+        return tuple(entries)
+
+    def _entry(self, name: str, item: Any, path: Path_, own: Any) -> Any:
+        if name != "objective":
+            return self.part(name, item, path, own)
+        coef, term = own or (1.0, None)
+        rest = item
+        if isinstance(item, Mapping):
+            coef = plain(float, item.get("coef", coef), (*path, "coef"), self.table)
+            rest = {key: value for key, value in item.items() if key != "coef"}
+        return coef, self.part(name, rest, path, term)
+
+
+def made_of(cls: Callable[..., Any], settings: Mapping[str, Any], path: Path_, table: Table, beside: Sequence[str] = ()) -> Any:
+    """An object of a part's or a reward's class from its settings, checked; a function with settings keeps them.
+
+    `beside` are keys of the same table that others read, for the did-you-mean.
+
+    Raises:
+        ValueError: an unknown key, or a value of the wrong type.
+    """
+    if inspect.isclass(cls) and is_dataclass(cls):
+        names = {written(f.name): f.name for f in fields(cls) if f.init}
+        check_keys(settings, [*beside, *names], path, table)
+        return plain(cls, with_none(cls, {names[key]: value for key, value in settings.items()}), path, table)
+    known = [p.name for p in inspect.signature(cls).parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if inspect.isclass(cls):
+        check_keys(settings, [*beside, *known], path, table)
+        return cls(**settings)
+    check_keys(settings, [*beside, *known[1:]], path, table)
+    return partial(cls, **settings) if settings else cls
+
+
+def written(name: str) -> str:
+    """How a table writes the field `name` of a part."""
+    return f"{name}_" if name in RESERVED else name
+
+
+@cache
+def kinds(slot: str) -> dict[str, type]:
+    """Kind -> class, of every part that fits the slot."""
+    found: dict[str, type] = {}
+    for room in ROOMS:
+        for module in pkgutil.walk_packages(import_module(room).__path__, room + "."):
+            for name, value in vars(import_module(module.name)).items():
+                own = inspect.isclass(value) and value.__module__ == module.name and not name.startswith("_")
+                if own and is_dataclass(value) and SLOTS[slot].takes(value):
+                    assert name not in found, f"two parts are called {name}: {found[name].__module__} and {module.name}"
+                    found[name] = value
+    return found
+
+
+def differences(before: Any, after: Any, path: str) -> list[str]:
+    """Dotted paths of what differs between two slots' contents."""
+    if before == after:
+        return []
+    if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
+        if isinstance(before[0], float):
+            return [f"{path}.coef"] * (before[0] != after[0]) + differences(before[1], after[1], path)
+        return [d for i, (a, b) in enumerate(zip(before, after, strict=True)) for d in differences(a, b, f"{path}.{i}")]
+    if is_dataclass(before) and type(before) is type(after):
+        return [f"{path}.{f.name}" for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+    return [path]
+
+
+def check_keys(values: Mapping[str, Any], known: Sequence[str], path: Path_, table: Table) -> None:
+    """Refuse keys that nothing knows."""
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}")
+
+
+def with_none(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null: the word "none" is None for a field that may be None and has no such word of its own."""
+    hints = get_type_hints(cls)
+    may_be_none = {name for name, hint in hints.items() if NoneType in get_args(hint) and NONE not in allowed_words(hint)}
+    return {key: None if key in may_be_none and value == NONE else value for key, value in settings.items()}
+
+
+def allowed_words(hint: Any) -> set[Any]:
+    """What Literals inside a type allow."""
+    if get_origin(hint) is Literal:
+        return set(get_args(hint))
+    return {word for inner in get_args(hint) for word in allowed_words(inner)}
+
+
+def plain(kind: Any, value: Any, path: Path_, table: Table) -> Any:
+    """`value` as the type `kind`.
+
+    Raises:
+        ValueError: it is not one; the message names file and key.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ValueError("; ".join(problems(error, path, table))) from None
+
+
+def problems(error: ValidationError, path: Path_, table: Table) -> list[str]:
+    """One sentence for each thing pydantic refused; a dataclass that refuses its own values names the key itself."""
+    found: dict[str, str] = {}
+    for one in error.errors():
+        at = (*path, *(str(key) for key in one["loc"]))
+        text = one["msg"].removeprefix("Value error, ")
+        if one["type"] == "value_error":
+            found.setdefault(text, f"{table.origin(at) or 'config'}: {text}")
+        elif one["type"] == "missing":
+            found.setdefault(dotted(at), f"{table.at(at)} is missing")
+        else:
+            found.setdefault(dotted(at), f"{table.at(at)} is {one['input']!r}: {text}")
+    return list(found.values())

@@ -1,0 +1,115 @@
+"""TOML tables with a memory of where every value came from: the file, the command line, a task."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Path_ = tuple[str, ...]
+"""Keys from the top of a config down to a value; places in lists are written as digits."""
+COMMAND_LINE = "command line"
+
+
+@dataclass
+class Table:
+    """What a config says, and who said it."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[Path_, str] = field(default_factory=dict)
+    """Every leaf's path -> "configs/a.toml", "command line", ..."""
+
+    @classmethod
+    def read(cls, file: Path) -> "Table":
+        """A TOML file.
+
+        Raises:
+            ValueError: it is not TOML.
+        """
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} is not TOML: {error}") from None
+        return cls.of(values, str(file))
+
+    @classmethod
+    def of(cls, values: dict[str, Any], origin: str) -> "Table":
+        return cls(values, {path: origin for path, _ in leaves(values)})
+
+    def override(self, assignment: str) -> None:
+        """One `dotted.key=value` of the command line; the value is TOML, or else a bare string.
+
+        Raises:
+            ValueError: it is not of that form, or the key leads nowhere.
+        """
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{assignment!r} is no override: write key=value, for example optimizer.lr=1e-5")
+        self.set(tuple(key.strip().split(".")), toml_value(text), COMMAND_LINE)
+
+    def set(self, path: Path_, value: Any, origin: str) -> None:
+        """Put a value (a table or list, too) at a path, replacing what is there."""
+        holder: Any = self.values
+        for depth, key in enumerate(path[:-1]):
+            holder = _step(holder, key, path[: depth + 1])
+        if isinstance(holder, list):
+            _index(holder, path)
+            holder[int(path[-1])] = value
+        elif isinstance(holder, dict):
+            holder[path[-1]] = value
+        else:
+            raise ValueError(f"{origin}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+        self.origins = {known: by for known, by in self.origins.items() if known[: len(path)] != path}
+        self.origins |= {path + below: origin for below, _ in leaves(value)}
+
+    def origin(self, path: Path_) -> str | None:
+        """Who said this value, or all who said something in the table at this path; None where nobody did."""
+        said = [by for known, by in self.origins.items() if known[: len(path)] == path or path[: len(known)] == known]
+        return " and ".join(dict.fromkeys(said)) or None
+
+    def at(self, path: Path_) -> str:
+        """`configs/a.toml: optimizer.lr`: the start of an error about this value, said or missing."""
+        above = next((by for depth in range(len(path), -1, -1) if (by := self.origin(path[:depth]))), "config")
+        return f"{above}: {dotted(path)}" if path else above
+
+
+def leaves(values: Any) -> Iterator[tuple[Path_, Any]]:
+    """Paths and values of everything that is no table and no list of tables."""
+    if isinstance(values, Mapping):
+        items: Sequence[tuple[str, Any]] = list(values.items())
+    elif isinstance(values, list) and values and all(isinstance(item, Mapping) for item in values):
+        items = [(str(i), item) for i, item in enumerate(values)]
+    else:
+        yield (), values
+        return
+    for key, value in items:
+        for path, leaf in leaves(value):
+            yield (key, *path), leaf
+
+
+def toml_value(text: str) -> Any:
+    """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def dotted(path: Path_) -> str:
+    return ".".join(path)
+
+
+def _step(holder: Any, key: str, path: Path_) -> Any:
+    if isinstance(holder, list):
+        return holder[_index(holder, path)]
+    if not isinstance(holder, dict):
+        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+    return holder.setdefault(key, {})
+
+
+def _index(holder: list[Any], path: Path_) -> int:
+    key = path[-1]
+    if not key.isdigit() or int(key) >= len(holder):
+        entries = f"{len(holder)} entries, 0 to {len(holder) - 1}" if holder else "no entries"
+        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} is not there: {dotted(path[:-1])} has {entries}")
+    return int(key)

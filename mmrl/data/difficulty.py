@@ -1,0 +1,59 @@
+"""Keeping the prompts a policy can learn from: neither always right nor never."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, isnan
+
+from mmrl.core.types import Prompt
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The prompts that stay, in their order, and how many went."""
+
+    prompts: tuple[Prompt, ...]
+    num_too_easy: int
+    num_too_hard: int
+
+    def __str__(self) -> str:
+        return f"{len(self.prompts)} prompts kept, {self.num_too_easy} too easy, {self.num_too_hard} too hard"
+
+
+def success_share(scores: Sequence[float], success_at: float = 0.5) -> float:
+    """Share of a prompt's samples that score at least `success_at`; ValueError for no scores or NaN."""
+    if not scores or any(isnan(score) for score in scores):
+        raise ValueError(f"scores {list(scores)} must be numbers, at least one")
+    return sum(score >= success_at for score in scores) / len(scores)
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of the n samples hold a right one (arXiv 2107.03374)."""
+    if not 0 <= num_right <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(f"pass@{k} needs 0 <= right <= samples and 1 <= k <= samples, not {num_right} of {num_samples}")
+    return 1 - comb(num_samples - num_right, k) / comb(num_samples, k)
+
+
+def keep_learnable(
+    prompts: Iterable[Prompt],
+    scores: Mapping[str, Sequence[float]],
+    low: float = 0.1,
+    high: float = 0.9,
+    success_at: float = 0.5,
+) -> Kept:
+    """Keep prompts whose success share lies in [low, high]; `scores` holds, by prompt id, those of k samples each.
+
+    Raises:
+        ValueError: an empty interval, or a prompt without scores (named).
+    """
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"the interval [{low}, {high}] of success shares must lie in [0, 1]")
+    kept, num_too_easy, num_too_hard = list[Prompt](), 0, 0
+    for prompt in prompts:
+        if prompt.id not in scores:
+            raise ValueError(f"prompt {prompt.id!r} has no scores: sample it before filtering")
+        share = success_share(scores[prompt.id], success_at)
+        num_too_easy += share > high
+        num_too_hard += share < low
+        if low <= share <= high:
+            kept.append(prompt)
+    return Kept(tuple(kept), num_too_easy, num_too_hard)

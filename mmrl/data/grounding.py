@@ -1,0 +1,184 @@
+"""Rows with a picture, a question and boxes -> prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from mmrl.core.types import MediaSize, Prompt
+from mmrl.data.pictures import open_picture, picture_size
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id
+from mmrl.geometry.boxes import SPACES, Box, Space, check_inside
+
+BoxFormat = Literal["xyxy", "xywh"]
+"""Four numbers as two corners, or as the upper left corner, width and height."""
+_USUAL_NAMES = {
+    "image": ("image", "images"),
+    "question": ("question",),
+    "box": ("boxes", "box", "bbox"),
+    "size": ("size",),
+    "space": ("space",),
+    "id": ("id",),
+    "split": ("split",),
+}
+"""What a grounding row consists of, and how its columns are called if nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How rows are read: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
+
+    A box may be four numbers, an object with `bbox`, `bbox_2d` or `box` and perhaps `label`, or a list of either.
+    """
+
+    image_root: Path = Path()
+    space: Space = "pixel"
+    """Space of the boxes; a row's own column `space` goes first."""
+    box_format: BoxFormat = "xyxy"
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Our name -> the file's: image, question, box, size, space, id, split."""
+    template: str = "{question}"
+    """The prompt's text; must contain {question}."""
+    decode: bool = False
+    """True: decode every picture when checking it, not only suspicious ones."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.columns) - set(_USUAL_NAMES))
+        if unknown:
+            raise ValueError(
+                f"columns maps {', '.join(unknown)}, which grounding rows do not have: use {', '.join(_USUAL_NAMES)}"
+            )
+        if "{question}" not in self.template:
+            raise ValueError(f"template {self.template!r} must contain {{question}}")
+        self._check_space(self.space)
+
+    def prompts(self, row: Row) -> list[Prompt]:
+        """One prompt, or one per question where the row lists several; their ids then end in -0, -1, ...
+
+        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with the row.
+        """
+        questions = self._questions(row)
+        media = self._media(row)
+        sizes = [picture_size(picture, self.decode) for picture in media]
+        answer = self._boxes(row, sizes[0])
+        self._check_size(row, sizes[0])
+        used = {name for key in _USUAL_NAMES if (name := self._name(row, key)) is not None}
+        columns = {name: value for name, value in row.values.items() if name not in used}
+        columns |= {FILE_ROW: row.place, "size": sizes[0]}
+        given = self._optional(row, "id")
+        name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
+        ids = [name] if len(questions) == 1 else [f"{name}-{i}" for i in range(len(questions))]
+        texts = [self.template.replace("{question}", question) for question in questions]
+        for text in texts:
+            check_markers(text, len(media))
+        # a path stays a path, so that pictures are opened when they are needed; anything else has no shorter form
+        shown = tuple(picture if isinstance(picture, str) else open_picture(picture) for picture in media)
+        return [Prompt(i, text, shown, answer, columns) for i, text in zip(ids, texts, strict=True)]
+
+    def split_of(self, row: Row) -> str:
+        """The split a row belongs to."""
+        return str(self._required(row, "split"))
+
+    def _questions(self, row: Row) -> list[str]:
+        found = self._required(row, "question")
+        questions = cast(list[Any], found) if isinstance(found, list) else [found]
+        if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
+            raise ValueError(f"column {self._name(row, 'question')!r} must be a text that is not empty, not {found!r}")
+        return questions
+
+    def _media(self, row: Row) -> list[Any]:
+        found = self._required(row, "image")
+        pictures = cast(list[Any], found) if isinstance(found, list) else [found]
+        if not pictures:
+            raise ValueError(f"column {self._name(row, 'image')!r} holds no picture")
+        return [str(self.image_root / picture) if isinstance(picture, str) else picture for picture in pictures]
+
+    def _boxes(self, row: Row, size: tuple[int, int]) -> Box | tuple[Box, ...]:
+        found = self._required(row, "box")
+        space = self._optional(row, "space") or self.space
+        self._check_space(space)
+        single = isinstance(found, dict) or (
+            isinstance(found, list) and len(found) == 4 and not isinstance(found[0], dict | list)
+        )
+        items = [found] if single else found
+        if not isinstance(items, list | tuple):
+            raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {found!r}")
+        boxes = tuple(self._box(item, space) for item in cast(Sequence[Any], items))
+        for box in boxes:
+            check_inside(box, MediaSize(*size, *size))
+        return boxes[0] if single else boxes
+
+    def _box(self, item: Any, space: Space) -> Box:
+        label = None
+        numbers = item
+        if isinstance(item, dict):
+            fields = cast(dict[str, Any], item)
+            label = fields.get("label")
+            numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
+        if not isinstance(numbers, list | tuple) or len(numbers) != 4 or not all(map(_is_number, numbers)):
+            raise ValueError(f"a box must be four numbers, not {item!r}")
+        x1, y1, x2, y2 = (float(x) for x in numbers)
+        if self.box_format == "xywh":
+            x2, y2 = x1 + x2, y1 + y2
+        return Box(x1, y1, x2, y2, space, None if label is None else str(label))
+
+    def _check_size(self, row: Row, real: tuple[int, int]) -> None:
+        told = self._optional(row, "size")
+        if told is not None and tuple(told) != real:
+            raise ValueError(f"the row says its picture has size {list(told)}, but it has {list(real)} (width, height)")
+
+    def _check_space(self, space: Any) -> None:
+        if space not in SPACES or space == "resized":
+            raise ValueError(
+                f"boxes of a data set cannot be in space {space!r}: use pixel, norm1000 or norm1 "
+                "(resized depends on the model, not on the data)"
+            )
+
+    def _name(self, row: Row, key: str) -> str | None:
+        """What the row calls our column `key`; None if it has no such column."""
+        names = (self.columns[key],) if key in self.columns else _USUAL_NAMES[key]
+        present = [name for name in names if name in row.values]
+        if len(present) > 1:
+            raise ValueError(f"columns {', '.join(present)} all look like the {key}: choose with columns = {{{key} = ..}}")
+        return present[0] if present else None
+
+    def _optional(self, row: Row, key: str) -> Any:
+        name = self._name(row, key)
+        return None if name is None else row.values[name]
+
+    def _required(self, row: Row, key: str) -> Any:
+        value = self._optional(row, key)
+        if value is None:
+            wanted = self.columns.get(key, " or ".join(_USUAL_NAMES[key]))
+            there = ", ".join(row.values) or "no columns"
+            raise ValueError(f"column {wanted} is missing or empty (the row has {there}): map it with columns = {{{key} = ..}}")
+        return value
+
+
+def read_grounding(path: str | Path, layout: Layout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:
+    """All good prompts of a file, and a report on its bad rows."""
+    report, prompts, ids = Report(str(path), limit), list[Prompt](), set[str]()
+    for row in read_rows(path, report):
+        with report.collecting(row.place):
+            if split is not None and layout.split_of(row) != split:
+                continue
+            report.num_rows += 1
+            found = layout.prompts(row)
+            for prompt in found:
+                check_new_id(prompt, ids)
+                prompts.append(prompt)
+    return prompts, report
+
+
+def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20) -> Report:
+    """Read every row of a grounding file and every picture to its end; paths are relative to the file by default."""
+    layout = layout or Layout(Path(path).parent, decode=True)
+    report = read_grounding(path, layout, limit=limit)[1]
+    report.note_if_empty()
+    return report
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)

@@ -1,0 +1,93 @@
+"""Opening pictures, and telling whole files from broken ones without decoding all of them."""
+
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+_LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
+"""How a complete file of this format ends."""
+
+
+def open_picture(source: Any) -> Image.Image:
+    """A PIL image from a path, bytes, a Hugging Face image cell ({"bytes": .., "path": ..}) or a PIL image; not yet decoded.
+
+    Raises FileNotFoundError for a missing file, ValueError for anything that is not a picture.
+    """
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, dict):
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, str | Path):
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"picture {source} does not exist")
+        return _opened(Path(source), str(source))
+    if isinstance(source, bytes):
+        return _opened(io.BytesIO(source), f"({len(source)} bytes)")
+    raise ValueError(f"a picture must be a path, bytes or a PIL image, not {type(source).__name__}")
+
+
+def picture_size(source: Any, decode: bool = False) -> tuple[int, int]:
+    """Width and height. A file that does not end as its format demands is decoded to see whether it is broken.
+
+    Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too.
+    """
+    with _looking_at(source) as picture:
+        if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
+            _decode(picture, _name(source))
+        return picture.size
+
+
+def content_hash(source: Any) -> str:
+    """Equal for pictures with the same pixels, whatever their files' names and formats."""
+    with _looking_at(source) as picture:
+        _decode(picture, _name(source))
+        rgb = picture.convert("RGB")
+    return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
+
+
+@contextmanager
+def _looking_at(source: Any) -> Iterator[Image.Image]:
+    """The picture; a file that was opened for it is closed again, a caller's own image stays as it is."""
+    picture = open_picture(source)
+    try:
+        yield picture
+    finally:
+        if picture is not source:
+            picture.close()
+
+
+def _opened(file: Any, name: str) -> Image.Image:
+    try:
+        return Image.open(file)
+    except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
+        raise ValueError(f"picture {name} cannot be read: {error}") from None
+
+
+def _decode(picture: Image.Image, name: str) -> None:
+    try:
+        picture.load()
+    except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
+        raise ValueError(f"picture {name} is broken or cut short: {error}") from None
+
+
+def _ends_well(source: Any, picture_format: str | None) -> bool:
+    last = _LAST_BYTES.get(picture_format or "")
+    if last is None:
+        return False
+    if isinstance(source, dict):
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, bytes):
+        return source.endswith(last)
+    with open(source, "rb") as file:
+        file.seek(-len(last), io.SEEK_END)
+        return file.read() == last
+
+
+def _name(source: Any) -> str:
+    return str(source) if isinstance(source, str | Path) else "(not a file)"

@@ -1,0 +1,154 @@
+"""Rows of JSONL, JSON, parquet and Hugging Face data sets, each with the place it stands at."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mmrl.data.validate import Report
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: `Row({"image": "cat.jpg"}, "boxes.jsonl", 12)`; numbers count from 1, as editors do."""
+
+    values: Mapping[str, Any]
+    source: str
+    number: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.source}:{self.number}"
+
+
+def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
+    """Rows of a .jsonl, .json (a list of objects) or .parquet file; rows that cannot be read go into the report.
+
+    Raises FileNotFoundError, or ValueError for another kind of file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"data file {path} does not exist")
+    match path.suffix.lower():
+        case ".jsonl":
+            yield from _read_jsonl(path, report)
+        case ".json":
+            yield from _read_json(path, report)
+        case ".parquet":
+            yield from _read_parquet(path)
+        case suffix:
+            raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json or .parquet file")
+
+
+def import_hf_datasets() -> Any:
+    """The Hugging Face package `datasets`.
+
+    Without it, `import datasets` finds any folder of that name and yields an empty namespace; this raises ValueError instead.
+    """
+    return _import_extra("datasets", "load_dataset")
+
+
+def open_hf(name: str, split: str | None = None, streaming: bool = False) -> Any:
+    """A Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
+
+    Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
+    there is one split or `split` names one.
+    """
+    hf, path = import_hf_datasets(), Path(name)
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        data = _saved_split(hf.load_from_disk(name), name, split)
+        data = data.to_iterable_dataset() if streaming else data
+    elif path.suffix == ".parquet":
+        if not any(path.parent.glob(path.name)):
+            raise FileNotFoundError(f"data file {name} does not exist")
+        data = hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
+    else:
+        data = _only_split(hf.load_dataset(name, split=split, streaming=streaming), name)
+    for column, feature in (data.features or {}).items():
+        if isinstance(feature, hf.Image):
+            data = data.cast_column(column, hf.Image(decode=False))
+    return data
+
+
+def hf_rows(data: Any, name: str) -> Iterator[Row]:
+    """The rows of what `open_hf` gave."""
+    return (Row(values, name, number) for number, values in enumerate(data, start=1))
+
+
+def _saved_split(found: Any, name: str, split: str | None) -> Any:
+    if isinstance(found, dict) and split in found:
+        return found[split]
+    if split is not None:
+        raise ValueError(f"data set {name} was saved without a split {split!r}; it holds {_splits(found)}")
+    return _only_split(found, name)
+
+
+def _only_split(found: Any, name: str) -> Any:
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise ValueError(f"data set {name} holds {_splits(found)}: choose one with `split`")
+    return next(iter(found.values()))
+
+
+def _splits(found: Any) -> str:
+    return "the splits " + ", ".join(map(str, found)) if isinstance(found, dict) else "no splits"
+
+
+def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            values: Any = None
+            place = f"{path.name}:{number}"
+            with report.collecting(place):
+                values = _parsed(line.removeprefix(b"\xef\xbb\xbf"))
+                if not isinstance(values, dict):
+                    raise ValueError(f"a line must be one JSON object, not {type(values).__name__}")
+            if isinstance(values, dict):
+                yield Row(values, path.name, number)
+            else:
+                report.num_rows += 1
+
+
+def _read_json(path: Path, report: Report) -> Iterator[Row]:
+    rows = _parsed(path.read_bytes())
+    if not isinstance(rows, list):
+        raise ValueError(f"data file {path} must hold a list of objects, not {type(rows).__name__}")
+    for number, values in enumerate(rows, start=1):
+        if isinstance(values, dict):
+            yield Row(values, path.name, number)
+        else:
+            report.num_rows += 1
+            report.add(f"{path.name}:{number}", f"a row must be a JSON object, not {type(values).__name__}")
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is not JSON: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    parquet, number = _import_extra("pyarrow.parquet", "ParquetFile"), 0
+    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
+        for values in batch.to_pylist():
+            number += 1
+            yield Row(values, path.name, number)
+
+
+def _import_extra(module_name: str, proof: str) -> Any:
+    """The module, if it really holds the name `proof`."""
+    hint = f"this needs the package {module_name.partition('.')[0]!r}: pip install 'mmrl[data]'"
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"{hint} ({error})") from None
+    if not hasattr(module, proof):
+        where = list(getattr(module, "__path__", []))
+        raise ValueError(f"{hint} (found only a folder of that name: {where})")
+    return module

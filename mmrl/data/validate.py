@@ -1,0 +1,142 @@
+"""Finding every bad row before training starts, named by file and line."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from mmrl.core.types import MediaSize, Prompt
+from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
+from mmrl.geometry.boxes import Box, check_inside
+
+FILE_ROW = "file_row"
+"""The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One bad row: `Problem("boxes.jsonl:12", "picture cat.jpg does not exist")`."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+@dataclass
+class Report:
+    """What a look at a data set found; keeps the first `limit` problems and counts all."""
+
+    source: str
+    limit: int = 20
+    num_rows: int = 0
+    num_problems: int = 0
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def __str__(self) -> str:
+        lines = [f"{self.source}: {self.num_rows} rows, {self.num_problems} problems", *map(str, self.problems)]
+        hidden = self.num_problems - len(self.problems)
+        return "\n  ".join([*lines, f"and {hidden} more"] if hidden else lines)
+
+    @property
+    def ok(self) -> bool:
+        return self.num_problems == 0
+
+    def add(self, place: str, text: str) -> None:
+        self.num_problems += 1
+        if len(self.problems) < self.limit:
+            self.problems.append(Problem(place, text))
+
+    @contextmanager
+    def collecting(self, place: str) -> Iterator[None]:
+        """A ValueError or OSError raised inside becomes a problem at `place`."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self.add(place, str(error))
+
+    def note_if_empty(self) -> None:
+        """No rows at all are a problem too."""
+        if self.num_rows == 0 and self.ok:
+            self.add(self.source, "holds no rows")
+
+    def raise_if_bad(self) -> None:
+        """ValueError that lists the first problems, if there are any; an empty data set is one."""
+        self.note_if_empty()
+        if not self.ok:
+            raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}")
+
+
+def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_rows: int | None = None) -> Report:
+    """Look at every prompt, of any data set: text, ids, pictures (read to their end if `decode`), boxes inside pictures.
+
+    The caller decides with `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream.
+    """
+    report, ids = Report("data set", limit), set[str]()
+    for number, prompt in _numbered(prompts, report, max_rows):
+        place = str(prompt.columns.get(FILE_ROW, f"row {number}"))
+        report.num_rows += 1
+        with report.collecting(place):
+            check_new_id(prompt, ids)
+            _check_prompt(prompt, decode)
+    report.note_if_empty()
+    return report
+
+
+def check_new_id(prompt: Prompt, seen: set[str]) -> None:
+    """ValueError if the prompt's id was seen before; else remembers it."""
+    if prompt.id in seen:
+        raise ValueError(f"id {prompt.id!r} was used before: ids must differ")
+    seen.add(prompt.id)
+
+
+def check_markers(text: str, num_pictures: int) -> None:
+    """ValueError unless the text holds no `<image>` marker, or one per picture."""
+    num_markers = text.count("<image>")
+    if num_markers not in (0, num_pictures):
+        raise ValueError(f"the text has {num_markers} <image> markers for {num_pictures} pictures: write none or one for each")
+
+
+def _numbered(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
+    """Prompts counted from 1; one that cannot be built is reported, and ends a stream but not a sequence."""
+    if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
+        rows = cast(Sequence[Prompt], prompts)
+        for i in range(len(rows) if max_rows is None else min(max_rows, len(rows))):
+            with report.collecting(f"row {i + 1}"):
+                yield i + 1, rows[i]
+        return
+    number = 0
+    try:
+        for number, prompt in enumerate(prompts, start=1):
+            yield number, prompt
+            if number == max_rows:
+                return
+    except (ValueError, OSError) as error:
+        report.add(f"the row after row {number}", str(error))
+
+
+def _check_prompt(prompt: Prompt, decode: bool) -> None:
+    text: Any = prompt.text
+    if not isinstance(text, str):
+        raise ValueError(f"the text is {type(text).__name__} and must be a string")
+    if not text.strip() and not prompt.media:
+        raise ValueError("there is neither text nor a picture or video")
+    check_markers(text, len(prompt.media))
+    sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
+    boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+    for box in boxes:
+        if isinstance(box, Box) and sizes:
+            check_inside(box, MediaSize(*sizes[0], *sizes[0]))
+
+
+def _media_size(media: Any, decode: bool) -> tuple[int, int] | None:
+    """Width and height of a picture; None for anything else, of which only a path is checked, for existence."""
+    if not isinstance(media, str | Path):
+        return picture_size(media, decode) if hasattr(media, "getbands") else None
+    if Path(media).suffix.lower() in PICTURE_SUFFIXES:
+        return picture_size(media, decode)
+    if not Path(media).exists():
+        raise FileNotFoundError(f"{media} does not exist")
+    return None

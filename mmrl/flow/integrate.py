@@ -1,0 +1,117 @@
+"""From noise to samples along a plan: one loop for every schedule, each shared latent evaluated once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.flow.layout import Layout, Noise
+from mmrl.flow.path import data_of
+from mmrl.flow.plan import RolloutPlan, StepPlan
+from mmrl.flow.sde import Before, Gaussian, euler, multistep, sa_tau, transition
+
+Velocity = Callable[[Float[Tensor, "m ..."], int, Int[Tensor, " m"]], Float[Tensor, "m ..."]]
+"""The (guided) velocity at latents x before step i; `rows` names for each latent one row that has it (its prompt)."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What integrating a plan recorded. Column c of the states is the latent before step c; the last are the samples."""
+
+    layout: Layout
+    states: tuple[Tensor, ...]
+    """The distinct latents (m, ...) of every column."""
+    means: tuple[Tensor, ...]
+    """Means of what the latents of column i + 1 were drawn from; the latents themselves where nothing was drawn."""
+    logprobs: Float[Tensor, "n t"]
+    """0 at steps that do not train."""
+
+    def state(self, column: int, rows: Int[Tensor, " k"]) -> Float[Tensor, "k ..."]:
+        """Latents of these rows."""
+        return self._rows_of(self.states[column], column, rows)
+
+    def mean(self, step: int, rows: Int[Tensor, " k"]) -> Float[Tensor, "k ..."]:
+        """Means of the transitions of these rows."""
+        return self._rows_of(self.means[step], step + 1, rows)
+
+    @property
+    def samples(self) -> Float[Tensor, "n ..."]:
+        """The final latents of all rows."""
+        return self.state(len(self.states) - 1, torch.arange(len(self.layout)))
+
+    def _rows_of(self, x: Tensor, column: int, rows: Tensor) -> Tensor:
+        return x[self.layout.places(column)[rows].to(x.device)]
+
+
+def gaussian_of(
+    step: StepPlan, x: Float[Tensor, "m ..."], v: Float[Tensor, "m ..."], sigmas: Float[Tensor, " t1"], index: int
+) -> Gaussian:
+    """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for."""
+    at = torch.full((len(x),), index, device=x.device)
+    plain = transition(step.kind, step.level, x, v, sigmas.to(x.device), at)
+    return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
+
+
+def integrate(
+    plan: RolloutPlan,
+    sigmas: Float[Tensor, " t1"],
+    layout: Layout,
+    velocity: Velocity,
+    noise: Noise,
+    storage: torch.dtype | None = None,
+) -> Trajectory:
+    """Sample all rows of the layout.
+
+    `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
+    evaluating them again from the record gives the same numbers.
+    """
+    x = _stored(noise(0, layout.owners(0)), storage)
+    states, means, logprobs = [x], list[Tensor](), list[Tensor]()
+    before: Before | None = None
+    for i, step in enumerate(plan.steps):
+        v = velocity(x, i, layout.owners(i)).to(x)
+        children = layout.owners(i + 1)
+        parents = layout.places(i)[children].to(x.device)
+        x, v = x[parents], v[parents]
+        if before is not None:
+            before = Before(before.data[parents], before.sigma)
+        here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
+        x_next = _stored(_without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage)
+        mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)
+        noisy = layout.stochastic[children, i].nonzero()[:, 0].to(x.device)
+        if len(noisy):
+            x_next, mean = x_next.clone(), mean.clone()
+            gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i)
+            fresh = noise(i + 1, children[noisy.cpu()]).to(x) * (step.noise_scale / step.density_scale)
+            mean[noisy] = gaussian.mean
+            x_next[noisy] = _stored(gaussian.draw(fresh), storage)
+            if step.trained:
+                lp[noisy] = gaussian.log_density(x_next[noisy])
+        before, x = here, x_next
+        states.append(x)
+        means.append(mean)
+        logprobs.append(lp[layout.places(i + 1).to(x.device)])
+    return Trajectory(layout, tuple(states), tuple(means), torch.stack(logprobs, 1))
+
+
+def _without_density(
+    step: StepPlan,
+    x: Tensor,
+    v: Tensor,
+    sigmas: Tensor,
+    index: int,
+    before: Before | None,
+    noise: Callable[[], Tensor],
+) -> Tensor:
+    """The step of a solver that has no density; also that of rows which a stochastic step leaves alone."""
+    sigma, sigma_next = float(sigmas[index]), float(sigmas[index + 1])
+    if step.kind not in ("dpm2", "sa"):
+        return euler(x, v, sigma, sigma_next)
+    tau = sa_tau(step.level, sigma) if step.kind == "sa" else 0.0
+    return multistep(x, v, sigma, sigma_next, before, tau, noise() if tau else None)
+
+
+def _stored(x: Tensor, storage: torch.dtype | None) -> Tensor:
+    return x if storage is None else x.to(storage).to(x.dtype)

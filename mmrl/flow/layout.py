@@ -1,0 +1,162 @@
+"""Which samples of a rollout share which latents, where noise is drawn, and which transitions train."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.flow.plan import Forwards, RolloutPlan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows are samples, in the order of the requests."""
+
+    state_ids: Int[Tensor, "n t1"]
+    """The first row with the same latent; column 0 is the initial noise, column i + 1 the latent after step i."""
+    stochastic: Bool[Tensor, "n t"]
+    """Where the row's step draws noise and has a density."""
+    trained: Bool[Tensor, "n t"]
+    """The action mask: stochastic, trained by the plan, and owned by the row (the first with that latent)."""
+
+    def __len__(self) -> int:
+        return len(self.state_ids)
+
+    @property
+    def node_ids(self) -> Int[Tensor, "n t"]:
+        """Equal where rows share a transition."""
+        return self.state_ids[:, 1:]
+
+    def owners(self, column: int) -> Int[Tensor, " m"]:
+        """The first row of every distinct latent of a column."""
+        return (self.state_ids[:, column] == torch.arange(len(self))).nonzero()[:, 0]
+
+    def places(self, column: int) -> Int[Tensor, " n"]:
+        """Where every row's latent stands among the distinct ones of a column."""
+        return torch.searchsorted(self.owners(column), self.state_ids[:, column].contiguous())
+
+
+def lay_out(plan: RolloutPlan, counts: Sequence[int], seeds: Sequence[int]) -> Layout:
+    """The layout of several requests of `counts` samples; `seeds` choose every row's steps where plan.trained_per_row is set.
+
+    Raises:
+        ValueError: a count that does not fill the plan's trees.
+    """
+    parts = [_one(plan, count, seed) for count, seed in zip(counts, seeds, strict=True)]
+    offsets = [sum(counts[:i]) for i in range(len(counts))]
+    return Layout(
+        torch.cat([part.state_ids + offset for part, offset in zip(parts, offsets, strict=True)]),
+        torch.cat([part.stochastic for part in parts]),
+        torch.cat([part.trained for part in parts]),
+    )
+
+
+def leaves(plan: RolloutPlan) -> int:
+    """Samples of one tree or trunk; a group is a multiple of it."""
+    if plan.shape == "tree":
+        return math.prod(step.branch for step in plan.steps)
+    if plan.shape == "branches":
+        return sum(step.branch for step in plan.steps if step.stochastic)
+    return 1
+
+
+def forwards(plan: RolloutPlan, group_size: int, guided: bool = False, frozen_models: int = 0) -> Forwards:
+    """What a group costs in network forwards; `guided` = a second pass without the prompt, `frozen_models` = others read."""
+    layout = lay_out(plan, [group_size], [0])
+    rollout = sum(len(layout.owners(column)) for column in range(plan.num_steps))
+    trained = int(layout.trained.sum()) if plan.forward is None else group_size * plan.forward.count
+    passes = 2 if guided else 1
+    return Forwards(group_size, passes * rollout, passes * trained, passes * trained * frozen_models, trained)
+
+
+def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
+    size = leaves(plan)
+    if count % size:
+        raise ValueError(
+            f"the schedule's {plan.shape} need groups of a multiple of {size} samples, but algorithm.group_size is {count}: "
+            f"set group_size = {size * max(1, round(count / size))}"
+        )
+    kinds = torch.tensor([step.stochastic for step in plan.steps])
+    state_ids = {"chains": _chains, "tree": _tree, "branches": _branches}[plan.shape](plan, count)
+    stochastic = kinds.expand(count, -1)
+    if plan.shape == "branches":
+        stochastic = stochastic & (torch.arange(plan.num_steps) == _branch_steps(plan, count)[:, None])
+    owned = state_ids[:, 1:] == torch.arange(count)[:, None]
+    trained = stochastic & owned & torch.tensor([step.trained for step in plan.steps])
+    if plan.trained_per_row is not None:
+        trained = trained & _subsets(trained, plan.trained_per_row, seed)
+    return Layout(state_ids, stochastic, trained)
+
+
+def _chains(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:
+    ids = torch.arange(count)[:, None].repeat(1, plan.num_steps + 1)
+    if plan.share_prefix and plan.initial_noise == "group":
+        noisy = [i for i, step in enumerate(plan.steps) if step.stochastic or step.kind == "sa"]
+        ids[:, : (noisy[0] if noisy else plan.num_steps) + 1] = 0
+    return ids
+
+
+def _tree(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:
+    rows, below = torch.arange(count), leaves(plan)
+    columns = [rows // below * below]
+    for step in plan.steps:
+        below //= step.branch
+        columns.append(rows // below * below)
+    return torch.stack(columns, 1)
+
+
+def _branch_steps(plan: RolloutPlan, count: int) -> Int[Tensor, " n"]:
+    """The step at which every row leaves the trunk."""
+    of_a_trunk = [i for i, step in enumerate(plan.steps) if step.stochastic for _ in range(step.branch)]
+    return torch.tensor(of_a_trunk).repeat(count // len(of_a_trunk))
+
+
+def _branches(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:
+    rows, leaves_at, size = torch.arange(count), _branch_steps(plan, count), leaves(plan)
+    columns: list[Tensor] = []
+    for column in range(plan.num_steps + 1):
+        on_trunk = leaves_at >= column
+        first = int((leaves_at[:size] >= column).nonzero()[0]) if bool(on_trunk.any()) else 0
+        columns.append(torch.where(on_trunk, rows // size * size + first, rows))
+    return torch.stack(columns, 1)
+
+
+def _subsets(candidates: Bool[Tensor, "n t"], count: int, seed: int) -> Bool[Tensor, "n t"]:
+    chosen = torch.zeros_like(candidates)
+    for row, mask in enumerate(candidates):
+        steps = mask.nonzero()[:, 0]
+        chosen[row, steps[torch.randperm(len(steps), generator=generator_of(seed, row, "steps"))[:count]]] = True
+    return chosen
+
+
+def generator_of(*key: int | str) -> torch.Generator:
+    """A generator on the CPU whose stream depends on the key alone."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+Noise = Callable[[int, Int[Tensor, " m"]], Float[Tensor, "m ..."]]
+"""Standard normal latents for column 0 (initial noise) or i + 1 (drawn at step i) and the rows that own them."""
+
+
+@dataclass(frozen=True)
+class SeededNoise:
+    """Noise that depends on (request seed, sample, step) alone, so any sample can be drawn again by itself."""
+
+    plan: RolloutPlan
+    counts: tuple[int, ...]
+    seeds: tuple[int, ...]
+    """One per request."""
+    shape: tuple[int, ...]
+    """Of one latent."""
+
+    def __call__(self, column: int, rows: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
+        keys = [(seed, i) for count, seed in zip(self.counts, self.seeds, strict=True) for i in range(count)]
+        shared = column == 0 and self.plan.initial_noise == "group"
+        chosen = [keys[int(row)] for row in rows]
+        generators = [generator_of(seed, 0 if shared else sample, column) for seed, sample in chosen]
+        return torch.stack([torch.randn(self.shape, generator=generator) for generator in generators])

@@ -1,0 +1,55 @@
+"""Rectified flow, and the one time convention of the project.
+
+Time t runs from 1 = noise to 0 = data; it is diffusers' sigma. x_t = (1 - t) data + t noise; velocity = noise - data,
+so a step from t to t' < t adds (t' - t) velocity. A model evaluated at (x_t, t) predicts the velocity.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+def like_batch(t: Float[Tensor, " n"] | float, x: Float[Tensor, "n ..."]) -> Tensor | float:
+    """One number per row, shaped so that it multiplies the rows of x; a plain number stays one."""
+    return t.to(x).reshape(-1, *[1] * (x.ndim - 1)) if isinstance(t, Tensor) else t
+
+
+def noised(data: Float[Tensor, "n ..."], noise: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float) -> Float[Tensor, "n ..."]:
+    """x_t = (1 - t) data + t noise."""
+    t = like_batch(t, data)
+    return (1 - t) * data + t * noise
+
+
+def velocity_of(data: Float[Tensor, "n ..."], noise: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    """noise - data: what a model learns to predict."""
+    return noise - data
+
+
+def data_of(x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float) -> Float[Tensor, "n ..."]:
+    """The data that x_t and a velocity point at: x_t - t v."""
+    return x - like_batch(t, x) * v
+
+
+def noise_of(x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float) -> Float[Tensor, "n ..."]:
+    """The noise that x_t and a velocity come from: x_t + (1 - t) v."""
+    return x + (1 - like_batch(t, x)) * v
+
+
+def velocity_towards(
+    x: Float[Tensor, "n ..."], data: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float
+) -> Float[Tensor, "n ..."]:
+    """The velocity at x_t that points at the data: (x_t - data) / t, for t > 0."""
+    return (x - data) / like_batch(t, x)
+
+
+def guided(
+    conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."], scale: float, keep_norm: bool = False
+) -> Float[Tensor, "n ..."]:
+    """Classifier-free guidance: unconditional + scale (conditional - unconditional).
+
+    keep_norm rescales the result to the conditional velocity's norm over the last dimension (Qwen-Image).
+    """
+    v = unconditional + scale * (conditional - unconditional)
+    if keep_norm:
+        wanted, has = ((x**2).sum(-1, keepdim=True).sqrt() for x in (conditional, v))
+        v = v * wanted / has.clamp(min=1e-12)
+    return v

@@ -1,0 +1,137 @@
+"""What one training step samples: a RolloutPlan says of every denoising step how it moves and whether it trains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.flow.sde import STOCHASTIC, Kind, deviation
+from mmrl.flow.sigmas import Spacing
+from mmrl.flow.times import TimeSampler
+
+Shape = Literal["chains", "tree", "branches"]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One denoising step."""
+
+    kind: Kind = "ode"
+    level: float = 0.0
+    """eta of flow_sde, dance_sde and cps, tau of sa; wan has none."""
+    trained: bool = False
+    branch: int = 1
+    """Children of every latent at this step (tree), or noisy children that leave the trunk here (branches)."""
+    noise_scale: float = 1.0
+    """The noise drawn here is so many times S (BranchGRPO's splits)."""
+    nominal_density: bool = False
+    """Evaluate the density with S although noise_scale S was drawn, as BranchGRPO's code does."""
+
+    def __post_init__(self) -> None:
+        if self.trained and self.kind not in STOCHASTIC:
+            raise ValueError(
+                f"a step of kind {self.kind!r} has no log-probability, so it cannot train: use one of {sorted(STOCHASTIC)}"
+            )
+        if self.trained and self.level == 0 and self.kind != "wan":
+            raise ValueError(f"a trained step of kind {self.kind!r} has level 0, so it draws nothing: set its level above 0")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.kind in STOCHASTIC
+
+    @property
+    def density_scale(self) -> float:
+        """The deviation of the density over S."""
+        return 1.0 if self.nominal_density else self.noise_scale
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """How the samples of one step come about. Policies ask it for sigmas; mmrl.flow.layout says who shares what."""
+
+    steps: tuple[StepPlan, ...]
+    spacing: Spacing | None = None
+    """None: that of the model's own scheduler."""
+    shape: Shape = "chains"
+    """chains: every sample its own; tree: samples are the leaves of trees that split at steps with branch > 1;
+    branches: noisy children leave a deterministic trunk, and end without further noise."""
+    initial_noise: Literal["sample", "group"] = "sample"
+    """Whether the samples of a group start from the same noise."""
+    share_prefix: bool = False
+    """Chains with the same initial noise: evaluate the steps before the first noisy one once per group."""
+    grid_steps: int | None = None
+    """Steps of the grid of times; None: as many as `steps`."""
+    respaced_from: int | None = None
+    """From this step on the rest of the grid is divided evenly (MixGRPO-Flash: fewer steps after the window)."""
+    trained_per_row: int | None = None
+    """Every sample trains a random choice of so many of the trained steps (DanceGRPO)."""
+    forward: TimeSampler | None = None
+    """Train on noised copies of the finished samples, at these times, instead of on the steps."""
+    truncated_timesteps: bool = False
+    """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
+
+    def __post_init__(self) -> None:
+        if self.steps[-1].trained and self.steps[-1].kind == "cps":
+            raise ValueError("the last cps step draws no noise, so it cannot train: set schedule.last = 'ode'")
+        if self.forward is not None and any(step.trained for step in self.steps):
+            raise ValueError("a forward plan trains on noised samples, not on steps: use steps of kind ode, dpm2 or sa")
+
+    @property
+    def num_steps(self) -> int:
+        """Model evaluations of one sample."""
+        return len(self.steps)
+
+    @property
+    def num_actions(self) -> int:
+        """Width of the action mask: noised copies of a forward plan, else steps."""
+        return self.forward.count if self.forward is not None else self.num_steps
+
+    def sigmas(self, default: Spacing, image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+        """The table of sigmas, float32; `default` is the model's own spacing."""
+        spacing = self.spacing or default
+        grid = spacing.grid(self.grid_steps or self.num_steps)
+        if self.respaced_from is not None:
+            at = self.respaced_from
+            rest = torch.linspace(float(grid[at]), 0, self.num_steps - at + 1, dtype=grid.dtype)
+            grid = torch.cat([grid[:at], rest])
+        return spacing.shifted(grid, image_tokens)
+
+    def deviations(self, sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
+        """S of the density of every step that trains, 0 at the others: the reading `std`."""
+        values = torch.zeros(self.num_steps)
+        for i, step in enumerate(self.steps):
+            if step.trained:
+                values[i] = deviation(step.kind, step.level, sigmas, torch.tensor([i]))[0] * step.density_scale
+        return values
+
+
+def evaluation_plan(num_steps: int, spacing: Spacing | None = None) -> RolloutPlan:
+    """Deterministic Euler steps that train nothing: how a model is judged."""
+    return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing)
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """Network forwards for one group, guidance passes included."""
+
+    images: int
+    rollout: int
+    update: int
+    """Forwards that also have a backward."""
+    frozen: int = 0
+    """Forwards of reference, averaged or old weights."""
+    transitions: int = 0
+    """Actions that train."""
+
+    @property
+    def per_image(self) -> float:
+        return self.rollout / self.images
+
+
+def steps_where(num_steps: int, noisy: Sequence[int], step: StepPlan) -> tuple[StepPlan, ...]:
+    """`step` at the indices in `noisy`, Euler steps elsewhere."""
+    chosen = set(noisy)
+    return tuple(step if i in chosen else StepPlan() for i in range(num_steps))

@@ -1,0 +1,128 @@
+"""How the steps of a rollout are spaced between noise and data: sigma schedules.
+
+A spacing has a grid of times u of a rollout of `num_steps` steps (float64, from 1 to 0, one entry more than steps) and a shift
+u -> sigma that keeps both ends and answers float32, diffusers' own numbers.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def shift_by(factor: float, u: Tensor) -> Tensor:
+    """factor u / (1 + (factor - 1) u): more steps near the noise for factor > 1."""
+    return factor * u / (1 + (factor - 1) * u)
+
+
+@dataclass(frozen=True)
+class StaticShift:
+    """sigma = s u / (1 + (s - 1) u) on u from 1 to sh(1 / 1000): diffusers' flow-matching scheduler (SD3: s = 3).
+
+    The shift enters twice at the small end, since diffusers shifts the table it takes the grid's end from: the last step
+    is tiny.
+    """
+
+    shift: float = 3.0
+    train_steps: int = 1000
+    kind: Literal["StaticShift"] = "StaticShift"
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        end = float(shift_by(self.shift, torch.tensor(1 / self.train_steps, dtype=torch.float64)))
+        steps = torch.linspace(1, end, num_steps, dtype=torch.float64)
+        return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
+
+    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+        return shift_by(self.shift, grid).float()
+
+
+@dataclass(frozen=True)
+class DynamicShift:
+    """sigma = e^mu / (e^mu + 1 / u - 1), mu linear in the number of image tokens, u from 1 to 1 / T (FLUX, Qwen-Image)."""
+
+    base_shift: float = 0.5
+    max_shift: float = 1.15
+    base_tokens: int = 256
+    max_tokens: int = 4096
+    terminal: float | None = None
+    """Stretch the sigmas so that the last one before 0 is this (Qwen-Image: 0.02)."""
+    kind: Literal["DynamicShift"] = "DynamicShift"
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64)
+        return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
+
+    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+        """Raises ValueError without the number of image tokens."""
+        if image_tokens is None:
+            raise ValueError(
+                "DynamicShift spaces the steps by the number of image tokens, which was not given: "
+                "pass image_tokens, or set schedule.spacing to StaticShift"
+            )
+        sigmas = shift_by(math.exp(self.mu(image_tokens)), grid)
+        if self.terminal is not None:
+            remaining = 1 - sigmas[:-1]
+            sigmas = torch.cat([1 - remaining * (1 - self.terminal) / remaining[-1], sigmas[-1:]])
+        return sigmas.float()
+
+    def mu(self, image_tokens: int) -> float:
+        slope = (self.max_shift - self.base_shift) / (self.max_tokens - self.base_tokens)
+        return self.base_shift + slope * (image_tokens - self.base_tokens)
+
+
+@dataclass(frozen=True)
+class LinearShift:
+    """sigma = s u / (1 + (s - 1) u) on an even grid u from 1 to 0 (DanceGRPO, MixGRPO, BranchGRPO, Pref-GRPO)."""
+
+    shift: float = 3.0
+    kind: Literal["LinearShift"] = "LinearShift"
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        return torch.linspace(1, 0, num_steps + 1).double()
+
+    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+        return shift_by(self.shift, grid.float())
+
+
+Spacing = StaticShift | DynamicShift | LinearShift
+
+
+def timesteps(sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
+    """What diffusers' transformers are fed: 1000 sigma of every step."""
+    return sigmas[:-1] * 1000
+
+
+def truncated_timesteps(sigmas: Float[Tensor, " t1"]) -> Int[Tensor, " t"]:
+    """int(1000 sigma) in float32: what DanceGRPO's relatives feed the network (the step itself uses the exact sigma)."""
+    return timesteps(sigmas.float()).to(torch.long)
+
+
+def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
+    """The spacing of a diffusers flow-matching scheduler, from its config.
+
+    Raises:
+        ValueError: a scheduler that spaces its steps in a way not known here.
+    """
+    unknown = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
+    used = [name for name in unknown if scheduler_config.get(name)]
+    if scheduler_config.get("time_shift_type", "exponential") != "exponential":
+        used.append(f"time_shift_type = {scheduler_config['time_shift_type']}")
+    if used or "shift" not in scheduler_config:
+        what = ", ".join(used) or "no shift"
+        raise ValueError(
+            f"the model's scheduler has {what}, and its sigmas cannot be reproduced here: "
+            "set schedule.spacing to StaticShift, DynamicShift or LinearShift"
+        )
+    if scheduler_config.get("use_dynamic_shifting"):
+        return DynamicShift(
+            base_shift=scheduler_config.get("base_shift", 0.5),
+            max_shift=scheduler_config.get("max_shift", 1.15),
+            base_tokens=scheduler_config.get("base_image_seq_len", 256),
+            max_tokens=scheduler_config.get("max_image_seq_len", 4096),
+            terminal=scheduler_config.get("shift_terminal"),
+        )
+    return StaticShift(scheduler_config["shift"], scheduler_config.get("num_train_timesteps", 1000))

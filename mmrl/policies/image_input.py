@@ -1,0 +1,156 @@
+"""Prompts with pictures -> what the model is fed, one prompt at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from mmrl.core.types import MediaSize, Prompt
+from mmrl.policies.families import Family, Media
+from mmrl.policies.settings import TextPolicyConfig
+from mmrl.policies.templates import answer_template, messages
+
+TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One prompt as the model is fed it. Media belong to the prompt, never to a row, so no selection of rows can mix them up."""
+
+    prompt_id: str
+    token_ids: Int[Tensor, " p"]
+    positions: Int[Tensor, "a p"]
+    """On one axis, or on three (M-RoPE)."""
+    type_ids: Int[Tensor, " p"] | None = None
+    """0 text, 1 image, 2 video, where the model wants to know."""
+    media: Media = field(default_factory=dict)
+    sizes: tuple[MediaSize, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Prompt -> Encoded, by the model's own processor and chat template."""
+
+    processor: Any
+    family: Family
+    core: nn.Module
+    """The model below its head: it knows the positions of its tokens."""
+    config: TextPolicyConfig
+
+    @torch.no_grad()
+    def __call__(self, prompt: Prompt) -> Encoded:
+        """Open the pictures, write the chat, tokenize.
+
+        Raises:
+            ValueError: a file that is no picture, markers that do not fit the pictures, a prompt longer than
+                max_prompt_tokens, or placeholders that do not fit the vision features.
+            FileNotFoundError: no such picture.
+        """
+        pictures = [open_picture(source, prompt.id) for source in prompt.media]
+        chat = messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt)
+        text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        tokenizer = self.processor.tokenizer
+        # A template that writes the first token itself must not get another one from the tokenizer.
+        starts = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+        options = {"add_special_tokens": False} if starts else {}
+        fed = dict(self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **options))
+        token_ids = fed.pop("input_ids")[0]
+        fed.pop("attention_mask", None)
+        types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
+        self._check_length(prompt, len(token_ids))
+        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
+        seen = self.family.seen_sizes([picture.size for picture in pictures], media)
+        sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
+        try:
+            check_media(self.family, token_ids, media)
+            positions = self.family.positions(self.core, token_ids, types, media)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+        return Encoded(prompt.id, token_ids, positions, types, media, sizes)
+
+    def _check_length(self, prompt: Prompt, length: int) -> None:
+        most = self.config.max_prompt_tokens
+        if most is not None and length > most:
+            raise ValueError(
+                f"prompt {prompt.id!r} has {length} tokens with its pictures, policy.max_prompt_tokens is {most}: "
+                "raise it, lower policy.max_pixels, or drop the prompt from the data set"
+            )
+
+
+def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> None:
+    """Raise ValueError unless the prompt has one placeholder per vision feature and its media tensors agree."""
+    family.check_rows(media)
+    placeholders, features = int((token_ids == family.image_token_id).sum()), family.num_features(media)
+    if features is not None and placeholders != features:
+        raise ValueError(
+            f"its text holds {placeholders} image placeholders, its pictures give {features} vision features: "
+            "the text must not spell image tokens, and the processor must be the model's own"
+        )
+
+
+def open_picture(source: Any, prompt_id: str) -> Any:
+    """A picture as PIL's RGB image, turned upright as its camera noted.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if isinstance(source, Image.Image):
+        return ImageOps.exif_transpose(source).convert("RGB")
+    if not isinstance(source, str | Path):
+        raise ValueError(f"prompt {prompt_id!r}: a picture is a path or a PIL image, not {type(source).__name__}")
+    try:
+        with Image.open(source) as picture:
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"prompt {prompt_id!r}: there is no picture {str(source)!r}") from None
+    except UnidentifiedImageError:
+        raise ValueError(f"prompt {prompt_id!r}: {str(source)!r} is not a picture that PIL can read") from None
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"prompt {prompt_id!r}: the picture {str(source)!r} is damaged ({error})") from None
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Several prompts side by side, padded on the left: u prompts, p positions, a axes."""
+
+    token_ids: Int[Tensor, "u p"]
+    attention: Int[Tensor, "u p"]
+    positions: Int[Tensor, "a u p"]
+    type_ids: Int[Tensor, "u p"] | None
+    media: tuple[Media, ...]
+    """One per prompt, empty where it has no picture."""
+
+    @property
+    def next_positions(self) -> Int[Tensor, "a u 1"]:
+        """Where the first token after each prompt stands."""
+        return self.positions[:, :, -1:] + 1
+
+
+def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch.device) -> PromptBatch:
+    """Prompts in order, moved to the device."""
+    longest = max(map(len, prompts))
+
+    def padded(x: Tensor, value: int = 0) -> Tensor:
+        return nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
+
+    types = None
+    if any(prompt.type_ids is not None for prompt in prompts):
+        rows = [torch.zeros_like(one.token_ids) if one.type_ids is None else one.type_ids for one in prompts]
+        types = torch.stack([padded(row) for row in rows]).to(device)
+    return PromptBatch(
+        token_ids=torch.stack([padded(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
+        attention=torch.stack([padded(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
+        positions=torch.stack([padded(prompt.positions) for prompt in prompts], dim=1).to(device),
+        type_ids=types,
+        media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
+    )

@@ -1,0 +1,260 @@
+"""A vision-language model as a policy: samples completions of prompts with pictures, and evaluates them again exactly."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mmrl.core.protocols import State
+from mmrl.core.tensors import pad_actions
+from mmrl.core.types import Batch, Reading, Request, Rollouts, Scope, Trace
+from mmrl.policies.decode import Job, Stops
+from mmrl.policies.image_input import Encoded, Encoder, collate_prompts
+from mmrl.policies.loading import load, never_written
+from mmrl.policies.net import TextNet
+from mmrl.policies.packing import pack
+from mmrl.policies.rollout import Row, assemble, check_requests, given_tokens, plan
+from mmrl.policies.scoring import QUANTITIES, Score
+from mmrl.policies.settings import LoraSettings, Sampling, TextPolicyConfig
+from mmrl.policies.shadows import Shadow, put, whole
+from mmrl.policies.trace import TextTrace, join
+
+__all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace"]
+SHADOWS = frozenset({"ref", "ema"})
+
+
+class TextPolicy:
+    """Any image-text-to-text model of transformers. An action is a token of the completion.
+
+    Rollouts and readings are on the CPU whatever the device of the model. Readings under the live weights carry a gradient
+    where gradients are on; readings under a shadow never do.
+
+    Raises:
+        FileNotFoundError: no such model, adapter or picture.
+        ValueError: a model without picture input, unknown shadows, or settings that contradict each other.
+    """
+
+    offers = QUANTITIES
+
+    def __init__(self, config: TextPolicyConfig, shadows: Iterable[str] = (), ema_decay: float = 0.99) -> None:
+        wanted = frozenset(shadows)
+        if wanted - SHADOWS:
+            raise ValueError(f"a text policy keeps the shadows {sorted(SHADOWS)}, not {sorted(wanted - SHADOWS)}")
+        self.config, self.ema_decay = config, ema_decay
+        loaded = load(config)
+        self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
+        self.tokenizer = loaded.processor.tokenizer
+        self.eos_token_ids = loaded.eos_token_ids
+        self.banned = never_written(loaded)
+        self.media_token_ids = self.family.media_token_ids(self.tokenizer)
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
+        self.net = TextNet(loaded.model, self.family, self.banned, pad, half=config.dtype == "bfloat16")
+        self.module: nn.Module = self.net
+        self.encode = Encoder(self.processor, self.family, self.net.core, config)
+        self.anyone = bool
+        self.is_main = True
+        self._shadows = {name: self._shadow(name) for name in sorted(wanted)}
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        return frozenset(self._shadows)
+
+    @property
+    def box_space(self) -> str:
+        """How the model writes boxes: pixel, resized, norm1000 or norm1.
+
+        Raises:
+            ValueError: the model's makers do not say and the config neither.
+        """
+        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
+        if space is None:
+            raise ValueError(
+                f"nobody says how {self.net.model.config.model_type} writes boxes: "
+                "set policy.box_space to pixel, resized, norm1000 or norm1"
+            )
+        return space
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [weight for _, weight in self._trainable()]
+
+    def advance(self) -> None:
+        for shadow in self._shadows.values():
+            shadow.follow()
+
+    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+        """Completions of all requests; `how` is a Sampling that replaces the training one.
+
+        Raises:
+            ValueError: an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
+        """
+        if not isinstance(how, Sampling | None):
+            raise ValueError(f"a text policy samples with mmrl.policies.text.Sampling, not with {type(how).__name__}")
+        sampling = how or self.config.sampling
+        check_requests(requests, self.shadows | {"policy"})
+        rows, prompts = plan(requests, self.encode)
+        drawn = []
+        for row in rows:
+            if row.request.text is None:
+                drawn.append(row)
+            else:
+                row.tokens = given_tokens(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
+        for model in sorted({row.request.model for row in drawn}):
+            chosen = [row for row in drawn if row.request.model == model]
+            with self._weights(model):
+                for start in range(0, len(chosen), self.config.rollout_rows):
+                    self._write(chosen[start : start + self.config.rollout_rows], prompts, sampling)
+        return assemble(rows, self._texts(rows), prompts, self.family, self.media_token_ids, sampling.temperature)
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
+        """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
+
+        Raises:
+            ValueError: a quantity, model or view this policy does not have.
+        """
+        assert isinstance(trace, TextTrace)
+        wanted: dict[str, list[Reading]] = {}
+        for reading in readings:
+            self._check_reading(reading)
+            wanted.setdefault(reading.model, []).append(reading)
+        out: dict[Reading, Tensor] = {}
+        for model, asked in wanted.items():
+            with self._weights(model):
+                values = self._score(trace, mask, tuple(reading.quantity for reading in asked))
+            out |= {reading: values[reading.quantity] for reading in asked}
+        return out
+
+    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
+        """Parts of at most `budget` positions, padding included; rows of a prompt stay together while they fit."""
+        return pack(batch, budget, scope, self._shares(torch.is_grad_enabled()))
+
+    def join(self, traces: Sequence[Trace]) -> TextTrace:
+        return join([trace for trace in traces if isinstance(trace, TextTrace)])
+
+    def state_dict(self) -> State:
+        """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
+        named = self._trainable()
+        shadows = {
+            name: {key: whole(value) for (key, _), value in zip(named, shadow.weights, strict=True)}
+            for name, shadow in self._shadows.items()
+        }
+        return {"weights": {name: whole(weight) for name, weight in named}, "shadows": shadows}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when the state belongs to other weights or shadows."""
+        named = dict(self._trainable())
+        for what, found, own in (
+            ("weights", set(state["weights"]), set(named)),
+            ("shadows", set(state["shadows"]), set(self._shadows)),
+        ):
+            if found != own:
+                raise ValueError(
+                    f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
+                    "resume with the policy settings and the algorithm of the saved run"
+                )
+        for name, weight in named.items():
+            put(weight, state["weights"][name])
+        for name, shadow in self._shadows.items():
+            for key, weight in zip(named, shadow.weights, strict=True):
+                put(weight, state["shadows"][name][key])
+
+    def save(self, folder: Path) -> None:
+        """What transformers (full fine-tuning) or peft (LoRA) load, and the processor. Every process must call it."""
+        prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
+        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict().items()}
+        if self.is_main:
+            saved.save_pretrained(folder, state_dict=weights)
+            self.processor.save_pretrained(folder)
+
+    def prepare(self, accelerator: Any) -> None:
+        """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
+        from accelerate.utils import DistributedType
+
+        self.module = accelerator.prepare(self.net)
+        self.net = accelerator.unwrap_model(self.module)
+        self.is_main = accelerator.is_main_process
+        if accelerator.distributed_type == DistributedType.FSDP:
+            self.anyone = partial(any_process, accelerator)
+        self._shadows = {name: self._shadow(name) for name in self._shadows}
+
+    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, weight) for name, weight in self.net.model.named_parameters() if weight.requires_grad]
+
+    def _shadow(self, name: str) -> Shadow:
+        return Shadow.of(self.parameters(), decay=self.ema_decay if name == "ema" else None)
+
+    def _weights(self, model: str) -> AbstractContextManager[Any]:
+        return nullcontext() if model == "policy" else self._shadows[model].worn()
+
+    def _shares(self, grad: bool) -> bool:
+        """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
+        return self.config.prefix != "repeated" and not (grad and self.config.gradient_checkpointing)
+
+    def _write(self, rows: Sequence[Row], prompts: Sequence[Encoded], sampling: Sampling) -> None:
+        """Draw the completions of these rows."""
+        used = sorted({row.prompt for row in rows})
+        place = {prompt: i for i, prompt in enumerate(used)}
+        job = Job(
+            prompts=collate_prompts([prompts[i] for i in used], self.net.pad_token_id, self.net.device),
+            prompt_index=torch.tensor([place[row.prompt] for row in rows]),
+            seeds=[(row.request.seed, row.index) for row in rows],
+            sampling=sampling,
+            stops=Stops(self.eos_token_ids, self._decode, sampling.stop),
+            anyone=self.anyone,
+        )
+        completions = self.net(job)
+        for i, row in enumerate(rows):
+            row.write(completions, i)
+
+    def _decode(self, tokens: list[list[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _texts(self, rows: Sequence[Row]) -> list[str]:
+        """What rewards read: the text without the token that ended it; given text stays as it was given."""
+        stops = set(self.eos_token_ids)
+        plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
+        texts = self._decode(plain) if rows else []
+        return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
+
+    def _check_reading(self, reading: Reading) -> None:
+        models = {"policy", *self._shadows}
+        for what, name, known in (
+            ("quantity", reading.quantity, self.offers),
+            ("model", reading.model, models),
+            ("view", reading.view, {"plain"}),
+        ):
+            if name not in known:
+                raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
+
+    def _score(self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...]) -> dict[str, Float[Tensor, "n t"]]:
+        if len(trace) == 0:
+            return {name: torch.zeros(mask.shape) for name in quantities}
+        width = mask.shape[1]
+        trace, grad, device = trace.compact(), torch.is_grad_enabled(), self.net.device
+        score = Score(
+            prompts=collate_prompts(trace.prompts, self.net.pad_token_id, device),
+            prompt_index=trace.prompt_index.to(device),
+            tokens=trace.tokens.to(device),
+            lengths=trace.lengths.to(device),
+            temperature=trace.temperature.to(device),
+            mask=mask[:, : trace.tokens.shape[1]].to(device),
+            quantities=quantities,
+            shared=self._shares(grad),
+            chunk=self.config.logit_chunk,
+        )
+        # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
+        self.net.train(grad and self.config.gradient_checkpointing)
+        try:
+            values = (self.module if grad else self.net)(score)
+        finally:
+            self.net.eval()
+        return {name: pad_actions(value.cpu(), width) for name, value in values.items()}
+
+
+def any_process(accelerator: Any, flag: bool) -> bool:
+    """Is the flag up on any process?"""
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)

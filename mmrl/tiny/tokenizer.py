@@ -1,0 +1,44 @@
+"""A tokenizer of the real Qwen class for a handful of texts: words become single tokens, digits stay single."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mmrl.tiny.vlms import PAD, QWEN_TOKENS, STOP, TURN
+
+_PART = (
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}"
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}" + _PART + "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Turns, pictures and videos as Qwen3-VL writes them; no tools."""
+
+
+def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> Any:
+    """A Qwen2Tokenizer that knows every byte, merges learnt from `texts` (at most `num_tokens` in all), and Qwen's own marks."""
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    # a merge is learnt only from a pair seen more than once
+    trained = Qwen2Tokenizer(vocab=letters, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens)
+    learnt = json.loads(trained.backend_tokenizer.to_str())["model"]
+    marks = {TURN, STOP, PAD, *QWEN_TOKENS.values()}
+    words = sorted((word for word in learnt["vocab"] if word not in marks), key=learnt["vocab"].__getitem__)
+    merges: list[Any] = [tuple(pair) for pair in learnt["merges"]]
+    tokenizer = Qwen2Tokenizer(
+        vocab={word: i for i, word in enumerate(words)},
+        merges=merges,
+        eos_token=STOP,
+        pad_token=PAD,
+        padding_side="left",
+        extra_special_tokens=QWEN_TOKENS,
+    )
+    tokenizer.add_tokens([TURN], special_tokens=True)
+    return tokenizer

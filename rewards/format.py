@@ -1,0 +1,32 @@
+"""Does the completion keep to its template, and does its answer hold boxes?
+
+    r = 1 if the whole text, blanks at its ends aside, follows the template, else 0
+
+Range {0, 1}. direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`, the opening tag optional because
+chat templates may write it. json: one JSON value. Every tag at most once: unlike the expression used by Video-R1 and VLM-R1,
+a second `<answer>` fails and a newline at the end passes. Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Scored
+from mmrl.geometry.answers import Template, keeps_format
+from mmrl.geometry.attempts import completion_text
+from mmrl.geometry.parsing import parse_boxes, says_nothing
+
+
+@dataclass(frozen=True)
+class Format:
+    """1 for a text in the template's form. To gate a box reward instead of adding to it, use that reward's own `template`."""
+
+    template: Template = "think"
+    needs_box: bool = False
+    """True: the answer must also hold a box, or say that there is none."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return [self._score(completion_text(group.prompt, sample)) for sample in group.samples]
+
+    def _score(self, text: str) -> float:
+        # which space does not matter for whether numbers form a box
+        has_box = not self.needs_box or bool(parse_boxes(text, "pixel")) or says_nothing(text)
+        return float(keeps_format(text, self.template) and has_box)

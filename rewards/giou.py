@@ -1,0 +1,35 @@
+"""Generalized IoU of the predicted box with the true one, moved into [0, 1].
+
+    r = (1 + IoU - |hull \\ union| / |hull|) / 2, of the best predicted box, divided by the number of predicted boxes
+
+Range [0, 1]: graded also where the boxes miss each other, so that a group of misses still has a best. Shifted, because text
+without a readable box scores 0 and must not beat a bad box. Source: arXiv 1902.09630. Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Box, Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
+from mmrl.geometry.boxes import giou, iou
+
+
+@dataclass(frozen=True)
+class Giou:
+    """(1 + GIoU) / 2 with the one true box. Text without a readable box scores 0 and is counted; no answer gets None."""
+
+    space: AnySpace = "auto"
+    """Space in which the model writes; auto = the one of the policy's family."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return score_attempts(group, self.space, self.template, self._score)
+
+    def _score(self, attempt: Attempt) -> Scored:
+        value, overlap = attempt.best(_shifted_giou), attempt.best(iou)
+        return Scored(value, {"giou": value, "iou": overlap, "acc50": float(overlap >= 0.5), **attempt.parts()})
+
+
+def _shifted_giou(box: Box, truth: Box) -> float:
+    return (1 + giou(box, truth)) / 2

@@ -1,0 +1,34 @@
+"""IoU of the predicted box with the true one.
+
+    r = max over predicted boxes b of |b n t| / |b u t|, divided by the number of predicted boxes
+
+Range [0, 1]. Source: the usual grounding reward (VLM-R1, GUI-G1), with plain float overlap: theirs subtracts a pixel, so that
+boxes one pixel wide, or written as shares of the picture, score 0 even against themselves.
+Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
+from mmrl.geometry.boxes import iou
+from mmrl.geometry.detection import point_in_box
+
+
+@dataclass(frozen=True)
+class Iou:
+    """IoU with the one true box. Text without a readable box scores 0 and is counted; a prompt without answer gets None."""
+
+    space: AnySpace = "auto"
+    """Space in which the model writes; auto = the one of the policy's family."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return score_attempts(group, self.space, self.template, self._score)
+
+    def _score(self, attempt: Attempt) -> Scored:
+        value = attempt.best(iou)
+        hit = attempt.best(lambda box, truth: float(point_in_box(box.center, truth)))
+        return Scored(value, {"iou": value, "hit": hit, "acc50": float(value >= 0.5), **attempt.parts()})

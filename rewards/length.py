@@ -1,0 +1,35 @@
+"""Is the completion's length in the wanted band?
+
+    r = 1 for low <= n <= high, falling linearly to 0 over `slope` tokens on either side; n = tokens, the stop token included
+
+Range [0, 1]. Not DAPO's overlong penalty, which is negative and one-sided. Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Sample, Scored
+
+
+@dataclass(frozen=True)
+class Length:
+    """1 inside the band of lengths. ValueError if the band is empty or a sample has no tokens."""
+
+    low: int = 0
+    high: int = 256
+    """Both in tokens, both inclusive."""
+    slope: int = 64
+    """Tokens over which the reward falls from 1 to 0; 0 = at once."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high or self.slope < 0:
+            raise ValueError(f"{self}: a band of lengths needs 0 <= low <= high and slope >= 0")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return [self._score(sample, group.prompt.id) for sample in group.samples]
+
+    def _score(self, sample: Sample, prompt_id: str) -> float:
+        if sample.token_ids is None:
+            raise ValueError(f"a sample of prompt {prompt_id!r} has no tokens: this reward is for policies that write")
+        num_tokens = len(sample.token_ids)
+        excess = max(self.low - num_tokens, num_tokens - self.high, 0)
+        return max(0.0, 1 - excess / max(self.slope, 1))

@@ -1,0 +1,51 @@
+"""How well all predicted boxes fit all true ones, matched one to one (Hungarian).
+
+    f1        2 TP / (predicted + true), TP = pairs with IoU >= threshold
+    mean_iou  sum of matched IoU / max(predicted, true)
+    map       COCO's average precision over IoU .5:.95, all boxes scored alike
+    r = max(0, that - count_penalty * |predicted - true| / max(predicted, true))
+
+Range [0, 1]. Source: the detection rewards of VLM-R1, with optimal in place of greedy matching. Unlike there, a box with an
+unknown label counts as a false one, and in `map` false boxes cost the same wherever they stand in the list.
+Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
+from mmrl.geometry.detection import f1, mean_average_precision, mean_iou
+
+
+@dataclass(frozen=True)
+class MultiBox:
+    """F1, mean IoU or mAP over a picture's boxes. An empty truth wants an answer such as [] or None."""
+
+    space: AnySpace = "auto"
+    """Space in which the model writes; auto = the one of the policy's family."""
+    kind: Literal["f1", "mean_iou", "map"] = "f1"
+    threshold: float = 0.5
+    """IoU from which a pair counts; for f1."""
+    labels: bool = False
+    """True: only boxes with equal labels pair up. `map` always looks at labels."""
+    count_penalty: float = 0.0
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return score_attempts(group, self.space, self.template, self._score)
+
+    def _score(self, attempt: Attempt) -> Scored:
+        predicted, truth = attempt.predicted, attempt.truth
+        if not predicted and not attempt.says_nothing:
+            return Scored(0.0, {"f1": 0.0, "mean_iou": 0.0, "count_error": 1.0, **attempt.parts()})
+        parts = {
+            "f1": f1(predicted, truth, self.threshold, self.labels),
+            "mean_iou": mean_iou(predicted, truth, self.labels),
+            "count_error": abs(len(predicted) - len(truth)) / max(len(predicted), len(truth), 1),
+        }
+        value = mean_average_precision(predicted, truth) if self.kind == "map" else parts[self.kind]
+        value = max(0.0, value - self.count_penalty * parts["count_error"])
+        return Scored(value, {**parts, **attempt.parts()})

@@ -1,0 +1,53 @@
+"""Does the predicted centre lie in the true box (GUI-G1), and is the predicted box of the right size?
+
+    r = hit + iou_coef * IoU + size_coef * 4 / sum over corners c of 1 / (1 - |c - c*| / side)
+
+hit: the centre of the predicted box lies in the true one, edges included. side: the picture's width for x1 and x2, its height
+for y1 and y2. Of several boxes the best counts, divided by their number. Range [0, 1 + iou_coef + size_coef]. Source:
+GUI-G1 (arXiv 2505.15810) and its public code, whose coefficients are the defaults; iou_coef = size_coef = 0 leaves the hit
+alone. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here. Licence: Apache-2.0, own code.
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Box, Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
+from mmrl.geometry.boxes import iou
+from mmrl.geometry.detection import point_in_box
+
+
+@dataclass(frozen=True)
+class PointInBox:
+    """Hit, plus shares of IoU and of closeness of the corners. Text without a readable box scores 0 and is counted."""
+
+    space: AnySpace = "auto"
+    """Space in which the model writes; auto = the one of the policy's family."""
+    iou_coef: float = 0.25
+    size_coef: float = 0.125
+    """Above 0 needs the picture's size, unless the space is norm1000 or norm1."""
+    points: bool = False
+    """True: a text that names no box but one point is scored by the hit of that point."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return score_attempts(group, self.space, self.template, self._score)
+
+    def _score(self, attempt: Attempt) -> Scored:
+        parts = attempt.parts()
+        hit = attempt.best(lambda box, truth: float(point_in_box(box.center, truth)))
+        if self.points and len(attempt.points) == 1:
+            hit, parts["unparsed"] = float(point_in_box(attempt.points[0], attempt.only_truth)), 0.0
+        overlap = attempt.best(iou)
+        corners = attempt.best(lambda box, truth: _corner_closeness(box, truth, attempt)) if self.size_coef else 0.0
+        value = hit + self.iou_coef * overlap + self.size_coef * corners
+        return Scored(value, {"hit": hit, "iou": overlap, "acc50": float(overlap >= 0.5), "corners": corners, **parts})
+
+
+def _corner_closeness(box: Box, truth: Box, attempt: Attempt) -> float:
+    """Harmonic mean over the four corners of 1 - |distance| / side; 0 where a corner is a whole side off."""
+    if attempt.extent is None:
+        raise ValueError(f"prompt {attempt.prompt_id!r}: size_coef needs the picture's size: give the sample its media_sizes")
+    shares = [1 - abs(a - b) / side for a, b, side in zip(box.corners, truth.corners, attempt.extent * 2, strict=True)]
+    return 4 / sum(1 / share for share in shares) if min(shares) > 0 else 0.0

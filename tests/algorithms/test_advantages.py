@@ -1,0 +1,238 @@
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.group import (
+    GroupNorm,
+    LeaveOneOut,
+    LengthBaseline,
+    MedianNorm,
+    NonZeroScaled,
+    PassK,
+    ReinforcePlusPlus,
+)
+from mmrl.core.protocols import Advantage
+from tests.algorithms.rows import FEW, rollouts, scores
+
+ADVANTAGES: dict[str, Advantage] = {
+    "group": GroupNorm(),
+    "batch": GroupNorm(scale="batch"),
+    "none": GroupNorm(scale="none"),
+    "leave_one_out": LeaveOneOut(),
+    "length_baseline": LengthBaseline(),
+    "pass_k": PassK(),
+    "reinforce_pp": ReinforcePlusPlus(),
+    "reinforce_pp_baseline": ReinforcePlusPlus(baseline=True),
+    "non_zero": NonZeroScaled(),
+    "median": MedianNorm(),
+    "decoupled": Decoupled(),
+    "decoupled_by_action": Decoupled(whiten="action"),
+}
+WITHIN_GROUPS = ["group", "none", "leave_one_out", "length_baseline", "pass_k", "median"]
+"""Nothing outside a group changes these."""
+every = pytest.mark.parametrize("name", ADVANTAGES)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Tensor, list[int], Tensor]:
+    """Rewards (n, 2) that differ, group ids in any order with unequal sizes, and an action mask (n, 4)."""
+    sizes = draw(st.lists(st.integers(2, 5), min_size=2, max_size=4))
+    ids = draw(st.permutations([10 * i + 3 for i, size in enumerate(sizes) for _ in range(size)]))
+    n = len(ids)
+    numbers = draw(st.lists(st.integers(-1000, 1000), min_size=2 * n, max_size=2 * n, unique=True))
+    lengths = torch.tensor(draw(st.lists(st.integers(1, 4), min_size=n, max_size=n)))
+    return torch.tensor(numbers, dtype=torch.float64).view(n, 2) / 100, list(ids), torch.arange(4) < lengths[:, None]
+
+
+def of_rows(advantage: Advantage, rewards: Tensor, ids: list[int], mask: Tensor, **options: object) -> Tensor:
+    """The advantage of every row: that of its first action."""
+    return advantage(scores(rewards, **options), rollouts(mask, ids)).values[:, 0]  # type: ignore[arg-type]
+
+
+@FEW
+@given(tables())
+@pytest.mark.parametrize("name", ["group", "batch", "none", "leave_one_out"])
+def test_advantages_of_a_group_add_up_to_zero(name, table):
+    rewards, ids, mask = table
+    values = of_rows(ADVANTAGES[name], rewards, ids, mask)
+    for i in set(ids):
+        assert abs(float(values[torch.tensor(ids) == i].sum())) < 1e-9
+
+
+@FEW
+@given(tables())
+def test_weighted_baselines_leave_nothing_over_all_actions(table):
+    rewards, ids, mask = table
+    for advantage in (ReinforcePlusPlus(), ReinforcePlusPlus(baseline=True), Decoupled(whiten="action")):
+        assert abs(float(advantage(scores(rewards), rollouts(mask, ids)).values.sum())) < 1e-9
+    values = LengthBaseline()(scores(rewards), rollouts(mask, ids)).values
+    for i in set(ids):
+        assert abs(float(values[torch.tensor(ids) == i].sum())) < 1e-9
+
+
+@FEW
+@given(tables(), st.integers(-5, 5))
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "non_zero"])
+def test_a_shift_of_all_rewards_changes_nothing(name, table, shift):
+    rewards, ids, mask = table
+    before, after = (of_rows(ADVANTAGES[name], r, ids, mask) for r in (rewards, rewards + shift))
+    torch.testing.assert_close(after, before, atol=1e-8, rtol=1e-8)
+
+
+@FEW
+@given(tables(), st.randoms(use_true_random=False))
+@every
+def test_permuted_rows_give_permuted_advantages(name, table, rng):
+    rewards, ids, mask = table
+    order = list(range(len(ids)))
+    rng.shuffle(order)
+    before = ADVANTAGES[name](scores(rewards), rollouts(mask, ids))
+    after = ADVANTAGES[name](scores(rewards[order]), rollouts(mask[order], [ids[i] for i in order]))
+    torch.testing.assert_close(after.values, before.values[order], atol=1e-9, rtol=1e-9)
+    assert after.keep.tolist() == before.keep[order].tolist()
+
+
+@FEW
+@given(tables())
+@every
+def test_rows_without_a_score_are_as_if_never_sampled(name, table):
+    rewards, ids, mask = table
+    n = len(ids)
+    failed = torch.zeros(n, 2, dtype=torch.bool)
+    failed[0, 0] = True
+    without = rewards.clone()
+    without[1] = torch.nan
+    found = ADVANTAGES[name](scores(without, failed=failed), rollouts(mask, ids))
+    expected = ADVANTAGES[name](scores(rewards[2:]), rollouts(mask[2:], ids[2:]))
+    assert not found.keep[:2].any()
+    assert not found.values[:2].any()
+    torch.testing.assert_close(found.values[2:], expected.values, atol=1e-9, rtol=1e-9)
+    assert found.keep[2:].tolist() == expected.keep.tolist()
+
+
+@FEW
+@given(tables())
+@pytest.mark.parametrize("name", WITHIN_GROUPS)
+def test_what_happens_in_one_group_stays_there(name, table):
+    rewards, ids, mask = table
+    others = torch.tensor(ids) != ids[0]
+    changed = rewards.clone()
+    changed[~others] = torch.tensor([77.0, torch.nan], dtype=torch.float64)
+    changed[0] = torch.nan
+    before, after = (ADVANTAGES[name](scores(r), rollouts(mask, ids)) for r in (rewards, changed))
+    assert torch.equal(after.values[others], before.values[others])
+    assert torch.equal(after.keep[others], before.keep[others])
+
+
+@every
+def test_nothing_scored_gives_zeros_and_keeps_nothing(name):
+    credit = ADVANTAGES[name](scores(torch.full((4, 2), torch.nan)), rollouts(torch.ones(4, 3), [0, 0, 1, 1]))
+    assert not credit.values.any()
+    assert not credit.keep.any()
+
+
+@every
+def test_equal_rewards_teach_nothing(name):
+    rewards = torch.full((8, 1), 0.1)  # 8 x 0.1 / 8 is not 0.1 in float32
+    credit = ADVANTAGES[name](scores(rewards), rollouts(torch.ones(8, 3), [0] * 8))
+    if name == "non_zero":
+        torch.testing.assert_close(credit.values, torch.zeros(8, 3), atol=1e-7, rtol=0)
+    else:
+        assert credit.values.abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("mode", ["add", "max", "variance"])
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_group_norm_says_its_convention(ddof, mode, scale):
+    rewards, ids, eps = [0.3, 1.0, -0.4, 2.0, 2.5], [7, 7, 7, 2, 2], 0.2
+    deviation = statistics.pstdev if ddof == 0 else statistics.stdev
+    expected = []
+    for reward, i in zip(rewards, ids, strict=True):
+        group = [r for r, j in zip(rewards, ids, strict=True) if j == i]
+        spread = deviation(group if scale == "group" else rewards)
+        divisor = {"add": spread + eps, "max": max(spread, eps), "variance": math.sqrt(spread**2 + eps)}[mode]
+        expected.append((reward - statistics.mean(group)) / divisor)
+    advantage = GroupNorm(scale=scale, ddof=ddof, eps=eps, eps_mode=mode)
+    found = of_rows(advantage, torch.tensor(rewards, dtype=torch.float64)[:, None], ids, torch.ones(5, 2))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=1e-12)
+
+
+def test_group_norm_bounds():
+    rewards = torch.tensor([0.25, 0.25 + 1e-7, 0.0, 1.0], dtype=torch.float64)[:, None]
+    ids, mask = [0, 0, 1, 1], torch.ones(4, 1)
+    assert of_rows(GroupNorm(eps=1e-8), rewards, ids, mask).abs().min() > 0.6  # rounding blown up to a real advantage
+    assert of_rows(GroupNorm(eps=1e-8, zero_below=1e-6), rewards, ids, mask)[:2].tolist() == [0, 0]
+    assert of_rows(GroupNorm(clip=0.5), rewards, ids, mask)[2:].tolist() == [-0.5, 0.5]
+
+
+def test_a_lone_sample():
+    rewards, mask = torch.tensor([[2.0]]), torch.ones(1, 1)
+    assert of_rows(GroupNorm(), rewards, [0], mask).item() == 0
+    assert of_rows(GroupNorm(eps=1.0, singleton="reward"), rewards, [0], mask).item() == 2 / (1 + 1.0)
+    assert of_rows(LeaveOneOut(singleton="reward"), rewards, [0], mask).item() == 2
+    assert GroupNorm(scale="none", singleton="reward").min_group_size == 1
+    assert all(part.min_group_size == 2 for part in (GroupNorm(), LeaveOneOut(), Decoupled(), ReinforcePlusPlus(baseline=True)))
+
+
+def test_leave_one_out_is_the_mean_of_the_others():
+    found = of_rows(LeaveOneOut(), torch.tensor([[1.0], [4.0], [7.0]]), [0, 0, 0], torch.ones(3, 1))
+    assert found.tolist() == [1 - 5.5, 4 - 4.0, 7 - 2.5]
+
+
+def test_length_baseline_by_hand():
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    # (3 x 1 + 1 x 5) / 4 = 2
+    assert of_rows(LengthBaseline(), torch.tensor([[1.0], [5.0]]), [0, 0], mask).tolist() == [-1, 3]
+
+
+def test_pass_k_rewards_the_best_alone():
+    # lead 3 - 2 = 1 over a deviation of 1
+    assert of_rows(PassK(eps=0.0), torch.tensor([[1.0], [3.0], [2.0]]), [0, 0, 0], torch.ones(3, 1)).tolist() == [0, 1, 0]
+    assert of_rows(PassK(scale=False), torch.tensor([[0.0], [5.0]]), [0, 0], torch.ones(2, 1)).tolist() == [0, 5]
+
+
+def test_median_norm_has_a_floor_and_drops_the_median():
+    mask, rewards = torch.ones(3, 1), torch.tensor([[0.0], [0.0], [1.0]])
+    assert of_rows(MedianNorm(eps=0.0, floor=0.25), rewards, [0, 0, 0], mask).tolist() == [0, 0, 4]
+    credit = MedianNorm()(scores(torch.tensor([[0.3], [0.1], [0.9]])), rollouts(mask))
+    assert credit.keep.tolist() == [False, True, True]
+
+
+def test_decoupled_hears_the_reward_with_little_variance():
+    rewards = torch.tensor([[100.0, 0.0], [0.0, 1.0], [100.0, 1.0], [0.0, 0.0]])
+    summed, apart = (of_rows(part, rewards, [0] * 4, torch.ones(4, 1)) for part in (GroupNorm(), Decoupled()))
+    assert summed[0] > 0 > summed[1]
+    torch.testing.assert_close(apart[:2], torch.zeros(2), atol=1e-3, rtol=0)
+    assert apart[2] > 0 > apart[3]
+
+
+def test_a_reward_that_does_not_apply_stays_out_of_its_column():
+    rewards = torch.tensor([[1.0, 5.0], [0.0, torch.nan], [0.5, 3.0]], dtype=torch.float64)
+    found = of_rows(Decoupled(eps=0.0, whiten="none"), rewards, [0, 0, 0], torch.ones(3, 1))
+    second = (5 - 4) / math.sqrt(2)
+    torch.testing.assert_close(found, torch.tensor([1 + second, -1, 0 - second], dtype=torch.float64))
+
+
+def test_a_logged_reward_trains_nothing():
+    rewards = torch.tensor([[1.0, 9.0], [0.0, torch.nan], [1.0, -5.0], [0.0, 2.0]])
+    failed = torch.tensor([[False, False], [False, True], [False, False], [False, False]])
+    rows = rollouts(torch.ones(4, 1), [0, 0, 1, 1])
+    for name, advantage in ADVANTAGES.items():
+        alone, logged = advantage(scores(rewards[:, :1]), rows), advantage(scores(rewards, [1.0, 0.0], failed), rows)
+        assert torch.equal(alone.values, logged.values), name
+        assert torch.equal(alone.keep, logged.keep), name
+
+
+def test_advantages_are_zero_where_nothing_was_done():
+    mask = torch.tensor([[True, False], [True, True]])
+    for advantage in ADVANTAGES.values():
+        credit = advantage(scores(torch.tensor([[0.0], [1.0]])), replace(rollouts(mask), action_mask=mask))
+        assert credit.values[0, 1] == 0

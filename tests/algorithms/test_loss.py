@@ -1,0 +1,280 @@
+"""The loss of whole algorithms: signs, cuts, shares; and slow references for terms without vectors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
+from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
+from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.core.protocols import Term, Weight
+from mmrl.core.types import Batch, Counts, Reading
+from tests.algorithms.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
+
+LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
+ENTROPY, OLD_ENTROPY = Reading("entropy"), Reading("entropy", "old")
+SURROGATES: dict[str, Term] = {
+    "reinforce": Reinforce(),
+    "clip": Clip(),
+    "clip_rollout": Clip(level="rollout"),
+    "clip_rollout_token": Clip(level="rollout", token_gradient=True),
+    "clip_bounded": Clip(delta=2.0, dual=3.0),
+    "cispo": Cispo(),
+    "sapo": Sapo(),
+    "gmpo": Gmpo(),
+    "vespo": Vespo(),
+    "kl_cov": KlCov(),
+    "clip_cov": ClipCov(),
+    "dppo": Dppo(),
+    "dro": Dro(),
+}
+SHARES: dict[str, Weight] = {
+    "sequence_mean": SequenceMean(),
+    "token_mean": TokenMean(),
+    "fixed_length": FixedLength(7),
+    "sequence_sum": SequenceSum(),
+    "token_sum": TokenSum(),
+}
+TERMS = {**SURROGATES, "kl": ReferenceKL(), "kl_corrected": ReferenceKL(ratio_correction="rollout"), "entropy": Entropy()}
+
+
+def random_batch(seed: int, num_rows: int = 6, num_actions: int = 5) -> tuple[Batch, dict[Reading, Tensor]]:
+    """Rows of length 0 to num_actions, masked also in the middle; what stands off the mask is infinite or NaN."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(num_rows, num_actions, generator=rng, dtype=torch.float64)
+
+    mask = torch.rand(num_rows, num_actions, generator=rng) < 0.7
+    mask[0] = False
+    mask[1] = True
+    live = -normal().abs()
+    off = torch.where(mask, 0.0, torch.nan)
+    frozen = {OLD: live + normal(0.3) + off, REF: live + normal(0.3), SAMPLER: live + normal(0.3), OLD_ENTROPY: normal().abs()}
+    batch = make_batch(mask, normal()[:, 0], frozen, [i // 2 for i in range(num_rows)])
+    return batch, {LIVE: live, ENTROPY: normal().abs()}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("name", SURROGATES)
+def test_credit_moves_probability_its_way(name, sign):
+    live = torch.tensor([[-0.5, -1.0, -2.0], [-0.3, -1.5, -0.7]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    batch = make_batch(mask, torch.tensor([sign, 2 * sign], dtype=torch.float64), {OLD: live})
+    algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
+    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    assert (gradient[mask] * sign < 0).all(), "descending the gradient must raise log-probs of credited actions"
+    assert not gradient[~mask].any()
+
+
+@pytest.mark.parametrize("kind", ["k2", "k3", "abs", "k1+", "k3+"])
+def test_reference_kl_pulls_to_the_reference(kind):
+    ref = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
+    batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {REF: ref})
+    algorithm = Algorithm(objective=((1.0, ReferenceKL(kind)),))
+    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: ref + torch.tensor([[0.5, -0.5]])})
+    assert gradient[0, 0] > 0 > gradient[0, 1]
+
+
+def test_entropy_bonus_raises_entropy():
+    batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {})
+    algorithm = Algorithm(objective=((0.01, Entropy()),))
+    entropy = {ENTROPY: torch.ones(1, 2, dtype=torch.float64)}
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), entropy, with_respect_to=ENTROPY)
+    assert loss == -0.01
+    assert gradient.tolist() == [[-0.005, -0.005]]
+
+
+@FEW
+@given(st.integers(0, 10**6))
+@pytest.mark.parametrize("name", TERMS)
+def test_values_are_finite_whatever_stands_off_the_mask(name, seed):
+    batch, live = random_batch(seed)
+    live = {reading: x.masked_fill(~batch.rollouts.action_mask, -torch.inf) for reading, x in live.items()}
+    values, metrics = TERMS[name]({**batch.frozen, **live}, batch)
+    for tensor in (values, *metrics.values()):
+        assert tensor.isfinite().all()
+        assert tensor.shape == batch.advantages.shape
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_distant_policies_stay_finite(name):
+    live = torch.tensor([[-300.0, -0.1], [-0.1, -300.0]])
+    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {OLD: live.flip(1)})
+    algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+@FEW
+@given(st.integers(0, 10**6), st.integers(1, 5))
+@pytest.mark.parametrize("name", [name for name, a in TEXT_PRESETS.items() if a.scope in ("action", "rollout")])
+def test_loss_does_not_depend_on_how_the_batch_is_cut(name, seed, cut):
+    algorithm = TEXT_PRESETS[name].with_length(7)
+    batch, live = random_batch(seed)
+    batch = weighed(algorithm, batch)
+    loss, gradient = loss_and_gradient(algorithm, batch, live)
+    rows = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    steps = [slice(0, 2), slice(2, None)] if algorithm.scope == "action" else [slice(None)]
+    total, pieces = torch.zeros(()), torch.zeros_like(gradient)
+    for part in (rows[:cut], rows[cut:]):
+        for some in steps:
+            small, small_live = batch.take(part, some), {reading: x[part][:, some] for reading, x in live.items()}
+            part_loss, part_gradient = loss_and_gradient(algorithm, small, small_live)
+            total = total + part_loss
+            pieces[part.unsqueeze(1), torch.arange(live[LIVE].shape[1])[some]] = part_gradient
+    torch.testing.assert_close(total, loss, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(pieces, gradient, atol=1e-12, rtol=1e-12)
+
+
+def test_terms_that_look_at_all_actions_forbid_cuts():
+    assert {name for name, a in TEXT_PRESETS.items() if a.scope == "batch"} == {"kl_cov", "clip_cov"}
+
+
+@FEW
+@given(st.integers(0, 10**6))
+@pytest.mark.parametrize("name", [name for name in TEXT_PRESETS if name != "clip_cov"])  # which draws by position
+def test_permuted_rows_give_the_same_loss(name, seed):
+    algorithm = TEXT_PRESETS[name].with_length(7)
+    batch, live = random_batch(seed)
+    rows = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed + 1))
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), live)
+    moved = {reading: x[rows] for reading, x in live.items()}
+    moved_loss, moved_gradient = loss_and_gradient(algorithm, weighed(algorithm, batch.take(rows)), moved)
+    torch.testing.assert_close(moved_loss, loss, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(moved_gradient, gradient[rows], atol=1e-12, rtol=1e-12)
+
+
+@FEW
+@given(st.integers(0, 10**6))
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_vanish_off_the_mask(name, seed):
+    batch, _ = random_batch(seed)
+    share = SHARES[name](batch, counts_of(batch))
+    assert not share[~batch.rollouts.action_mask].any()
+    assert (share[batch.rollouts.action_mask] > 0).all()
+
+
+@FEW
+@given(st.integers(0, 10**6))
+def test_means_add_up_to_one(seed):
+    batch, _ = random_batch(seed)
+    for share in (SequenceMean(), TokenMean()):
+        torch.testing.assert_close(share(batch, counts_of(batch)).sum().item(), 1.0)
+
+
+def test_shares_by_hand():
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
+    batch = make_batch(mask, torch.zeros(3, dtype=torch.float64), {})
+    counts = Counts(rollouts=4, actions=10, groups=2)  # other ranks have two rows and six actions more
+    first = {name: share(batch, counts)[:2, 0].tolist() for name, share in SHARES.items()}
+    assert first == {
+        "sequence_mean": [1 / 12, 1 / 4],
+        "token_mean": [1 / 10, 1 / 10],
+        "fixed_length": [1 / 28, 1 / 28],
+        "sequence_sum": [1 / 4, 1 / 4],
+        "token_sum": [1, 1],
+    }
+
+
+def test_fixed_length_wants_a_length():
+    batch, _ = random_batch(0)
+    with pytest.raises(ValueError, match=r"FixedLength.length is not set.*max_new_tokens.*FixedLength\(length=1024\)"):
+        FixedLength()(batch, counts_of(batch))
+
+
+def test_importance_touches_credited_terms_only():
+    batch, live = random_batch(1)
+    objective = ((1.0, Clip()), (0.5, ReferenceKL()))
+    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), SamplerCorrection(high=-1.0)))
+    alone = Algorithm(objective=objective[1:])
+    expected = loss_and_gradient(alone, weighed(alone, batch), live)
+    found = loss_and_gradient(replace(nothing, objective=((0.5, ReferenceKL()),)), weighed(nothing, batch), live)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y)
+    assert not weighed(nothing, batch).importance.any()
+
+
+def test_high_entropy_keeps_the_top_quantile_of_actions():
+    batch, _ = random_batch(2)
+    mask, entropy = batch.rollouts.action_mask, batch.frozen[OLD_ENTROPY]
+    for quantile in (0.2, 0.5, 1.0):
+        kept = HighEntropy(quantile)(batch, counts_of(batch)) > 0
+        assert torch.equal(kept, mask & (entropy >= torch.quantile(entropy[mask], 1 - quantile)))
+    with pytest.raises(ValueError, match=r"HighEntropy.quantile is 20.*set it in \(0, 1\]"):
+        HighEntropy(20.0)
+
+
+def test_clip_bounds_the_far_side_of_negative_advantages():
+    old = torch.zeros(1, 1, dtype=torch.float64)
+    batch = make_batch(torch.ones(1, 1), torch.tensor([-1.0], dtype=torch.float64), {OLD: old})
+    far = {LIVE: old + 3, OLD: old}
+    assert Clip()(far, batch)[0].item() == pytest.approx(torch.tensor(3.0).exp().item())
+    assert Clip(delta=2.0)(far, batch)[0].item() == 2
+    assert Clip(dual=3.0)(far, batch)[0].item() == 3
+    assert Clip(dual=3.0)(far, batch)[1]["policy/clip_frac"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_gradient": True}, "set level='rollout'"),
+        ({"delta": 1.1}, "set it above 1 \\+ high = 1.2"),
+        ({"dual": 0.5}, "set it to 3"),
+    ],
+    ids=str,
+)
+def test_clip_refuses_bounds_that_cannot_be_meant(options, message):
+    with pytest.raises(ValueError, match=message):
+        Clip(**options)
+
+
+@FEW
+@given(st.integers(0, 10**6))
+def test_clip_cov_by_loops(seed):
+    batch, live = random_batch(seed)
+    mask, lp, old = batch.rollouts.action_mask, live[LIVE], batch.frozen[OLD]
+    term = ClipCov(fraction=0.2, low_cov=0.1, high_cov=1.0)
+    plain, found = Clip()({**batch.frozen, **live}, batch)[0], term({**batch.frozen, **live}, batch)[0]
+    actions = mask.nonzero().tolist()
+    mean_a = sum(batch.advantages[n, t].item() for n, t in actions) / len(actions)
+    mean_lp = sum(lp[n, t].item() for n, t in actions) / len(actions)
+    candidates = []
+    for n, t in actions:
+        advantage, ratio = batch.advantages[n, t].item(), (lp[n, t] - old[n, t]).exp().item()
+        clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+        if not clipped and 0.1 < (advantage - mean_a) * (lp[n, t].item() - mean_lp) < 1.0:
+            candidates.append((n, t))
+    held = [(n, t) for n, t in actions if found[n, t] == 0 != plain[n, t]]
+    assert set(held) <= set(candidates)
+    assert len(held) == min(max(1, int(0.2 * len(actions))), len(candidates))
+    assert all(found[n, t] == plain[n, t] for n, t in actions if (n, t) not in held)
+    assert torch.equal(found, term({**batch.frozen, **live}, batch)[0])
+
+
+def test_kl_cov_holds_back_what_covaries_most():
+    live = torch.tensor([[-0.1, -3.0], [-0.2, -1.0]], dtype=torch.float64)
+    old = live - 0.5
+    batch = make_batch(torch.ones(2, 2), torch.tensor([2.0, -2.0], dtype=torch.float64), {OLD: old})
+    # mean A is 0 and the mean log-prob -1.075: covariances 1.95, -3.85, -1.75, -0.15
+    values, metrics = KlCov(fraction=0.25, coef=3.0)({LIVE: live, OLD: old}, batch)
+    assert metrics["policy/clip_frac"].tolist() == [[1, 0], [0, 0]]
+    ratio = torch.tensor(0.5, dtype=torch.float64).exp()
+    torch.testing.assert_close(values, torch.stack([torch.stack([-2 * ratio + 3 * 0.5, -2 * ratio]), 2 * ratio.expand(2)]))
+
+
+def test_metrics_are_averaged_with_the_shares():
+    live = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
+    batch = make_batch(torch.tensor([[1, 1], [1, 0]]), torch.ones(2, dtype=torch.float64), {OLD: torch.zeros_like(live)})
+    algorithm = Algorithm(objective=((1.0, Clip()),))
+    _, metrics = algorithm.loss(weighed(algorithm, batch), {LIVE: live})
+    assert metrics["policy/clip_frac"] == 1 / 4  # the second of two actions, in one of two rollouts
+    assert metrics["policy/share"] == 1

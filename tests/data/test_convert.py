@@ -1,0 +1,115 @@
+import json
+import pickle
+
+import pytest
+
+from mmrl.app.plugins import load
+from mmrl.data.convert import convert
+from mmrl.data.grounding import check_file
+from mmrl.geometry.boxes import Box
+
+INSTANCES = {
+    "images": [
+        {"id": 1, "file_name": "a.png", "width": 64, "height": 48},
+        {"id": 2, "file_name": "b.png", "width": 64, "height": 48},
+        {"id": 9, "file_name": "empty.png", "width": 64, "height": 48},
+    ],
+    "categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}],
+    "annotations": [
+        {"id": 11, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 20]},
+        {"id": 12, "image_id": 1, "category_id": 3, "bbox": [40, 20, 24.5, 20]},
+        {"id": 13, "image_id": 1, "category_id": 4, "bbox": [0, 0, 5, 5], "iscrowd": 0},
+        {"id": 14, "image_id": 2, "category_id": 4, "bbox": [0, 0, 5, 5], "iscrowd": 1},
+        {"id": 15, "image_id": 2, "category_id": 4, "bbox": [0, 0, 0, 5]},
+        {"id": 16, "image_id": 2, "category_id": 4, "bbox": [60, 0, 20, 5]},
+        {"id": 17, "image_id": 2, "category_id": 3, "bbox": [2, 2, 4, 4]},
+    ],
+}
+REFS = [
+    {"ref_id": 5, "ann_id": 11, "image_id": 1, "split": "train", "sentences": [{"sent": "left cat"}, {"sent": "small one"}]},
+    {"ref_id": 6, "ann_id": 17, "image_id": 2, "split": "testA", "sentences": [{"sent": "the cat"}]},
+    {"ref_id": 7, "ann_id": 15, "image_id": 2, "split": "testA", "sentences": [{"sent": "nothing"}]},
+]
+
+
+@pytest.fixture
+def coco(tmp_path, picture):
+    """A COCO layout; gives its instances file."""
+    picture("images/a.png")
+    picture("images/b.png")
+    path = tmp_path / "annotations/instances.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(INSTANCES))
+    return path
+
+
+def test_coco(coco, tmp_path):
+    done = convert(coco, "coco", tmp_path / "out/boxes.jsonl", tmp_path / "images")
+    assert (done.num_rows, done.num_pictures, done.missing_pictures) == (3, 2, 0)
+    assert done.notes == {
+        "annotations left out: crowd": 1,
+        "annotations left out: no area": 1,
+        "annotations left out: outside the picture": 1,
+        "pictures left out: no boxes": 1,
+        "annotations cut at the picture's edge": 1,
+    }
+    assert check_file(done.out).ok
+    cats, dogs, other = load("grounding_jsonl", "datasets")(done.out)
+    assert cats.answer == (Box(1, 2, 11, 22, label="cat"), Box(40, 20, 64, 40, label="cat"))
+    assert cats.text == "Locate every cat in the picture."
+    assert dogs.answer == (Box(0, 0, 5, 5, label="dog"),)
+    assert other.media == (str(tmp_path / "out/../images/b.png"),)
+    assert "1 annotations left out: crowd" in str(done)
+
+
+@pytest.mark.parametrize("suffix", ["p", "json"])
+def test_refcoco(coco, tmp_path, suffix):
+    refs = coco.parent / f"refs(unc).{suffix}"
+    refs.write_bytes(pickle.dumps(REFS, protocol=2) if suffix == "p" else json.dumps(REFS).encode())
+    done = convert(coco.parent, "refcoco", tmp_path / "refs.jsonl", tmp_path / "images")
+    assert done.num_rows == 3 and done.notes == {"annotations left out: no area": 1}
+    one, two = load("grounding_jsonl", "datasets")(done.out, split="train")
+    assert (one.id, one.text, one.answer) == ("5-0", "left cat", Box(1, 2, 11, 22))
+    assert (two.id, two.text, two.answer) == ("5-1", "small one", Box(1, 2, 11, 22))
+    assert convert(refs, "refcoco", tmp_path / "again.jsonl", tmp_path / "images").num_rows == 3
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_a_pickle_that_could_run_code_is_refused(coco, tmp_path, capsys):
+    (coco.parent / "refs(x).p").write_bytes(pickle.dumps([Bomb()]))
+    with pytest.raises(ValueError, match=r"refs\(x\)\.p is not a pickle of plain data: it names builtins\.print"):
+        convert(coco.parent, "refcoco", tmp_path / "refs.jsonl")
+    assert capsys.readouterr().out == ""
+
+
+def test_mistakes_are_named_and_leave_no_file(coco, tmp_path):
+    out = tmp_path / "boxes.jsonl"
+    with pytest.raises(ValueError, match="choose one of coco, refcoco"):
+        convert(coco, "voc", out)
+    with pytest.raises(FileNotFoundError, match=r"gone\.json does not exist"):
+        convert(tmp_path / "gone.json", "coco", out)
+    with pytest.raises(ValueError, match="one refs file, but there is none"):
+        convert(coco.parent, "refcoco", out)
+    (tmp_path / "odd.json").write_text('{"images": [], "categories": []}')
+    with pytest.raises(ValueError, match=r"odd\.json does not have the layout of coco: KeyError 'annotations'"):
+        convert(tmp_path / "odd.json", "coco", out)
+    (tmp_path / "odd.json").write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        convert(tmp_path / "odd.json", "coco", out)
+    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": [{"id": 8, "image_id": 1, "bbox": [1, 2]}]}))
+    with pytest.raises(ValueError, match=r"annotation 8 has bbox \[1, 2\]"):
+        convert(tmp_path / "odd.json", "coco", out)
+    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": INSTANCES["annotations"][3:5]}))
+    with pytest.raises(ValueError, match=r"gives no rows .*crowd.*nothing was written"):
+        convert(tmp_path / "odd.json", "coco", out)
+    assert not out.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["annotations", "images", "odd.json"]
+
+
+def test_missing_pictures_are_counted(coco, tmp_path):
+    done = convert(coco, "coco", tmp_path / "boxes.jsonl")
+    assert done.missing_pictures == 2 and "2 pictures not found: give image_root" in str(done)

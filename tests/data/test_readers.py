@@ -1,0 +1,124 @@
+"""Hugging Face data sets: where they come from, lazy pictures, and the trap of the folder called datasets."""
+
+import io
+import sys
+from types import ModuleType
+
+import datasets
+import pytest
+from PIL import Image
+
+from mmrl.app.plugins import load
+from mmrl.data.grounding import Layout
+from mmrl.data.hf_prompts import StoredPrompts
+from mmrl.data.readers import import_hf_datasets, open_hf
+from mmrl.geometry.boxes import Box
+
+COLUMNS = {"question": "answer", "box": "bbox"}
+
+
+@pytest.fixture
+def load_hf():
+    return load("grounding_hf", "datasets")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def refcoco(*boxes):
+    """Rows as RefCOCO is commonly published: several captions, one box in xywh."""
+    rows = {
+        "image": [Image.new("RGB", (64, 48), (i, 0, 0)) for i in range(len(boxes))],
+        "answer": [[f"left {i}", f"right {i}"] for i in range(len(boxes))],
+        "bbox": [list(map(float, box)) for box in boxes],
+        "iscrowd": [0] * len(boxes),
+    }
+    return datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+
+
+@pytest.fixture(params=["saved", "saved splits", "parquet"])
+def stored(request, tmp_path):
+    """Write a data set in one of the ways people store them; gives the name to load."""
+
+    def write(data):
+        if request.param == "parquet":
+            data.to_parquet(tmp_path / "part.parquet")
+            return str(tmp_path / "*.parquet")
+        whole = datasets.DatasetDict({"train": data}) if request.param == "saved splits" else data
+        whole.save_to_disk(tmp_path / "saved")
+        return str(tmp_path / "saved")
+
+    return write
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
+def test_rows_become_prompts(stored, streaming, load_hf):
+    name = stored(refcoco([1, 2, 10, 20], [0, 0, 64, 48]))
+    prompts = load_hf(name, streaming=streaming, columns=COLUMNS, box_format="xywh")
+    for _ in range(2):
+        found = list(prompts)
+        assert [prompt.text for prompt in found] == ["left 0", "right 0", "left 1", "right 1"]
+        assert len({prompt.id for prompt in found}) == 4
+        assert found[1].answer == Box(1, 2, 11, 22)
+        assert found[2].media[0].convert("RGB").getpixel((0, 0)) == (1, 0, 0)
+        assert found[2].columns["iscrowd"] == 0 and found[2].columns["size"] == (64, 48)
+
+
+def test_stored_prompts_are_a_sequence(stored, load_hf):
+    prompts = load_hf(stored(refcoco([1, 2, 10, 20], [0, 0, 64, 48])), columns=COLUMNS, box_format="xywh")
+    assert len(prompts) == 4
+    assert prompts[-1].text == "right 1"
+    assert [prompt.text for prompt in prompts[1:3]] == ["right 0", "left 1"]
+
+
+def test_bad_rows_are_named_before_training(stored, load_hf):
+    name = stored(refcoco([1, 2, 10, 20], [60, 0, 10, 10], [0, 0, 0, 10]))
+    with pytest.raises(ValueError, match=r"2 problems\n.*:2: box .* lies outside(.|\n)*:3: box .* has no area"):
+        load_hf(name, columns=COLUMNS, box_format="xywh")
+    stream = iter(load_hf(name, streaming=True, columns=COLUMNS, box_format="xywh"))
+    assert [next(stream).text, next(stream).text] == ["left 0", "right 0"]
+    with pytest.raises(ValueError, match=":2: box"):
+        next(stream)
+
+
+def test_pictures_cut_short_are_found(tmp_path, load_hf):
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 48), 50).save(buffer, "png")
+    cells = [{"bytes": buffer.getvalue()[:end], "path": None} for end in (None, 400)]
+    data = datasets.Dataset.from_dict({"image": cells, "question": ["a", "b"], "box": [[0.0, 0.0, 1.0, 1.0]] * 2})
+    data.save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"1 problems\n.*:2: picture .* cut short"):
+        load_hf(str(tmp_path / "saved"))
+
+
+def test_choosing_a_split(tmp_path, load_hf):
+    data = refcoco([1, 2, 10, 20])
+    datasets.DatasetDict({"train": data, "val": data}).save_to_disk(tmp_path / "two")
+    data.save_to_disk(tmp_path / "one")
+    assert len(open_hf(str(tmp_path / "two"), "val")) == 1
+    with pytest.raises(ValueError, match="the splits train, val: choose one"):
+        open_hf(str(tmp_path / "two"))
+    with pytest.raises(ValueError, match="'test'; it holds the splits train, val"):
+        open_hf(str(tmp_path / "two"), "test")
+    with pytest.raises(ValueError, match="no splits"):
+        open_hf(str(tmp_path / "one"), "train")
+    with pytest.raises(FileNotFoundError, match=r"gone\.parquet does not exist"):
+        open_hf(str(tmp_path / "gone.parquet"))
+
+
+def test_empty_data_set():
+    with pytest.raises(ValueError, match="name: holds no rows"):
+        StoredPrompts(refcoco([1, 2, 10, 20]).select([]), "name", Layout())
+
+
+def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):
+    namespace = ModuleType("datasets")
+    namespace.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "datasets", namespace)
+    with pytest.raises(ValueError, match=r"pip install 'mmrl\[data\]'.*only a folder"):
+        import_hf_datasets()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"'datasets': pip install 'mmrl\[data\]'"):
+        import_hf_datasets()

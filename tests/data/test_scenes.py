@@ -1,0 +1,117 @@
+"""Scenes: boxes that enclose their digits, handwriting that never crosses splits, and the same picture for the same seed."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmrl.app.plugins import load
+from mmrl.core.types import MediaSize
+from mmrl.data import scenes
+from mmrl.data.scenes import SceneStyle, draw_scene, glyph_rows
+from mmrl.geometry.boxes import check_inside
+
+SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "digits_grounding.py"
+CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="photo")
+
+
+@pytest.fixture
+def dark(monkeypatch):
+    """Scenes on a black canvas, so that every lit pixel is a digit's."""
+    monkeypatch.setitem(scenes._BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
+
+
+@pytest.fixture
+def prompts():
+    return load(str(SHIPPED), "datasets")
+
+
+def covered(placed, side=64):
+    """True inside the digit's box."""
+    x1, y1, x2, y2 = map(int, placed.corners)
+    mask = np.zeros((side, side), bool)
+    mask[y1:y2, x1:x2] = True
+    return mask
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_boxes_enclose_all_ink_and_touch_it_on_every_side(dark, split):
+    for index in range(40):
+        scene = draw_scene(3, index, split)
+        lit = np.asarray(scene.image).max(axis=2) > 0
+        boxes = [covered(placed) for placed in (scene.asked, *scene.distractors)]
+        assert not (lit & ~np.logical_or.reduce(boxes)).any()
+        for box in boxes:
+            ys, xs = np.nonzero(box)
+            inside = lit[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
+            assert inside[0].any() and inside[-1].any() and inside[:, 0].any() and inside[:, -1].any()
+
+
+@pytest.mark.parametrize("style", [SceneStyle(), CROWDED], ids=["usual", "crowded"])
+def test_digits_differ_and_do_not_overlap(style):
+    for index in range(40):
+        scene = draw_scene(0, index, "train", style)
+        everyone = (scene.asked, *scene.distractors)
+        assert len(scene.distractors) == style.num_distractors
+        assert scene.asked.digit in style.asked and len({placed.digit for placed in everyone}) == len(everyone)
+        assert sum(covered(placed).astype(int) for placed in everyone).max() == 1
+
+
+def test_handwriting_of_the_splits_is_disjoint_and_complete():
+    rows = {split: np.concatenate(glyph_rows(split)) for split in scenes.SPLITS}
+    assert not set(rows["train"]) & set(rows["held_out"])
+    assert sorted(np.concatenate(list(rows.values()))) == list(range(1797))
+    assert all(len(found) > 20 for split in scenes.SPLITS for found in glyph_rows(split))
+
+
+def test_scenes_show_handwriting_of_their_split_only(monkeypatch):
+    """With the held-out digits blanked, scenes of the training split are what they were."""
+    before = [np.asarray(draw_scene(0, index, "train").image) for index in range(20)]
+    images, labels = scenes._collection()
+    blank = images.copy()
+    blank[np.concatenate(glyph_rows("held_out"))] = np.nan
+    monkeypatch.setattr(scenes, "_collection", lambda: (blank, labels))
+    for index, picture in enumerate(before):
+        assert np.array_equal(picture, np.asarray(draw_scene(0, index, "train").image))
+
+
+def test_same_seed_same_scene_and_every_input_matters():
+    base = draw_scene(1, 2, "train")
+    again = draw_scene(1, 2, "train")
+    assert base.asked == again.asked and np.array_equal(base.image, again.image)
+    others = [draw_scene(1, 3, "train"), draw_scene(2, 2, "train"), draw_scene(1, 2, "held_out"), draw_scene(1, 2, style=CROWDED)]
+    assert all(not np.array_equal(base.image, other.image) for other in others)
+
+
+def test_impossible_scenes_are_refused_with_a_reason(monkeypatch):
+    with pytest.raises(ValueError, match="lower num_distractors"):
+        draw_scene(0, 0, "train", SceneStyle(num_distractors=9))
+    with pytest.raises(ValueError, match="one of train, held_out"):
+        draw_scene(0, 0, "test")
+    with pytest.raises(ValueError, match="asked is"):
+        SceneStyle(asked=(10,))
+    scenes._collection.cache_clear()
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"mmrl\[demo\]"):
+        draw_scene(0, 0)
+
+
+def test_prompts_are_scenes_with_boxes_inside_their_pictures(prompts):
+    held_out = prompts("held_out", size=12, seed=5, asked=[7])
+    assert len(held_out) == 12 and len({prompt.id for prompt in held_out}) == 12
+    for index, prompt in enumerate(held_out):
+        (picture,), (box,) = prompt.media, prompt.answer
+        check_inside(box, MediaSize(*picture.size, *picture.size))
+        assert prompt.text == "Where is the 7?" and box.label == "7" and prompt.columns["digit"] == 7
+        assert box.corners == draw_scene(5, index, "held_out", SceneStyle(asked=(7,))).asked.corners
+        assert len(prompt.columns["distractors"]) == 1
+
+
+def test_prompts_are_a_sequence(prompts):
+    drawn = prompts(size=4)
+    assert drawn[-1].id == drawn[3].id and [prompt.id for prompt in drawn[1:3]] == [drawn[1].id, drawn[2].id]
+    with pytest.raises(IndexError):
+        drawn[4]
+    with pytest.raises(ValueError, match="split"):
+        prompts("validation")

@@ -1,0 +1,117 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmrl.app.plugins import load
+from mmrl.data.files import write_jsonl
+from mmrl.data.pictures import content_hash
+from mmrl.data.split import find_duplicates, find_overlap, split
+
+
+@pytest.fixture
+def many(tmp_path, jsonl):
+    """20 pictures, 3 rows each; picture 7 has a twin under another name."""
+    rows = []
+    for i in range(20):
+        Image.new("RGB", (30, 20), (i * 10, 0, 0)).save(tmp_path / f"{i}.png")
+        rows += [{"image": f"{i}.png", "question": f"q{k}", "box": [0, 0, 5, 5 + k]} for k in range(3)]
+    Image.open(tmp_path / "7.png").save(tmp_path / "twin.bmp")
+    return jsonl(*rows, {"image": "twin.bmp", "question": "q0", "box": [0, 0, 5, 5]})
+
+
+def hashes(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [name for row in rows for name in (row["image"] if isinstance(row["image"], list) else [row["image"]])]
+    return {content_hash(path.parent / name) for name in names}
+
+
+def test_no_picture_is_in_two_parts(many, tmp_path):
+    parts = split(many, tmp_path / "out/deep", {"train": 0.8, "val": 0.1, "test": 0.1}, seed=3)
+    assert sum(part.num_rows for part in parts) == 61
+    assert [part.num_rows for part in parts] == pytest.approx([48.8, 6.1, 6.1], abs=4)
+    found = [hashes(part.path) for part in parts]
+    assert not found[0] & found[1] and not found[0] & found[2] and not found[1] & found[2]
+    assert [part.num_pictures for part in parts] == [len(some) for some in found]
+    assert sum(map(len, found)) == 20
+    for one, other in [(0, 1), (0, 2), (1, 2)]:
+        assert find_overlap(parts[one].path, parts[other].path).num_pictures == 0
+    # the parts load from where they are, though the pictures did not move
+    read = load("grounding_jsonl", "datasets")(tmp_path / "out/deep", split="train")
+    assert len(read) == parts[0].num_rows
+
+
+def test_the_seed_decides(many, tmp_path):
+    def texts(seed, out):
+        return [part.path.read_text() for part in split(many, tmp_path / out, {"train": 0.7, "test": 0.3}, seed)]
+
+    assert texts(0, "a") == texts(0, "b")
+    assert texts(0, "a") != texts(1, "c")
+
+
+def test_the_order_of_rows_does_not_decide(many, tmp_path, jsonl):
+    turned = jsonl(*reversed(many.read_text().splitlines()), name="turned.jsonl")
+    (one, _), (other, _) = (split(path, tmp_path / path.stem, {"train": 0.7, "test": 0.3}) for path in (many, turned))
+    assert hashes(one.path) == hashes(other.path)
+
+
+def test_pictures_of_one_row_stay_together(tmp_path, picture, jsonl):
+    names = [picture(f"{i}.png", colour=(i, i, i)) for i in range(12)]
+    chain = [{"image": [names[i], names[i + 1]], "question": "same?"} for i in range(0, 5)]
+    single = [{"image": name, "question": "q"} for name in names[6:]]
+    parts = split(jsonl(*chain, *single), tmp_path / "out", {"train": 0.5, "test": 0.5})
+    first, second = (hashes(part.path) for part in parts)
+    assert not first & second
+    tied = {content_hash(tmp_path / name) for name in names[:6]}
+    assert tied <= first or tied <= second
+
+
+def test_duplicates_are_found_by_pixels(many, jsonl):
+    found = find_duplicates(many)
+    assert found.pictures == (("boxes.jsonl:22", "boxes.jsonl:61"),)
+    assert found.questions == (("boxes.jsonl:22", "boxes.jsonl:61"),)
+    assert str(found).count("boxes.jsonl:61") == 2
+    one = jsonl({"image": "1.png", "question": "q"}, {"image": "1.png", "question": "p"}, name="one.jsonl")
+    assert str(find_duplicates(one)) == "no duplicates"
+
+
+def test_overlap_names_both_places(many, jsonl):
+    other = jsonl({"image": "twin.bmp", "question": "q2"}, {"image": "3.png", "question": "new"}, name="test.jsonl")
+    found = find_overlap(many, other)
+    assert found.num_pictures == 2
+    assert found.questions == (("boxes.jsonl:24", "test.jsonl:1"),)
+    assert str(found).startswith("2 pictures and 1 questions in both")
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"a": 0.5}, "add up to 1"),
+        ({"a": 1.5, "b": -0.5}, "above 0"),
+        ({}, "add up"),
+        ({"a": 0.99999, "b": 0.00001}, "'b' would be empty"),
+    ],
+)
+def test_mistakes_are_named_and_write_nothing(many, tmp_path, parts, says):
+    with pytest.raises(ValueError, match=says):
+        split(many, tmp_path / "out", parts)
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_without_picture_are_named(jsonl, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"boxes\.jsonl:1: column 'image' must be the path(.|\n)*boxes\.jsonl:2: picture .*gone\.png does"
+    ):
+        split(jsonl({"question": "q"}, {"image": "gone.png"}), tmp_path / "out", {"a": 1.0})
+
+
+def test_writing_fails_as_a_whole(tmp_path):
+    old = tmp_path / "a.jsonl"
+    old.write_text("old\n")
+    with pytest.raises(TypeError):
+        write_jsonl({old: [{"x": 1}], tmp_path / "b.jsonl": [{"x": 1}, {"x": object()}]})
+    assert old.read_text() == "old\n"
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["a.jsonl"]
+    write_jsonl({old: [{"x": "é"}, {"x": 2}]})
+    assert old.read_text(encoding="utf-8") == '{"x": "é"}\n{"x": 2}\n'

@@ -1,0 +1,319 @@
+"""Losses and their gradients through Algorithm.weigh and Algorithm.loss, against TRL, verl and EasyR1."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.covariance import KlCov
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
+from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.core.protocols import Term, Weight
+from mmrl.core.types import Batch, Counts, Reading, Scope
+from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, weighed
+from tests.numerics.registry import Vector, check, close, tensor
+
+LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
+OLD_ENTROPY = Reading("entropy", "old")
+LEVELS = {"token": "action", "sequence": "rollout"}
+VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
+"""Constants of verl's code, where we have options."""
+FLOAT32 = 1e-6
+"""TRL keeps SAPO's temperatures in float32."""
+
+
+@dataclass(frozen=True)
+class ShortBy:
+    """n / (n + eps): verl and EasyR1 add 1e-8 to the length they divide by; we do not."""
+
+    eps: float = 1e-8
+    whole: bool = False
+    """The sum of all lengths instead of the row's own."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        n = batch.rollouts.action_mask.to(batch.advantages.dtype).sum(1, keepdim=True)
+        n = n.sum() if self.whole else n
+        return (n / (n + self.eps)).expand(batch.advantages.shape)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A term with given values, to see an aggregation alone."""
+
+    values: Tensor
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return True
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        return self.values, {}
+
+
+def number(x: float | None) -> float | None:
+    """JSON writes 3.0 as 3."""
+    return None if x is None else float(x)
+
+
+# TRL
+
+
+def trl_term(loss_type: str, level: Any, eps: Sequence[float], params: Mapping[str, Any], args: Mapping[str, Any]) -> Term:
+    low, high = map(float, eps)
+    if loss_type == "cispo":
+        return Cispo(low=None, high=high, level=level)
+    if loss_type == "sapo":
+        given = {
+            f"tau_{ours}": params.get(f"sapo_temperature_{theirs}") for ours, theirs in (("positive", "pos"), ("negative", "neg"))
+        }
+        return Sapo(level=level, **{name: float(tau) for name, tau in given.items() if tau is not None})
+    if loss_type == "vespo":
+        given = {
+            name.replace("pos", "positive").replace("neg", "negative"): float(x) for name, x in params.get("vespo", {}).items()
+        }
+        return Vespo(sampler=args.get("vllm", False), **given)
+    return Clip(low, high, level, delta=number(args.get("delta")))
+
+
+def trl_share(loss_type: str, max_length: int) -> Weight:
+    if loss_type in ("grpo", "sapo"):
+        return SequenceMean()
+    if loss_type == "dr_grpo":
+        return FixedLength(max_length)
+    return SequenceSum() if loss_type == "luspo" else TokenMean()
+
+
+def trl_importance(loss_type: str, args: Mapping[str, Any]) -> tuple[Weight, ...]:
+    weights: list[Weight] = []
+    if "opm" in args:
+        weights.append(OffPolicyMask(delta=float(args["opm"])))
+    if "quant" in args:
+        weights.append(HighEntropy(quantile=float(args["quant"])))
+    if args.get("vllm") and loss_type != "vespo":
+        weights.append(SamplerCorrection(mode="token_truncate", high=None))
+    return tuple(weights)
+
+
+def trl_counts(batch: Batch, loss_type: str, ga: int, num_items: int | None) -> Counts:
+    """TRL divides by every row, fully masked or not, and by the window's tokens; we pass its numbers as the global counts."""
+    num_actions = int(batch.rollouts.action_mask.sum())
+    if loss_type != "bnpo" and num_items is not None:
+        num_actions = num_items
+    return Counts(rollouts=len(batch) * ga, actions=num_actions * ga, groups=1)
+
+
+def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """One case: `args` has loss_type, level, beta, eps, and optionally what TRL's other options are set to."""
+    inputs, params, loss_type = vector.inputs, vector.params, args["loss_type"]
+    level: Any = LEVELS[args["level"]]
+    live = tensor(inputs["per_token_logps"])
+    old = tensor(inputs["old_per_token_logps"]) if args.get("use_old", True) else live
+    ratio = tensor(inputs["importance_sampling_ratio_token"]) if args.get("vllm") else None
+    frozen = {
+        OLD: old,
+        REF: tensor(inputs["ref_per_token_logps"]),
+        SAMPLER: tensor(inputs["sampling_per_token_logps"]) if ratio is None else old - ratio.log(),
+        OLD_ENTROPY: tensor(inputs["entropies"]),
+    }
+    batch = make_batch(tensor(inputs["completion_mask"]), tensor(args.get("advantages", inputs["advantages"])), frozen)
+    objective: list[tuple[float, Term]] = [(1.0, trl_term(loss_type, level, args["eps"], params, args))]
+    if args["beta"]:
+        objective.append((float(args["beta"]), ReferenceKL(ratio_correction=level if args.get("bias_kl") else "none")))
+    algorithm = Algorithm(
+        objective=tuple(objective),
+        share=trl_share(loss_type, params["max_completion_length"]),
+        importance=trl_importance(loss_type, args),
+    )
+    ga, spg = args.get("ga", params.get("gradient_accumulation_steps", 1)), args.get("spg", params.get("steps_per_generation", 1))
+    counts = trl_counts(batch, loss_type, ga, args.get("nib", params.get("num_items_in_batch")))
+    # OPSM: TRL takes the gap at the current weights, we before the first update, when the old weights are the current ones
+    at = replace(batch, frozen={**frozen, OLD: live}) if "opm" in args else None
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts, at), {LIVE: live})
+    # the window's token count is for steps_per_generation micro-batches, of which this is one
+    scale = spg if loss_type in ("dapo", "cispo", "vespo") else 1
+    tolerance = FLOAT32 if loss_type == "sapo" else 1e-9
+    what = case.get("tag", str(args))
+    close(scale * loss, case["loss"], tolerance, f"loss of {what}")
+    close(scale * gradient, case["grad_per_token_logps"], tolerance, f"gradient of {what}")
+
+
+@check("trl_grpo_losses")
+def trl_grpo_losses(vector: Vector) -> None:
+    for case in vector.outputs["cases"]:
+        args = {
+            "loss_type": case["loss_type"],
+            "level": case["importance_sampling_level"],
+            "beta": case["beta"],
+            "bias_kl": case["use_bias_correction_kl"],
+            "eps": (case["epsilon_low"], case["epsilon_high"]),
+        }
+        trl_loss(vector, case, args)
+
+
+@check("trl_grpo_loss_variants")
+def trl_grpo_loss_variants(vector: Vector) -> None:
+    default = (vector.params["epsilon_low"], vector.params["epsilon_high"])
+    for case in vector.outputs["cases"]:
+        trl_loss(vector, case, {"eps": default, **case["args"]})
+
+
+@check("trl_gmpo_loss")
+def trl_gmpo_loss(vector: Vector) -> None:
+    inputs, params = vector.inputs, vector.params
+    frozen = {OLD: tensor(inputs["old_per_token_logps"]), REF: tensor(inputs["ref_per_token_logps"])}
+    batch = make_batch(tensor(inputs["completion_mask"]), tensor(inputs["advantages"]), frozen)
+    for case in vector.outputs["cases"]:
+        term = Gmpo(low=float(params["epsilon_low"]), high=float(params["epsilon_high"]))
+        algorithm = Algorithm(objective=((1.0, term), (float(case["beta"]), ReferenceKL())))
+        counts = trl_counts(batch, "gmpo", 1, None)
+        loss, gradient = loss_and_gradient(
+            algorithm, weighed(algorithm, batch, counts), {LIVE: tensor(inputs["per_token_logps"])}
+        )
+        close(loss, case["loss"], what=f"loss of beta {case['beta']}")
+        close(gradient, case["grad_per_token_logps"], what=f"gradient of beta {case['beta']}")
+
+
+@check("trl_vllm_importance_sampling")
+def trl_vllm_importance_sampling(vector: Vector) -> None:
+    inputs = vector.inputs
+    frozen = {OLD: tensor(inputs["old_per_token_logps"]), SAMPLER: tensor(inputs["sampling_per_token_logps"])}
+    mask = tensor(inputs["completion_mask"])
+    batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), frozen)
+    for case in vector.outputs["cases"]:
+        weight = SamplerCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
+        expected = tensor(case["ratio"]).expand(mask.shape)
+        close(weight(batch, counts_of(batch)), expected, what=str({**case, "ratio": "..."}))
+
+
+# verl
+
+
+@check("verl_agg_loss")
+def verl_agg_loss(vector: Vector) -> None:
+    values, mask = tensor(vector.inputs["loss_mat"]), tensor(vector.inputs["loss_mask"])
+    batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), {})
+    ours = counts_of(batch)
+    for case in vector.outputs["cases"]:
+        shares: dict[str, Weight] = {
+            "token-mean": TokenMean(),
+            "token-sum": TokenSum(),
+            "seq-mean-token-sum": SequenceSum(),
+            "seq-mean-token-sum-norm": FixedLength(case.get("loss_scale_factor", mask.shape[1])),
+            "seq-mean-token-mean": SequenceMean(),
+        }
+        # like ours, verl's row count leaves out fully masked rows, unless it is given
+        counts = Counts(case.get("global_batch_size", ours.rollouts), case.get("batch_num_tokens", ours.actions), ours.groups)
+        algorithm = Algorithm(
+            objective=((1.0, Given(values)),),
+            share=shares[case["mode"]],
+            importance=(ShortBy(),) if case["mode"] == "seq-mean-token-mean" else (),
+        )
+        loss, _ = algorithm.loss(weighed(algorithm, batch, counts), {})
+        close(loss * case.get("dp_size", 1), case["loss"], what=str(case))
+
+
+@check("verl_kl_penalty")
+def verl_kl_penalty(vector: Vector) -> None:
+    live, ref = tensor([vector.inputs["logprob"]]), tensor([vector.inputs["ref_logprob"]])
+    batch = make_batch(torch.ones_like(live), torch.zeros(1, dtype=torch.float64), {REF: ref})
+    for case in vector.outputs["cases"]:
+        term = ReferenceKL(case["kl_penalty"])
+        if term.kind.startswith("k3"):
+            term = replace(term, **VERL_K3)
+        algorithm = Algorithm(objective=((1.0, term),), share=TokenSum())
+        values = term({LIVE: live, REF: ref}, batch)[0]
+        close(values[0], case["value"], what=f"value of {case['kl_penalty']}")
+        _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+        close(gradient[0], case["grad"], what=f"gradient of {case['kl_penalty']}")
+
+
+def verl_term(name: str, params: Mapping[str, float]) -> Term:
+    params = {option: float(x) for option, x in params.items()}
+    low, high = params["clip_ratio_low"], params["clip_ratio_high"]
+    in_name = [float(x) for x in re.findall(r"\d+\.?\d*", name)][:1]
+    terms: dict[str, Term] = {
+        "vanilla": Clip(low, high, dual=params["clip_ratio_c"]),
+        "gspo": Clip(low, high, level="rollout", token_gradient=True),
+        "sapo": Sapo(params["tau_pos"], params["tau_neg"]),
+        "gpg": Reinforce(),
+        "kl_cov": KlCov(*in_name),
+        "geo_mean": Gmpo(low, high),
+        "cispo": Cispo(1 - low, 1 + high),
+        "dro": Dro(*in_name),
+        "dppo_tv": Dppo(low, high, truncate=params["dppo_clip_ratio_c"]),
+    }
+    return terms[name.split()[0]]
+
+
+@check("verl_policy_losses")
+def verl_policy_losses(vector: Vector) -> None:
+    inputs = vector.inputs
+    mask, live = tensor(inputs["response_mask"]), tensor(inputs["log_prob"])
+    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD: tensor(inputs["old_log_prob"])})
+    for case in vector.outputs["cases"]:
+        name, by_row = case["name"], case["agg"] == "seq-mean-token-mean" or case["name"].startswith("geo_mean")
+        algorithm = Algorithm(
+            objective=((1.0, verl_term(name, vector.params)),),
+            share=SequenceMean() if by_row else TokenMean(),
+            importance=(ShortBy(),) if by_row else (),
+        )
+        counts, tolerance = counts_of(batch), 1e-9
+        if name.startswith("geo_mean"):
+            # verl averages this one over all rows, fully masked ones included, and its 1e-8 sits inside the exponent too
+            counts, tolerance = replace(counts, rollouts=len(batch)), 2e-8
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LIVE: live})
+        close(loss, case["loss"], tolerance, f"loss of {name}")
+        close(gradient, case["grad"], tolerance, f"gradient of {name}")
+
+
+# EasyR1
+
+
+@check("easyr1_policy_loss")
+def easyr1_policy_loss(vector: Vector) -> None:
+    inputs, params = vector.inputs, {option: float(x) for option, x in vector.params.items()}
+    low, high, dual = params["clip_low"], params["clip_high"], params["dual"]
+    mask, live = tensor(inputs["mask"]), tensor(inputs["log_probs"])
+    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD: tensor(inputs["old_log_probs"])})
+    terms: dict[str, Term] = {
+        "default": Clip(low, high, dual=dual),
+        "gspo": Clip(low, high, level="rollout", dual=dual),
+        "gspo_token": Clip(low, high, level="rollout", token_gradient=True, dual=dual),
+        "cispo": Cispo(1 - low, 1 + high),
+        "sapo": Sapo(params["tau_positive"], params["tau_negative"]),
+    }
+    for case in vector.outputs["cases"]:
+        by_row = case["avg"] == "seq"
+        algorithm = Algorithm(
+            objective=((1.0, terms[case["loss_type"]]),),
+            share=SequenceMean() if by_row else TokenMean(),
+            importance=(ShortBy(whole=not by_row),),
+        )
+        # EasyR1 counts fully masked rows
+        counts = replace(counts_of(batch), rollouts=len(batch))
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LIVE: live})
+        close(loss, case["loss"], what=f"loss of {case['loss_type']} {case['avg']}")
+        close(gradient, case["grad"], what=f"gradient of {case['loss_type']} {case['avg']}")

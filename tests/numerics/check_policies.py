@@ -1,0 +1,63 @@
+"""Positions and patch rows of Qwen's models, through the policy's own functions."""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+from mmrl.policies.families.qwen_vl import mrope_positions, split_rows_by_grid
+from tests.numerics.registry import Vector, check
+
+IMAGE, VIDEO = 1, 2
+TEXT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+
+
+@cache
+def core(config_class: Any, model_class: Any, spatial_merge: int, **vision: int) -> Any:
+    """A model without weights: positions need its config alone."""
+    config = config_class(
+        text_config={**TEXT, "vocab_size": 64}, vision_config={**VISION, "spatial_merge_size": spatial_merge, **vision}
+    )
+    with torch.device("meta"):
+        return model_class(config)
+
+
+@check("mrope_positions")
+def mrope_positions_by_the_model(vector: Vector) -> None:
+    """Ours are transformers 5's; what version 4 makes of long videos is in the file for comparison only."""
+    merge, rate = vector.params["spatial_merge"], vector.params["tokens_per_second"]
+    before, after = vector.params["layout"].strip("[]").split(" V*n ")
+    num_before, num_after = len(before.split()), len(after.split())
+    model = core(Qwen2_5_VLConfig, Qwen2_5_VLModel, merge, tokens_per_second=rate)
+    for case in vector.outputs["qwen2_5_vl"]:
+        grid = torch.tensor([case["grid_thw"]])
+        is_video = case["kind"] == "video"
+        num_features = int(grid.prod()) // merge**2
+        types = torch.tensor([0] * num_before + [VIDEO if is_video else IMAGE] * num_features + [0] * num_after)
+        video = {"video_grid_thw": grid, "second_per_grid_ts": torch.tensor([case["second_per_grid"]])} if is_video else {}
+        positions = mrope_positions(model, torch.zeros_like(types), types, None if is_video else grid, **video)
+        assert positions[:, num_before].tolist() == case["vision_first"], case
+        assert positions[:, num_before + num_features - 1].tolist() == case["vision_last"], case
+        assert positions[:, -num_after:].tolist() == case["tail_transformers_5"], case
+        assert [[int(positions.max()) + 1 - len(types)]] == case["delta_5"], case
+    case = vector.outputs["qwen3_vl"]
+    types = torch.tensor(case["token_types"][0])
+    model = core(Qwen3VLConfig, Qwen3VLModel, merge)
+    positions = mrope_positions(model, torch.zeros_like(types), types, video_grid_thw=torch.tensor([case["grid_thw"]]))
+    assert positions.tolist() == case["position_ids"]
+    assert [[int(positions.max()) + 1 - len(types)]] == case["delta"]
+
+
+@check("trl_split_pixel_values")
+def trl_split_pixel_values(vector: Vector) -> None:
+    grids, num_images = torch.tensor(vector.inputs["image_grid_thw"]), vector.inputs["num_images"]
+    rows = split_rows_by_grid(grids, num_images)
+    assert rows == vector.outputs["rows_per_sample"]
+    assert sum(map(len, rows)) == vector.inputs["pixel_rows"]
+    ends = torch.tensor([0, *num_images]).cumsum(0).tolist()
+    assert [grids[a:b].tolist() for a, b in pairwise(ends)] == vector.outputs["grid_per_sample"]

@@ -1,0 +1,78 @@
+"""Vectors computed by the official code of methods, and the registry of what checks them.
+
+A file is {meta, vectors: {key: {kind, origin, params, inputs, outputs, note}}}; NaN and infinities are strings.
+A module check_*.py registers one function per key:
+
+    @check("verl_kl_penalty")
+    def kl_penalty(vector: Vector) -> None: ...
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NOT_FINITE = {"NaN": "nan", "nan": "nan", "Infinity": "inf", "inf": "inf", "-Infinity": "-inf", "-inf": "-inf"}
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Inputs and outputs of one piece of official code; numbers decoded, None kept."""
+
+    params: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    note: str = ""
+
+
+Check = Callable[[Vector], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(key: str) -> Callable[[Check], Check]:
+    """Register the function that checks the vector `key`."""
+
+    def register(function: Check) -> Check:
+        assert key not in CHECKS, f"two checks for the vector {key}"
+        CHECKS[key] = function
+        return function
+
+    return register
+
+
+@cache
+def read(file: Path) -> dict[str, Vector]:
+    """The vectors of a file by key."""
+    vectors = json.loads(file.read_text(encoding="utf-8"))["vectors"]
+    return {
+        key: Vector(*(decoded(vector.get(name, {})) for name in ("params", "inputs", "outputs")), note=vector.get("note", ""))
+        for key, vector in vectors.items()
+    }
+
+
+def decoded(x: Any) -> Any:
+    if isinstance(x, str) and x in NOT_FINITE:
+        return float(NOT_FINITE[x])
+    if isinstance(x, list):
+        return [decoded(item) for item in x]
+    if isinstance(x, dict):
+        return {name: decoded(item) for name, item in x.items()}
+    return x
+
+
+def tensor(x: Any) -> Tensor:
+    """Numbers in float64."""
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-9, what: str = "") -> None:
+    """Assert that numbers or tensors agree, absolutely and relatively; `what` names them in the message."""
+    actual, expected = (x if isinstance(x, Tensor) else tensor(x) for x in (actual, expected))
+    torch.testing.assert_close(
+        actual.detach(), expected, atol=tolerance, rtol=tolerance, check_dtype=False, msg=lambda text: f"{what}: {text}"
+    )

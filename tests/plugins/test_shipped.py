@@ -1,0 +1,83 @@
+"""What holds for every file in rewards/, datasets/ and examples/ that is a plug-in."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.plugins import load
+
+ROOT = Path(__file__).resolve().parents[2]
+REWARDS, DATASETS = sorted(ROOT.glob("rewards/*.py")), sorted(ROOT.glob("datasets/*.py"))
+FILES = REWARDS + DATASETS
+MAY_IMPORT = {"mmrl", "mmrl.core", "mmrl.geometry", "mmrl.data", "mmrl.serving"}
+
+
+def test_there_are_plugins():
+    assert REWARDS and DATASETS
+    assert not (ROOT / "rewards/__init__.py").exists() and not (ROOT / "datasets/__init__.py").exists()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_one_public_callable_and_a_summary(file):
+    """`load` refuses a file with none or several."""
+    assert callable(load(str(file), file.parent.name))
+    summary = (ast.get_docstring(ast.parse(file.read_text())) or "").split("\n")[0]
+    assert len(summary) > 20 and "licence" in (ast.get_docstring(ast.parse(file.read_text())) or "").lower()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_plugins_are_short_and_import_public_rooms_only(file):
+    tree = ast.parse(file.read_text())
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    rooms = {".".join(name.split(".")[:2]) for name in imported if name.split(".")[0] == "mmrl"}
+    assert rooms <= MAY_IMPORT
+    assert len(file.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)
+def test_rewards_are_frozen_or_functions(file):
+    reward = load(str(file), "rewards")
+    if inspect.isclass(reward):
+        assert is_dataclass(reward)
+        with pytest.raises(FrozenInstanceError):
+            reward().name = "other"
+        assert list(inspect.signature(reward.__call__).parameters) == ["self", "group"]
+        assert all((field.default, field.default_factory) != (MISSING, MISSING) for field in fields(reward))
+    else:
+        assert list(inspect.signature(reward).parameters) == ["group"]
+
+
+@pytest.mark.parametrize("file", DATASETS, ids=lambda file: file.stem)
+def test_data_sets_are_functions_called_load(file):
+    assert load(str(file), "datasets").__name__ == "load"
+
+
+def test_datasets_is_hugging_faces_even_here():
+    """The folder datasets/ must not shadow the package, from the repository's root and with it on the path."""
+    code = "import datasets; print(datasets.__file__); assert datasets.load_dataset"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "site-packages" in Path(found.stdout.strip()).parts
+    assert Path(found.stdout.strip()).parent != ROOT / "datasets"
+
+
+@pytest.mark.parametrize("name", ["my_reward", "my_dataset"])
+def test_examples_run_and_are_short(name):
+    file = ROOT / "examples" / f"{name}.py"
+    assert len(file.read_text().splitlines()) <= 30
+    printed = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout
+    assert printed.strip()
+    assert callable(load(str(file), "rewards" if name == "my_reward" else "datasets"))
