@@ -85,7 +85,8 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
 def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     import datasets
     import transformers
-    from trl import GRPOConfig, GRPOTrainer
+
+    trl: Any = __import__("trl")  # its names are made at run time
 
     prompts = rows(256)
     table = datasets.Dataset.from_dict(
@@ -112,7 +113,7 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
             self.times.append(time.perf_counter() - self.start)
 
     count = args.prompts * args.group_size
-    config = GRPOConfig(
+    config = trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=count,
         num_generations=args.group_size,
@@ -131,7 +132,7 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     )
     model = transformers.AutoModelForImageTextToText.from_pretrained(args.model)
     processor = transformers.AutoProcessor.from_pretrained(args.model)
-    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=table, processing_class=processor)
+    trainer = trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=table, processing_class=processor)
     clock = Clock()
     trainer.add_callback(clock)
     timed: dict[str, list[float]] = {"rollout and scoring": []}

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Box, Prompt
-from mmrl.data.scenes import Placed, SceneStyle, Split, draw_scene
+from mmrl.data.scenes import Placed, SceneStyle, draw_scene
 
 __all__ = ["load"]
 
 
 def load(
-    split: Split = "train",
+    split: str = "train",
     size: int = 4096,
     seed: int = 0,
-    asked: tuple[int, ...] = (3, 7),
+    asked: Sequence[int] = (3, 7),
     num_distractors: int = 1,
     background: Literal["noise", "photo"] = "noise",
 ) -> Sequence[Prompt]:
@@ -44,7 +44,7 @@ def load(
 
 @dataclass(frozen=True)
 class _Scenes(Sequence[Prompt]):
-    split: Split
+    split: str
     size: int
     seed: int
     style: SceneStyle

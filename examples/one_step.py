@@ -29,7 +29,10 @@ def main() -> None:
     policy = TextPolicy(TextPolicyConfig(model=str(model), sampling=Sampling(max_new_tokens=12)))
     algorithm = replace(PRESETS["dr_grpo"], group_size=6).with_length(12)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    prompts = [Prompt(str(i), f"What is in picture {i}?", media=(Image.new("RGB", (64, 48), color),)) for i, color in enumerate(["red", "blue"])]
+    prompts = [
+        Prompt(str(i), f"What is in picture {i}?", media=(Image.new("RGB", (64, 48), color),))
+        for i, color in enumerate(["red", "blue"])
+    ]
 
     # 1. sample a group of completions per prompt
     rollouts = policy.rollout([Request(prompt, algorithm.group_size, group_id=i, seed=i) for i, prompt in enumerate(prompts)])
@@ -49,8 +52,9 @@ def main() -> None:
         readings = policy.read(part.rollouts.trace, algorithm.live_reads, part.rollouts.action_mask)
         loss, metrics = algorithm.loss(part, readings)
         loss.backward()
+        print(f"part of {len(part)} rollouts: loss {loss.item():+.4f}, measures {sorted(metrics)}")
     optimizer.step()
-    print(f"mean reward {scores.total().mean():.3f}, loss of the last part {loss.item():.4f}, {sorted(metrics)}")
+    print(f"mean reward {scores.total().mean():.3f}")
 
 
 if __name__ == "__main__":

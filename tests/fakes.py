@@ -57,7 +57,10 @@ class FakeTextPolicy:
         spread = {"vector": vector[:, None].expand(-1, self.length, -1), "tokens": tokens}
         trace = Steps(spread | {"position": torch.eye(self.length).expand(len(rows), -1, -1)})
         draws = torch.stack(
-            [torch.rand(self.length, generator=torch.Generator().manual_seed((request.seed * 1009 + i) % 2**63)) for request, i in rows]
+            [
+                torch.rand(self.length, generator=torch.Generator().manual_seed((request.seed * 1009 + i) % 2**63))
+                for request, i in rows
+            ]
         )
         for t in range(self.length):
             probs = self._logprobs("policy", trace)[:, t].exp()
@@ -140,6 +143,4 @@ def prompts(count: int = 8) -> list[Prompt]:
 
 def right_letter(group: Group) -> list[float]:
     """1 for the answer's letter first, 0.2 more for stopping."""
-    return [
-        float((sample.text or "").startswith(group.prompt.answer)) + 0.2 * (not sample.truncated) for sample in group.samples
-    ]
+    return [float((sample.text or "").startswith(group.prompt.answer)) + 0.2 * (not sample.truncated) for sample in group.samples]

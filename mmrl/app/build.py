@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mmrl import __version__
 from mmrl.algorithms.samplers import Shuffled, Streamed
 from mmrl.app import plugins
 from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig
@@ -171,32 +172,27 @@ def with_local_model(config: RunConfig) -> RunConfig:
 
 
 def tiny_model(name: str) -> Path:
-    """The folder of `tiny:<family>` in the cache.
+    """The folder of a small model that is made here, once: `tiny:grounding` is the demo's, taught its task; `tiny:<family>` is random.
 
     Raises:
         ValueError: there is no such family.
     """
-    from mmrl.tiny.vlms import build as build_tiny
+    from mmrl.tiny import grounding, vlms
 
-    folder = cache_folder() / "tiny" / name.removeprefix(TINY)
+    family = name.removeprefix(TINY)
+    if family == "grounding":
+        return grounding.warm_start()
+    folder = grounding.cache_folder() / f"random-{__version__}" / family
     if not folder.is_dir():
-        partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        partial = folder.with_name(f"{family}.{os.getpid()}.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
-        build_tiny(name.removeprefix(TINY), partial)
+        vlms.build(family, partial)
         try:
             partial.rename(folder)
         except OSError:
             # Another process was faster; its model is the same.
             shutil.rmtree(partial)
     return folder
-
-
-def cache_folder() -> Path:
-    """MMRL_CACHE, or mmrl's part of the user's cache, for this version."""
-    from mmrl import __version__
-
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mmrl"
-    return Path(os.environ.get("MMRL_CACHE") or base) / __version__
 
 
 def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:

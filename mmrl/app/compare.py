@@ -88,13 +88,13 @@ def run_names(a: Path, b: Path) -> tuple[str, str]:
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Dotted names of the settings that differ, with both values."""
+    """Dotted names of the settings that differ, with both values; where a run lies is none of them."""
     left, right = flat(a), flat(b)
 
     def written(side: Mapping[str, Any], name: str) -> str:
         return str(side[name]) if name in side else "(not set)"
 
-    names = dict.fromkeys([*left, *right])
+    names = [name for name in dict.fromkeys([*left, *right]) if name != "output"]
     return [(name, written(left, name), written(right, name)) for name in names if left.get(name) != right.get(name)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrl.app import config as configs
 from mmrl.app import plugins
-from mmrl.app.build import build_policy, with_local_model
+from mmrl.app.build import TINY, build_policy, with_local_model
 from mmrl.app.config import RunConfig
 from mmrl.app.report import number, signed
 from mmrl.app.report_data import RunData, changes, load
@@ -79,48 +79,60 @@ def merge_adapter(folder: Path, base: str) -> None:
 
 def model_card(data: RunData, config: RunConfig, step: int, adapter: bool) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
-    base = config.policy.model
+    base, label = config.policy.model, config.algorithm.label
     on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
-    shown = base if on_hub or base.startswith("tiny:") else Path(base).name
-    rewards = ", ".join(
-        f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward
-    )
-    front = ["---", f"library_name: {'peft' if adapter else 'transformers'}", *([f"base_model: {base}"] if on_hub else [])]
-    front += ["pipeline_tag: image-text-to-text", "tags: [mmrl, reinforcement-learning]", "---"]
-    facts = [
-        f"- method: {config.algorithm.label}, step {step} of {config.steps}, {config.prompts_per_step} prompts a step",
-        f"- rewards: {rewards}",
+    shown = base if on_hub or base.startswith(TINY) else Path(base).name
+    rewards = [f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward]
+    front = [f"library_name: {'peft' if adapter else 'transformers'}", *([f"base_model: {base}"] if on_hub else [])]
+    lines = [
+        "---",
+        *front,
+        "pipeline_tag: image-text-to-text",
+        "tags: [mmrl, reinforcement-learning]",
+        "---",
+        "",
+        f"# {shown.rpartition('/')[2]} after {label}",
+        "",
+        f"- method: {label}, step {step} of {config.steps}, {config.prompts_per_step} prompts a step",
+        f"- rewards: {', '.join(rewards)}",
         f"- data: {config.data.use}",
         f"- base model: {shown}",
         f"- weights: {'a LoRA adapter for peft' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}",
         f"- mmrl {data.versions.get('mmrl', 'unknown')}, transformers {data.versions.get('transformers', 'unknown')}",
+        "",
+        "## Results",
+        "",
+        *results(data, step),
+        "",
+        "## Load it",
+        "",
+        *(
+            ["This needs the base model and `pip install peft`; to run without either, export with --merge.", ""]
+            if adapter
+            else []
+        ),
+        "```python",
+        "from transformers import AutoModelForImageTextToText, AutoProcessor",
+        "",
+        'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
+        'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        "```",
     ]
-    parts = ["\n".join(front), f"# {shown.rpartition('/')[2]} after {config.algorithm.label}", "\n".join(facts)]
-    return "\n\n".join([*parts, results(data, step), f"## Load it\n\n{loading(shown, adapter)}"]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def results(data: RunData, step: int) -> str:
+def results(data: RunData, step: int) -> list[str]:
     """The held-out figures of the run as a table, if they belong to this checkpoint."""
     found = changes(data)
     if not found or data.after[0].line["step"] != step:
-        return "## Results\n\nHeld-out prompts were not evaluated before and at this step."
-    rows = [
-        f"| {c.name} | {number(c.before)} | {number(c.after)} | {signed(c.difference)} | {signed(c.low)} to {signed(c.high)} |"
-        for c in found
+        return ["Held-out prompts were not evaluated both before training and at this step."]
+    numbers = [
+        (c.name, number(c.before), number(c.after), signed(c.difference), f"{signed(c.low)} to {signed(c.high)}") for c in found
     ]
-    head = "| held out | before | after | change | 95 % interval |\n|---|---|---|---|---|"
-    return "\n".join(
-        [f"## Results\n\nOn {found[0].num_prompts} held-out prompts; shares are written as fractions.\n", head, *rows]
-    )
-
-
-def loading(base: str, adapter: bool) -> str:
-    lines = ["from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
-    if adapter:
-        lines.insert(0, "from peft import PeftModel")
-        lines.append(f'model = AutoModelForImageTextToText.from_pretrained("{base}")')
-        lines.append('model = PeftModel.from_pretrained(model, "THIS_FOLDER")')
-    else:
-        lines.append('model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")')
-    lines.append('processor = AutoProcessor.from_pretrained("THIS_FOLDER")')
-    return "\n".join(["```python", *lines, "```"])
+    return [
+        f"On {found[0].num_prompts} held-out prompts; shares are written as fractions.",
+        "",
+        "| held out | before | after | change | 95 % interval |",
+        "|---|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in numbers),
+    ]

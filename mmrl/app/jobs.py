@@ -72,10 +72,12 @@ def train(given: Given) -> RunDir:
 def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint."""
     with workplace() as (accelerator, ranks):
-        run = open_run(resolved, ranks) if resume is None else RunDir.open(resume)
+        run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
         job = build(resolved, run, accelerator)
         if resume is not None:
             continue_from(job, run, ranks)
+        elif ranks.is_main:
+            RunDir.create(run.path)
         if ranks.is_main:
             configs.save(replace(job.config, output=str(run.path)), run.config_file)
             console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
@@ -113,11 +115,17 @@ class OnTerminal(logging.Handler):
         console.print(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow", markup=False, highlight=False)
 
 
-def open_run(resolved: Resolved, ranks: Ranks) -> RunDir:
-    """The new run's folder, the same on all ranks: `output`, or the next free one of runs/<config>."""
+def new_run(resolved: Resolved, ranks: Ranks) -> RunDir:
+    """The new run's folder, the same on all ranks and not made yet: `output`, or the next free one of runs/<config>.
+
+    Raises:
+        ValueError: `output` holds a run.
+    """
     path = Path(resolved.config.output).expanduser() if resolved.config.output else next_free(RUNS / resolved.name)
-    path = ranks.gather(path)[0]
-    return RunDir.create(path) if ranks.is_main else RunDir(path)
+    run = RunDir(ranks.gather(path)[0])
+    if run.exists():
+        raise ValueError(f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}")
+    return run
 
 
 def next_free(path: Path) -> Path:

@@ -31,6 +31,8 @@ HEALTH = (
     ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
 )
 """Title, metric, and how to read it."""
+HELD_OUT_LENGTH = "eval/length"
+"""Tokens of held-out completions, even where a reward is called length."""
 PHASES = (
     ("rollout", "time/rollout_s"),
     ("reward", "time/reward_s"),
@@ -238,17 +240,18 @@ def training_change(data: RunData) -> tuple[float, float, int] | None:
 def curves(data: RunData) -> list[Chart]:
     """Total reward, mean IoU, every reward, and the length of held-out completions."""
     charts = [both_splits(data, "Reward", "reward/total", "eval/total"), iou_chart(data)]
-    charts += [both_splits(data, name, f"reward/{name}", f"eval/{name}") for name in reward_names(data)]
-    charts.append(both_splits(data, "Length, held out", "", "eval/length"))
+    for name in reward_names(data):
+        twin = f"eval/{name}"
+        charts.append(both_splits(data, name, f"reward/{name}", "" if twin == HELD_OUT_LENGTH else twin))
+    charts.append(both_splits(data, "Length, held out", "", HELD_OUT_LENGTH))
     return [chart for chart in charts if chart is not None]
 
 
 def reward_names(data: RunData) -> list[str]:
     """Names of the rewards that training or evaluation logged, without their parts."""
     names = [name for line in (*data.train, *data.evals) for name in line]
-    held_out = [name for name in names if name.startswith("eval/") and name.count("/") == 1]
-    found = dict.fromkeys(name.partition("/")[2] for name in (*filter(is_reward, names), *held_out))
-    return [name for name in found if name not in ("total", "length")]
+    held_out = [n for n in names if n.startswith("eval/") and n.count("/") == 1 and n not in ("eval/total", HELD_OUT_LENGTH)]
+    return list(dict.fromkeys(name.partition("/")[2] for name in (*filter(is_reward, names), *held_out)))
 
 
 def both_splits(data: RunData, title: str, train: str, held_out: str) -> Chart | None:

@@ -124,9 +124,9 @@ def started(name: str, folder: Path, project: str) -> Any:
     if name == "tensorboard":
         tracker = TensorBoardTracker("tensorboard", folder)
     elif name == "wandb":
-        tracker = WandBTracker(project, name=folder.name, dir=str(folder))
+        tracker = WandBTracker(project, name=folder.resolve().name, dir=str(folder))
     else:
-        tracker = TrackioTracker(project, name=folder.name)
+        tracker = TrackioTracker(project, name=folder.resolve().name)
     tracker.start()
     return tracker
 
@@ -234,10 +234,10 @@ class Progress:
             self.bar.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Evaluations are written above the bar, compared with the first; steps move the bar."""
+        """Evaluations are written above the bar, compared with the first, without rewards' parts; steps move the bar."""
         held_out = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
         if held_out:
-            self._evaluation(step, held_out)
+            self._evaluation(step, {name: value for name, value in held_out.items() if "/" not in name})
             return
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))

@@ -97,7 +97,7 @@ class Planner(Protocol):
 class Reward(Protocol):
     """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
 
-    def __call__(self, group: Group) -> Sequence[float | Scored | None]: ...
+    def __call__(self, group: Group, /) -> Sequence[float | Scored | None]: ...
 
 
 @runtime_checkable
@@ -107,21 +107,21 @@ class Shaping(Protocol):
     @property
     def reads(self) -> tuple[Reading, ...]: ...
 
-    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores: ...
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor], /) -> Scores: ...
 
 
 @runtime_checkable
 class Advantage(Protocol):
     """Scores -> Credit. Sees the rows of all ranks; rows whose total is NaN must not be kept."""
 
-    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit: ...
+    def __call__(self, scores: Scores, rollouts: Rollouts, /) -> Credit: ...
 
 
 @runtime_checkable
 class Mask(Protocol):
     """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
 
-    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]: ...
+    def __call__(self, rollouts: Rollouts, /) -> Bool[Tensor, "n t"]: ...
 
 
 @runtime_checkable
@@ -133,7 +133,7 @@ class Weight(Protocol):
     @property
     def scope(self) -> Scope: ...
 
-    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+    def __call__(self, batch: Batch, counts: Counts, /) -> Float[Tensor, "n t"]:
         """`batch` is the whole minibatch of this rank; its share and importance are still ones here."""
         ...
 
@@ -151,7 +151,7 @@ class Term(Protocol):
         """True for surrogates, which importance weights multiply; False for penalties such as KL and entropy."""
         ...
 
-    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch, /) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         """Values, and metrics as (n, t) tensors that are averaged with the shares."""
         ...
 

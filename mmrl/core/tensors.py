@@ -10,8 +10,8 @@ from torch import Tensor
 def within(group_ids: Int[Tensor, " n"], x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply f to every block of rows of x (n, ...) that share an id; f keeps the shape."""
     out = torch.empty_like(x)
-    for i in group_ids.unique():
-        rows = group_ids == i
+    for group_id in set(map(int, group_ids)):
+        rows = group_ids == group_id
         out[rows] = f(x[rows])
     return out
 

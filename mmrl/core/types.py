@@ -49,7 +49,7 @@ class Prompt:
     """Pictures (a path or a PIL image) or videos, in the order the text speaks of them; empty for text to image."""
     answer: Any = None
     """The ground truth that rewards compare with."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All other columns of the data set's row."""
 
 
@@ -76,7 +76,7 @@ class Group:
     id: int
     prompt: Prompt
     samples: tuple[Sample, ...]
-    probes: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    probes: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict[str, tuple[Sample, ...]])
     """View name -> samples drawn for comparison only (T-GRPO's shuffled frames); rewards see them, the loss never does."""
 
 
@@ -126,7 +126,7 @@ class Rollouts:
     action_mask: Bool[Tensor, "n t"]
     """True where an action was taken and may be trained."""
     trace: Trace
-    recorded: Mapping[Reading, Float[Tensor, "n t"]] = field(default_factory=dict)
+    recorded: Mapping[Reading, Float[Tensor, "n t"]] = field(default_factory=dict[Reading, Tensor])
     """What was noted while sampling; a row of NaN (injected) is evaluated again before the first update."""
     node_ids: Int[Tensor, "n t"] | None = None
     """Equal where rollouts share an action (trees); None: nothing is shared."""
@@ -149,7 +149,7 @@ class Rollouts:
     def samples(self) -> Iterator[tuple[Group, Sample]]:
         """Group and sample of every row."""
         by_id = {group.id: group for group in self.groups}
-        for group_id, sample_id in zip(self.group_ids.tolist(), self.sample_ids.tolist(), strict=True):
+        for group_id, sample_id in zip(map(int, self.group_ids), map(int, self.sample_ids), strict=True):
             yield by_id[group_id], by_id[group_id].samples[sample_id]
 
     def truncated(self) -> Bool[Tensor, " n"]:
@@ -162,7 +162,7 @@ class Scored:
     """A reward's answer with its named parts, for the log: `Scored(0.7, {"iou": 0.6, "format": 0.1})`."""
 
     value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Batch:
     """Share of every action in the loss, from global counts: any cut of the batch adds up to the same loss."""
     importance: Float[Tensor, "n t"]
     """What a method weighs actions by; multiplies credited terms only."""
-    frozen: Mapping[Reading, Tensor] = field(default_factory=dict)
+    frozen: Mapping[Reading, Tensor] = field(default_factory=dict[Reading, Tensor])
     """Readings under weights that do not move during the step, (n, t, ...)."""
 
     def __len__(self) -> int:

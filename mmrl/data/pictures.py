@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """How a complete file of this format ends."""
+_TURNED = range(5, 9)
+"""EXIF orientations that swap width and height."""
 
 
 def open_picture(source: Any) -> Image.Image:
@@ -33,21 +35,23 @@ def open_picture(source: Any) -> Image.Image:
 
 
 def picture_size(source: Any, decode: bool = False) -> tuple[int, int]:
-    """Width and height. A file that does not end as its format demands is decoded to see whether it is broken.
+    """Width and height of the picture held upright, as EXIF demands and as models see it.
 
+    A file that does not end as its format demands is decoded to see whether it is broken.
     Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too.
     """
     with _looking_at(source) as picture:
         if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
             _decode(picture, _name(source))
-        return picture.size
+        width, height = picture.size
+        return (height, width) if _orientation(picture, _name(source)) in _TURNED else (width, height)
 
 
 def content_hash(source: Any) -> str:
     """Equal for pictures with the same pixels, whatever their files' names and formats."""
     with _looking_at(source) as picture:
         _decode(picture, _name(source))
-        rgb = picture.convert("RGB")
+        rgb = ImageOps.exif_transpose(picture).convert("RGB")
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
 
 
@@ -74,6 +78,16 @@ def _decode(picture: Image.Image, name: str) -> None:
         picture.load()
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
         raise ValueError(f"picture {name} is broken or cut short: {error}") from None
+
+
+def _orientation(picture: Image.Image, name: str) -> int | None:
+    # asking a PNG without a note for one would decode it
+    if picture.format == "PNG" and "exif" not in picture.info:
+        return None
+    try:
+        return picture.getexif().get(ExifTags.Base.Orientation)
+    except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
+        raise ValueError(f"picture {name} has unreadable notes on its orientation: {error}") from None
 
 
 def _ends_well(source: Any, picture_format: str | None) -> bool:

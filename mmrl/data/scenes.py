@@ -5,14 +5,13 @@ A scene is a pure function of (seed, index, split, style). Every fifth digit of 
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
+SPLITS = ("train", "held_out")
 Corners = tuple[float, float, float, float]
 """(x1, y1, x2, y2) in pixels of the scene."""
 Pixels = NDArray[np.float32]
@@ -81,7 +80,7 @@ def question(digit: int) -> str:
     return f"Where is the {digit}?"
 
 
-def draw_scene(seed: int, index: int, split: Split = "train", style: SceneStyle = SceneStyle()) -> Scene:
+def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = SceneStyle()) -> Scene:
     """Scene `index` of the endless series `seed`: no class appears twice in it, and no two digits' rectangles overlap.
 
     Raises:
@@ -106,7 +105,7 @@ def draw_scene(seed: int, index: int, split: Split = "train", style: SceneStyle 
     return Scene(image, placed[0], tuple(placed[1:]))
 
 
-def glyph_rows(split: Split) -> tuple[NDArray[np.intp], ...]:
+def glyph_rows(split: str) -> tuple[NDArray[np.intp], ...]:
     """For every digit 0..9 the rows of scikit-learn's collection that scenes of this split may show."""
     _, labels = _collection()
     rows = np.arange(len(labels))
@@ -121,12 +120,12 @@ def _collection() -> tuple[Pixels, NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('handwritten digits come from scikit-learn: pip install "mmrl[demo]"') from error
-    digits = load_digits()
+    digits: Any = load_digits()
     return digits.images.astype(np.float32) / 16, digits.target
 
 
 @cache
-def _rows(split: Split) -> tuple[NDArray[np.intp], ...]:
+def _rows(split: str) -> tuple[NDArray[np.intp], ...]:
     return glyph_rows(split)
 
 
@@ -136,7 +135,7 @@ def _digits(rng: np.random.Generator, style: SceneStyle) -> list[int]:
     return [asked, *(int(digit) for digit in rng.choice(others, style.num_distractors, replace=False))]
 
 
-def _ink(rng: np.random.Generator, digit: int, split: Split, style: SceneStyle) -> tuple[tuple[int, int], Pixels]:
+def _ink(rng: np.random.Generator, digit: int, split: str, style: SceneStyle) -> tuple[tuple[int, int], Pixels]:
     """One handwritten digit, enlarged and cut to its ink: its left and upper margin, and its opacities."""
     images, _ = _collection()
     glyph = images[rng.choice(_rows(split)[digit])]

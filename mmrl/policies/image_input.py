@@ -55,33 +55,32 @@ class Encoder:
         """
         pictures = [open_picture(source, prompt.id) for source in prompt.media]
         chat = messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt)
+        try:
+            return self._encode(prompt.id, chat, pictures)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id!r}: {error}") from error
+
+    def _encode(self, prompt_id: str, chat: list[dict[str, Any]], pictures: list[Any]) -> Encoded:
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        tokenizer = self.processor.tokenizer
         # A template that writes the first token itself must not get another one from the tokenizer.
-        starts = tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
-        options = {"add_special_tokens": False} if starts else {}
+        bos = self.processor.tokenizer.bos_token
+        options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
         fed = dict(self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **options))
         token_ids = fed.pop("input_ids")[0]
         fed.pop("attention_mask", None)
         types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
-        self._check_length(prompt, len(token_ids))
-        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
-        seen = self.family.seen_sizes([picture.size for picture in pictures], media)
-        sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
-        try:
-            check_media(self.family, token_ids, media)
-            positions = self.family.positions(self.core, token_ids, types, media)
-        except ValueError as error:
-            raise ValueError(f"prompt {prompt.id!r}: {error}") from None
-        return Encoded(prompt.id, token_ids, positions, types, media, sizes)
-
-    def _check_length(self, prompt: Prompt, length: int) -> None:
         most = self.config.max_prompt_tokens
-        if most is not None and length > most:
+        if most is not None and len(token_ids) > most:
             raise ValueError(
-                f"prompt {prompt.id!r} has {length} tokens with its pictures, policy.max_prompt_tokens is {most}: "
+                f"it has {len(token_ids)} tokens, pictures included, and policy.max_prompt_tokens is {most}: "
                 "raise it, lower policy.max_pixels, or drop the prompt from the data set"
             )
+        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
+        check_media(self.family, token_ids, media)
+        positions = self.family.positions(self.core, token_ids, types, media)
+        seen = self.family.seen_sizes([picture.size for picture in pictures], media)
+        sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
+        return Encoded(prompt_id, token_ids, positions, types, media, sizes)
 
 
 def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> None:

@@ -139,7 +139,7 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
             index += 1
             wrong = scene.distractors and rng.random() < settings.confused
             target = scene.distractors[rng.integers(len(scene.distractors))] if wrong else scene.asked
-            batch.append(Label(scene, answer_text(_loosened(target.corners, rng.uniform(0, settings.loosen, 4)))))
+            batch.append(Label(scene, answer_text(_loosened(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
         yield batch
 
 
@@ -170,7 +170,7 @@ def _build(seed: int) -> tuple[Any, Any]:
         Qwen3VLVideoProcessor,
     )
 
-    texts = [*(question(digit) for digit in range(10)), "user\nassistant\n", answer_text((8, 8, 40, 40))]
+    texts = [*(question(digit) for digit in range(10)), "user\nassistant\n", answer_text((8.0, 8.0, 40.0, 40.0))]
     tokenizer = qwen_tokenizer(texts)
     patches: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
@@ -224,7 +224,7 @@ def _inputs(processor: Any, batch: Sequence[Label]) -> dict[str, Tensor]:
 def _loosened(corners: Corners, shares: Sequence[float]) -> Corners:
     x1, y1, x2, y2 = corners
     width, height = x2 - x1, y2 - y1
-    left, top, right, bottom = (float(share) for share in shares)
+    left, top, right, bottom = shares
     return (
         max(0.0, x1 - left * width),
         max(0.0, y1 - top * height),

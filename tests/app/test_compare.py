@@ -9,15 +9,18 @@ from mmrl.app.rundir import RunDir
 from tests.app.runs import write_run
 
 
-def two(tmp_path: Path) -> tuple[RunDir, RunDir]:
-    a = write_run(tmp_path / "a", steps=40, num_prompts=8)
-    b = write_run(tmp_path / "b", steps=20, num_prompts=6)
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
+    folder = tmp_path_factory.mktemp("two")
+    a = write_run(folder / "a", steps=40, num_prompts=8)
+    b = write_run(folder / "b", steps=20, num_prompts=6)
+    a.config_file.write_text('output = "here"\n' + a.config_file.read_text())
     b.config_file.write_text(b.config_file.read_text().replace('preset = "grpo"', 'preset = "dapo"\ngroup_size = 4'))
     return a, b
 
 
-def test_settings_that_differ_and_only_those(tmp_path: Path) -> None:
-    a, b = two(tmp_path)
+def test_settings_that_differ_and_only_those(two: tuple[RunDir, RunDir]) -> None:
+    a, b = two
     assert compare(a.path, b.path).settings == [
         ("steps", "40", "20"),
         ("algorithm.preset", "grpo", "dapo"),
@@ -25,8 +28,8 @@ def test_settings_that_differ_and_only_those(tmp_path: Path) -> None:
     ]
 
 
-def test_held_out_figures_are_those_of_shared_prompts(tmp_path: Path) -> None:
-    a, b = two(tmp_path)
+def test_held_out_figures_are_those_of_shared_prompts(two: tuple[RunDir, RunDir]) -> None:
+    a, b = two
     result = compare(a.path, b.path)
     assert result.num_shared == 6 and "2 held-out prompts were evaluated by one run only and are left out." in result.notices
     iou = next(row for row in result.held_out if row.name == "Mean IoU")
@@ -52,8 +55,8 @@ def test_runs_without_a_common_prompt_say_so(tmp_path: Path) -> None:
     assert result.held_out == [] and "The runs share no held-out prompt, so their evaluations are not compared." in result.notices
 
 
-def test_it_prints_and_writes_one_file_with_both_curves(tmp_path: Path) -> None:
-    a, b = two(tmp_path)
+def test_it_prints_and_writes_one_file_with_both_curves(two: tuple[RunDir, RunDir], tmp_path: Path) -> None:
+    a, b = two
     result = compare(a.path, b.path)
     console = Console(width=200, record=True, file=(tmp_path / "out.txt").open("w"))
     print_comparison(result, console)

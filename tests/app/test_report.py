@@ -30,15 +30,18 @@ def row(text: str, truth: list[list[float | None]], size: tuple[int, int, int, i
     return Row({**values, "scores": {}, "status": {}, **line}, "norm1000")
 
 
-def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run"))
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a run with boxes."""
+    return page_of(write_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere(page: str) -> None:
     assert OUTSIDE.findall(page) == []
     assert page.count('src="data:image/png;base64,') >= 24
 
 
-def test_what_the_model_wrote_stays_text(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    page = page_of(run)
+def test_what_the_model_wrote_stays_text(page: str) -> None:
     assert "<script>alert" not in page
     assert "I see &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; nothing else" in page
 
@@ -61,7 +64,7 @@ def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["boxes", "text", "images"])
 def test_every_kind_of_run_shows_its_pairs(tmp_path: Path, kind: str) -> None:
-    page = page_of(write_run(tmp_path / "run", kind=kind, num_prompts=5))
+    page = page_of(write_run(tmp_path / "run", steps=2, kind=kind, num_prompts=5))
     assert page.count("data-direction=") == 5
     assert ("Mean IoU" in page) == (kind == "boxes")
     assert ("<img" in page) == (kind != "text")

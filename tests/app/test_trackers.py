@@ -196,7 +196,7 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
     now = [0.0]
     out = io.StringIO()
     progress = Progress(10, 4, Console(file=out, width=40), every_s=5.0, clock=lambda: now[0])
-    progress.log(0, {"eval/iou": 0.25, "eval/total": 0.5})
+    progress.log(0, {"eval/iou": 0.25, "eval/iou/unparsed": 0.0, "eval/total": 0.5})
     for step in range(1, 11):
         now[0] += 2.0
         progress.log(

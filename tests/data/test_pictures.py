@@ -68,3 +68,16 @@ def test_content_hash_ignores_name_and_format_and_sees_a_pixel(picture, tmp_path
     changed.putpixel((3, 3), (0, 0, 0))
     assert content_hash(one) != content_hash(changed)
     assert content_hash(Image.new("RGB", (2, 6))) != content_hash(Image.new("RGB", (3, 4)))
+
+
+@pytest.mark.parametrize("suffix", ["jpeg", "png", "webp"])
+def test_pictures_taken_sideways_count_upright(suffix, tmp_path):
+    """Boxes and policies speak of the picture as people see it."""
+    sideways, upright = tmp_path / f"sideways.{suffix}", tmp_path / f"upright.{suffix}"
+    picture, exif = Image.effect_noise((80, 60), 50), Image.Exif()
+    exif[0x0112] = 6
+    picture.save(sideways, exif=exif)
+    picture.save(upright)
+    assert picture_size(sideways) == picture_size(sideways, decode=True) == (60, 80)
+    assert picture_size(upright) == (80, 60)
+    assert content_hash(sideways) == content_hash(Image.open(upright).transpose(Image.Transpose.ROTATE_270))

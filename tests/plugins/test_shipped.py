@@ -5,7 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
-from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -45,9 +45,7 @@ def test_plugins_are_short_and_import_public_rooms_only(file):
 def test_rewards_are_frozen_or_functions(file):
     reward = load(str(file), "rewards")
     if inspect.isclass(reward):
-        assert is_dataclass(reward)
-        with pytest.raises(FrozenInstanceError):
-            reward().name = "other"
+        assert is_dataclass(reward) and vars(reward)["__dataclass_params__"].frozen
         assert list(inspect.signature(reward.__call__).parameters) == ["self", "group"]
         assert all((field.default, field.default_factory) != (MISSING, MISSING) for field in fields(reward))
     else:

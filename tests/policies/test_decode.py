@@ -134,7 +134,12 @@ def test_filters_restrict_what_is_written(tiny):
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"temperature": -1.0}, "temperature"), ({"top_p": 0.0}, "top_p"), ({"max_new_tokens": 0}, "max_new_tokens"), ({"stop": ("",)}, "stop")],
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"stop": ("",)}, "stop"),
+    ],
 )
 def test_impossible_sampling_is_refused(wrong, named):
     with pytest.raises(ValueError, match=f"sampling.{named}"):

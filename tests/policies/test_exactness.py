@@ -73,7 +73,10 @@ def test_greedy_equals_generate(tiny, family):
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     policy = make(tiny(family))
-    model, processor = AutoModelForImageTextToText.from_pretrained(tiny(family)).eval(), AutoProcessor.from_pretrained(tiny(family))
+    model, processor = (
+        AutoModelForImageTextToText.from_pretrained(tiny(family)).eval(),
+        AutoProcessor.from_pretrained(tiny(family)),
+    )
     prompt = prompts()[0]
     rollouts = policy.rollout([Request(prompt, 2, 0), Request(prompts()[2], 1, 1)], Sampling(temperature=0.0, max_new_tokens=8))
     content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
@@ -95,7 +98,7 @@ def test_entropy_is_that_of_the_distribution(tiny):
     allowed = [token for token in range(len(policy.tokenizer)) if token not in policy.banned]
     row = rollouts.take(torch.zeros(len(allowed), dtype=torch.long)).trace
     row.tokens[:, 0] = torch.tensor(allowed)
-    first = policy.read(row, [LOGPROBS], torch.ones(len(allowed), row.tokens.shape[1], dtype=torch.bool))[LOGPROBS][:, 0]
+    first = policy.read(row, [LOGPROBS], torch.ones(len(allowed), row.tokens.shape[1], dtype=torch.bool))[LOGPROBS][:, 0].detach()
     assert float(first.exp().sum()) == pytest.approx(1, abs=1e-5)
     assert float(plain[ENTROPY][0, 0]) == pytest.approx(float(-(first.exp() * first).sum()), abs=1e-4)
     (gradient,) = torch.autograd.grad(plain[ENTROPY].sum(), policy.net.model.get_output_embeddings().weight)

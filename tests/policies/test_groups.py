@@ -113,7 +113,7 @@ def positions(part: Batch, shared: bool) -> int:
 
 
 @pytest.mark.parametrize("prefix", ["shared", "repeated"])
-@pytest.mark.parametrize("budget", [1, 60, 150, 400, 100_000])
+@pytest.mark.parametrize("budget", [1, 60, 150, 250, 100_000])
 def test_every_row_is_in_one_part_within_the_budget(tiny, prefix, budget):
     policy = make(tiny("qwen3_vl"), prefix=prefix)
     rollouts = policy.rollout([Request(prompt, 3 + i, i, seed=i) for i, prompt in enumerate(prompts())])

@@ -170,7 +170,9 @@ def test_state_survives_a_round_trip(tiny, lora):
     with pytest.raises(ValueError, match="other shadows"):
         make(tiny("qwen3_vl"), {"ref"}, lora=lora).load_state_dict(state)
     with pytest.raises(ValueError, match="other weights"):
-        make(tiny("qwen3_vl"), {"ref", "ema"}, freeze=("vision",)).load_state_dict(make(tiny("qwen3_vl"), {"ref", "ema"}).state_dict())
+        make(tiny("qwen3_vl"), {"ref", "ema"}, freeze=("vision",)).load_state_dict(
+            make(tiny("qwen3_vl"), {"ref", "ema"}).state_dict()
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.core.types import MediaSize
 from mmrl.geometry.boxes import Box, iou
 from mmrl.geometry.parsing import parse_boxes
 from mmrl.tiny import grounding
@@ -52,7 +53,7 @@ def test_questions_have_equal_lengths_and_digits_are_single_tokens(untrained):
     tokenizer = reloaded(untrained)[1].tokenizer
     assert len({len(tokenizer(f"Where is the {digit}?").input_ids) for digit in range(10)}) == 1
     assert len(tokenizer("1000").input_ids) == 4
-    for text in (answer_text((0, 8, 33, 64)), "any other text: é, 漢"):
+    for text in (answer_text((0.0, 8.0, 33.0, 64.0)), "any other text: é, 漢"):
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     specials = [tokenizer(mark).input_ids for mark in ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|image_pad|>")]
     assert all(len(ids) == 1 for ids in specials)
@@ -71,13 +72,14 @@ def test_labels_are_loose_and_half_of_them_confused():
     overlaps, wrong = [], 0
     for scene, answer in batch:
         (box,) = (found.to("norm1", None) for found in parse_boxes(answer, "norm1000"))
-        truths = [Box(*(x / SIDE for x in placed.corners), "norm1") for placed in (scene.asked, *scene.distractors)]
+        size = MediaSize(SIDE, SIDE, SIDE, SIDE)
+        truths = [Box(*placed.corners).to("norm1", size) for placed in (scene.asked, *scene.distractors)]
         found = [iou(box, truth) for truth in truths]
         wrong += found[0] < found[1]
         overlaps.append(max(found))
     assert 0.42 < wrong / 400 < 0.58
     assert 0.5 < np.mean(overlaps) < 0.75
-    exact = next(labels(WarmStart(batch_size=20, loosen=0, confused=0)))
+    exact = next(labels(WarmStart(batch_size=20, loosen=0.0, confused=0.0)))
     assert all(answer == answer_text(scene.asked.corners) for scene, answer in exact)
 
 

@@ -68,7 +68,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
 def test_two_processes_equal_one(results: tuple[dict[str, Any], dict[str, Any]], case: str):
     one, two = results[0][case], results[1][case]
     for step, (a, b) in enumerate(zip(one["metrics"], two["metrics"], strict=True)):
-        expected = {name: pytest.approx(value, abs=2e-5, nan_ok=True) for name, value in a.items() if not name.startswith("time/")}
+        expected = {
+            name: pytest.approx(value, abs=2e-5, nan_ok=True) for name, value in a.items() if not name.startswith("time/")
+        }
         assert {name: value for name, value in b.items() if not name.startswith("time/")} == expected, f"step {step}"
     torch.testing.assert_close(one["weights"], two["weights"], atol=1e-5, rtol=0)
 

@@ -15,6 +15,10 @@ def group(count: int = 4, id: int = 0) -> Group:
     return Group(id, Prompt(f"p{id}", "?"), tuple(Sample(text=str(i)) for i in range(count)))
 
 
+def ones(g: Group) -> list[float]:
+    return [1.0] * len(g.samples)
+
+
 def run(function, groups=None, **kwargs):
     return RewardRunner([NamedReward("mine", function, **kwargs)]).score(groups or [group()])
 
@@ -114,13 +118,18 @@ def test_timeout_is_failed():
     assert [int(t.status[0, 0]) for t in tables] == [Status.FAILED, Status.OK]
 
 
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def test_rewards_cannot_change_sampling():
-    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    seed_all(7)
     expected = (float(torch.rand(())), random.random(), float(np.random.rand()))
-    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    seed_all(7)
     with untouched_random_state():
-        torch.manual_seed(1), random.seed(1), np.random.seed(1)
-        torch.rand(3), random.random(), np.random.rand()
+        seed_all(1)
     assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
 
 
@@ -128,8 +137,8 @@ def test_rewards_cannot_change_sampling():
     ("rewards", "message"),
     [
         ([], "no reward is configured"),
-        ([NamedReward("a", len), NamedReward("a", len)], r"\['a'\] are used twice"),
-        ([NamedReward("a", len, weight=0.0)], "weight 0"),
+        ([NamedReward("a", ones), NamedReward("a", ones)], r"\['a'\] are used twice"),
+        ([NamedReward("a", ones, weight=0.0)], "weight 0"),
     ],
     ids=["none", "twice", "all weight 0"],
 )

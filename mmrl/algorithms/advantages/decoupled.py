@@ -35,7 +35,7 @@ class Decoupled:
     """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
     whiten_eps: float = 1e-4
     whiten_mode: EpsMode = "add"
-    min_group_size: int = 2
+    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

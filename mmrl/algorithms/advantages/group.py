@@ -71,7 +71,7 @@ class LeaveOneOut:
     """A = r - mean of the other samples of the group = G / (G - 1) (r - group mean) (RLOO, arXiv:2402.14740)."""
 
     singleton: Singleton = "zero"
-    min_group_size: int = 2
+    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -84,7 +84,7 @@ class LengthBaseline:
     """A = r - sum_i len_i r_i / sum_i len_i, the variance-optimal baseline for long answers (OPO, arXiv:2505.23585)."""
 
     singleton: Singleton = "zero"
-    min_group_size: int = 2
+    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -107,7 +107,7 @@ class PassK:
     """False: r_max - r_second as it is."""
     ddof: int = 1
     eps: float = 1e-6
-    min_group_size: int = 2
+    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -160,7 +160,7 @@ class NonZeroScaled:
     """
 
     singleton: Singleton = "zero"
-    min_group_size: int = 2
+    min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -180,7 +180,7 @@ class MedianNorm:
 
     eps: float = 1e-3
     floor: float = 0.25
-    min_group_size: int = 3
+    min_group_size = 3
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

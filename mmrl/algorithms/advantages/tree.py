@@ -115,7 +115,8 @@ def path_weighted(
     for column in range(last - 1, -1, -1):
         below = nodes[:, column + 1]
         leaves = sums_by_node(keep.to(totals), below).clamp(min=1)
-        weights = logprobs[:, column].exp().to(totals) * keep / leaves
+        edges = logprobs[:, column].to(totals)
+        weights = (edges - edges.max()).exp() * keep / leaves
         worth = weighted_by_node(worth, weights, nodes[:, column])
         columns.append(worth)
     return torch.stack(columns[::-1], dim=1)
