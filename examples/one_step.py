@@ -29,10 +29,8 @@ def main() -> None:
     policy = TextPolicy(TextPolicyConfig(model=str(model), sampling=Sampling(max_new_tokens=12)))
     algorithm = replace(PRESETS["dr_grpo"], group_size=6).with_length(12)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    prompts = [
-        Prompt(str(i), f"What is in picture {i}?", media=(Image.new("RGB", (64, 48), color),))
-        for i, color in enumerate(["red", "blue"])
-    ]
+    pictures = [Image.new("RGB", (64, 48), color) for color in ("red", "blue")]
+    prompts = [Prompt(str(i), f"What is in picture {i}?", media=(picture,)) for i, picture in enumerate(pictures)]
 
     # 1. sample a group of completions per prompt
     rollouts = policy.rollout([Request(prompt, algorithm.group_size, group_id=i, seed=i) for i, prompt in enumerate(prompts)])

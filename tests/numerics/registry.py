@@ -49,6 +49,9 @@ def check(key: str) -> Callable[[Check], Check]:
 def read(file: Path) -> dict[str, Vector]:
     """The vectors of a file by key."""
     vectors = json.loads(file.read_text(encoding="utf-8"))["vectors"]
+    for vector in vectors.values():
+        if "same_as" in vector["inputs"]:
+            vector["inputs"] = vectors[vector["inputs"]["same_as"]]["inputs"]
     return {
         key: Vector(*(decoded(vector.get(name, {})) for name in ("params", "inputs", "outputs")), note=vector.get("note", ""))
         for key, vector in vectors.items()

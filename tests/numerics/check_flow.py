@@ -1,0 +1,429 @@
+"""Sigmas, steps, rollouts and windows against the code of Flow-GRPO, MixGRPO, TempFlow, DanceGRPO, BranchGRPO, Flow-Factory, NFT."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmrl.flow.decay import RampDecay, WarmDecay
+from mmrl.flow.integrate import Trajectory, integrate
+from mmrl.flow.layout import forwards, lay_out
+from mmrl.flow.path import data_of, guided
+from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
+from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
+from mmrl.flow.sde import Gaussian, Kind, deviation, diffusion, euler, transition
+from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
+from mmrl.flow.times import TimeSampler
+from tests.numerics.registry import Vector, check, close, tensor
+
+EXACT, FLOAT32 = 1e-7, 3e-6
+"""Suggested with the vectors: log-probabilities of float64 references, and whatever ran in float32."""
+LATENTS = 1e-6
+
+
+def checks(*keys: str) -> Any:
+    """Register one function for several keys."""
+
+    def register(function: Any) -> Any:
+        for key in keys:
+            check(key)(function)
+        return function
+
+    return register
+
+
+def each(prefix: str, *endings: Any) -> list[str]:
+    return [f"{prefix}{ending}" for ending in endings]
+
+
+@checks(*each("schedule.sd3_shift3.T", 10, 14, 40))
+def static_shift(vector: Vector) -> None:
+    spacing = StaticShift(vector.params["shift"])
+    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    close(sigmas, vector.outputs["sigmas"], LATENTS)
+    close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
+
+
+@checks("schedule.flux_dynamic.seq1024.T6", "schedule.flux_dynamic.seq4096.T10")
+def dynamic_shift(vector: Vector) -> None:
+    p = vector.params
+    spacing = DynamicShift(p["base_shift"], p["max_shift"], p["base_seq"], p["max_seq"])
+    close(spacing.mu(p["image_seq_len"]), p["mu"])
+    sigmas = spacing.shifted(spacing.grid(p["num_steps"]), p["image_seq_len"])
+    close(sigmas, vector.outputs["sigmas"], LATENTS)
+    close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
+
+
+@checks(*each("schedule.linear_shift3.T", 16, 20, 25))
+def linear_shift(vector: Vector) -> None:
+    spacing = LinearShift(vector.params["shift"])
+    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    close(sigmas, vector.outputs["sigmas"], LATENTS)
+    assert truncated_timesteps(sigmas).tolist() == vector.outputs["model_timesteps_int"]
+
+
+def table(params: Any) -> tuple[Tensor, int]:
+    """A table of sigmas that holds the step of a vector, and the step's index in it."""
+    steps = [params["sigma"], params["sigma_next"]]
+    if params["step_index"] == 0:
+        return tensor(steps), 0
+    before = [] if params["step_index"] == 1 else [params.get("sigma_1", 0.99)]
+    return tensor([1.0, *before, *steps]), 1 + len(before)
+
+
+def step(vector: Vector, kind: Kind, level: float, v: str = "v", dtype: torch.dtype = torch.float64) -> Gaussian:
+    """The step's Gaussian with the velocity called `v`."""
+    x = tensor(vector.inputs.get("sample", vector.inputs.get("latents"))).to(dtype)
+    sigmas, index = table(vector.params)
+    return transition(kind, level, x, tensor(vector.inputs[v]).to(dtype), sigmas.to(dtype), torch.full((len(x),), index))
+
+
+def coefficient(vector: Vector, kind: Kind, level: float) -> Tensor:
+    """`std_dev_t` of Flow-GRPO and Flow-Factory: s, but S for cps."""
+    sigmas, index = table(vector.params)
+    return (deviation if kind == "cps" else diffusion)(kind, level, sigmas, torch.tensor([index]))
+
+
+@checks(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
+def flow_grpo_step(vector: Vector) -> None:
+    kind: Kind = "cps" if vector.params["sde_type"] == "cps" else "flow_sde"
+    level = vector.params["noise_level"]
+    for name, dtype, atol in (("f64", torch.float64, EXACT), ("f32", torch.float32, FLOAT32)):
+        expected = vector.outputs[name]
+        old, new = (step(vector, kind, level, v, dtype) for v in ("v", "v_new"))
+        drawn = old.draw(tensor(vector.inputs["noise"]).to(dtype))
+        assert drawn.dtype == dtype
+        close(old.mean, expected["prev_mean"], max(atol, LATENTS), name)
+        close(new.mean, expected["mean_new"], max(atol, LATENTS), name)
+        close(coefficient(vector, kind, level), expected["std_dev_t"], FLOAT32, name)
+        close(drawn, expected["prev_sample"], max(atol, LATENTS), name)
+        recorded = tensor(expected["prev_sample"]).to(dtype)
+        # a float32 gap is uncertain by the rounding of the latents, which a narrow density magnifies
+        loose = atol if dtype == torch.float64 else max(atol, 1e-6 / max(float(old.std.min()), 1e-2))
+        lp, lp_new = old.log_density(recorded), new.log_density(recorded)
+        close(lp, expected["log_prob"], loose, name)
+        close(lp_new, expected["log_prob_new"], loose, name)
+        close((lp_new - lp).exp(), expected["ratio"], max(loose, 1e-6), name)
+
+
+@checks("flow_grpo.step.sde.ode_noise0", "flow_grpo.step.cps.ode_noise0")
+def without_noise(vector: Vector) -> None:
+    cps = vector.params["sde_type"] == "cps"
+    gaussian = step(vector, "cps" if cps else "flow_sde", vector.params["noise_level"])
+    close(gaussian.mean, vector.outputs["prev_sample"], LATENTS)
+    close(gaussian.mean, vector.outputs["euler"], LATENTS)
+    if cps:
+        close(gaussian.log_density(gaussian.mean), vector.outputs["log_prob"])
+        return
+    assert tensor(vector.outputs["log_prob"]).isnan().all()
+    with pytest.raises(ValueError, match="no log-probability"):
+        gaussian.log_density(gaussian.mean)
+
+
+@check("flow_grpo.step.sde.mixed_batch")
+def mixed_batch(vector: Vector) -> None:
+    spacing, x, v = StaticShift(3.0), tensor(vector.inputs["sample"]), tensor(vector.inputs["v"])
+    sigmas = spacing.shifted(spacing.grid(10)).double()
+    index, level = torch.tensor(vector.params["step_indices"]), vector.params["noise_level"]
+    gaussian = transition("flow_sde", level, x, v, sigmas, index)
+    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
+    close(diffusion("flow_sde", level, sigmas, index), vector.outputs["std_dev_t"], LATENTS)
+    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
+
+
+@checks(*each("flow_grpo.wan_step.i", 0, 7, 19))
+def wan_step(vector: Vector) -> None:
+    x, v, sigmas = tensor(vector.inputs["sample"]), tensor(vector.inputs["v"]), tensor(vector.params["sigmas"])
+    index = torch.full((len(x),), vector.params["step_index"])
+    gaussian, dt = transition("wan", 0.0, x, v, sigmas, index), (sigmas[index] - sigmas[index + 1])[:1]
+    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
+    close(diffusion("wan", 0.0, sigmas, index)[:1], vector.outputs["std_dev_t"], LATENTS)
+    close(dt.sqrt(), vector.outputs["sqrt_neg_dt"], LATENTS)
+    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
+
+
+@checks(*each("mixgrpo.flow_step.i", 0, 1, 12, 22, 24))
+def mixgrpo_step(vector: Vector) -> None:
+    gaussian = step(vector, "flow_sde", vector.params["eta"])
+    x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
+    sigma, sigma_next = vector.params["sigma"], vector.params["sigma_next"]
+    close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
+    close(gaussian.std[:1], vector.outputs["noise_std"], LATENTS)
+    close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
+    close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
+    close(data_of(x, v, sigma), vector.outputs["pred_x0"], LATENTS)
+    close(euler(x, v, sigma, sigma_next), vector.outputs["ode_prev"], LATENTS)
+
+
+@checks(*each("dancegrpo.step.i", 0, 1, 7, 14, 15))
+def dancegrpo_step(vector: Vector) -> None:
+    old, new = (step(vector, "dance_sde", vector.params["eta"], v) for v in ("v", "v_new"))
+    recorded = tensor(vector.outputs["prev_sample"])
+    close(old.mean, vector.outputs["prev_mean"], LATENTS)
+    close(old.std[0], vector.outputs["noise_std"], LATENTS)
+    close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
+    close(
+        data_of(tensor(vector.inputs["latents"]), tensor(vector.inputs["v"]), vector.params["sigma"]),
+        vector.outputs["pred_x0"],
+        LATENTS,
+    )
+    lp, lp_new = old.log_density(recorded), new.log_density(recorded)
+    close(lp, vector.outputs["log_prob"], EXACT)
+    close(lp_new, vector.outputs["log_prob_new"], EXACT)
+    close((lp_new - lp).exp(), vector.outputs["ratio"], 1e-6)
+
+
+DYNAMICS: dict[str, Kind] = {"Flow-SDE": "flow_sde", "Dance-SDE": "dance_sde", "CPS": "cps", "ODE": "ode"}
+
+
+@checks(*(key for name in DYNAMICS for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
+def flow_factory_step(vector: Vector) -> None:
+    kind, level = DYNAMICS[vector.params["dynamics"]], vector.params["noise_level"]
+    old, new = (step(vector, kind, level, v) for v in ("v", "v_new"))
+    recorded = tensor(vector.outputs["next"])
+    close(old.mean, vector.outputs["mean"], LATENTS)
+    close(coefficient(vector, kind, level), vector.outputs["std_dev_t"][:1], LATENTS)
+    close([vector.params["sigma_next"] - vector.params["sigma"]], vector.outputs["dt"][:1], LATENTS)
+    close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
+    if kind == "ode":
+        with pytest.raises(ValueError, match="no log-probability"):
+            old.log_density(recorded)
+        return
+    close(old.log_density(recorded), vector.outputs["log_prob"], EXACT)
+    close(new.log_density(recorded), vector.outputs["log_prob_new"], EXACT)
+
+
+@check("flow_factory.bf16_roundtrip")
+def storage_rounds_before_the_density(vector: Vector) -> None:
+    spacing, at = StaticShift(3.0), vector.params["step_index"]
+    x, v = (tensor(vector.inputs[name]).bfloat16() for name in ("latents", "v"))
+    old = transition("flow_sde", vector.params["noise_level"], x, v, spacing.shifted(spacing.grid(10)), torch.full((len(x),), at))
+    stored = old.draw(tensor(vector.inputs["noise"]).bfloat16()).bfloat16()
+    close(stored.double(), vector.outputs["next"], 0)
+    close(old.log_density(stored), vector.outputs["log_prob"], FLOAT32)
+    close(old.log_density(stored), vector.outputs["log_prob_replayed_from_bf16"], FLOAT32)
+
+
+@checks("tempflow.branch_step.i0", "tempflow.branch_step.i5")
+def tempflow_branches(vector: Vector) -> None:
+    p, noise = vector.params, tensor(vector.inputs["noise"])
+    sigmas, at = table(p)
+    branch = StepPlan("flow_sde", p["noise_level"], trained=True, branch=p["K"])
+    plan = RolloutPlan(steps_where(2, [0], branch), shape="branches")
+    found = one_step(plan, sigmas, at, tensor(vector.inputs["trunk"]), tensor(vector.inputs["v"]), noise)
+    close(found.states[1], vector.outputs["branches"], LATENTS)
+    close(found.means[0][:1], vector.outputs["branch_mean"], LATENTS)
+    close(found.logprobs[:, 0], vector.outputs["log_prob"], EXACT)
+    close(step_std(plan, sigmas, at), vector.outputs["noise_std"], LATENTS)
+    trunk = euler(tensor(vector.inputs["trunk"]), tensor(vector.inputs["v"]), p["sigma"], p["sigma_next"])
+    close(trunk, vector.outputs["next_trunk_ode"], LATENTS)
+
+
+def step_std(plan: RolloutPlan, sigmas: Tensor, at: int) -> Tensor:
+    return deviation(plan.steps[0].kind, plan.steps[0].level, sigmas, torch.tensor([at]))
+
+
+def one_step(plan: RolloutPlan, sigmas: Tensor, at: int, x: Tensor, v: Tensor, noise: Tensor) -> Trajectory:
+    """The plan's first step at place `at` of the table, from one latent into len(noise) children."""
+    shifted = replace(plan, steps=(*[StepPlan()] * at, *plan.steps)[: len(sigmas) - 1])
+    layout = lay_out(shifted, [len(noise)], [0])
+    v0 = torch.zeros_like(x)
+    return drop(
+        integrate(shifted, sigmas, layout, lambda _, i, rows: v if i == at else v0, lambda c, rows: noise[rows] if c else x), at
+    )
+
+
+def drop(found: Trajectory, steps: int) -> Trajectory:
+    return replace(found, states=found.states[steps:], means=found.means[steps:], logprobs=found.logprobs[:, steps:])
+
+
+@check("branchgrpo.split_step")
+def branchgrpo_split(vector: Vector) -> None:
+    p, noise = vector.params, tensor(vector.inputs["noises"])[:, 0]
+    sigmas = tensor([p["sigma"], p["sigma_next"]])
+    split = StepPlan("dance_sde", p["eta"], True, p["num_splits"], p["split_noise_scale"], nominal_density=True)
+    plan = RolloutPlan((split,), shape="tree")
+    found = one_step(plan, sigmas, 0, tensor(vector.inputs["latents"]), tensor(vector.inputs["v"]), noise)
+    close(found.states[1], vector.outputs["children"], LATENTS)
+    close(found.logprobs[:, 0], vector.outputs["log_prob"], EXACT)
+
+
+def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
+    """The velocity of the vectors' toy model."""
+    return 0.35 * x - 0.2 * time + 0.5 * c
+
+
+@checks(*each("flow_grpo_fast.rollout.", "sde.cfg4.5.win3", "cps.cfg1.0.win3", "sde.cfg1.0.win0"))
+def fast_rollout(vector: Vector) -> None:
+    p, first, noise = vector.params, tensor(vector.inputs["init_latents"]), tensor(vector.inputs["noise_per_step"])
+    sigmas, (start, stop) = tensor(p["sigmas"]), p["window"]
+    kind: Kind = "cps" if p["sde_type"] == "cps" else "flow_sde"
+    noisy = StepPlan(kind, p["noise_level"], trained=True)
+    plan = RolloutPlan(steps_where(p["num_steps"], range(start, stop), noisy))
+    positive, negative = (tensor(p[name]).reshape(-1, 1, 1, 1) for name in ("cond_pos", "cond_neg"))
+
+    def velocity(x: Tensor, i: int, rows: Tensor) -> Tensor:
+        time = float(sigmas[i])
+        v = toy(x, time, positive[rows])
+        return v if p["guidance_scale"] <= 1 else guided(v, toy(x, time, negative[rows]), p["guidance_scale"])
+
+    layout = lay_out(plan, [len(first)], [0])
+    found = integrate(plan, sigmas, layout, velocity, lambda c, rows: (noise[c - 1] if c else first)[rows])
+    window = torch.stack(found.states[start : stop + 1], dim=1)
+    close(window, vector.outputs["window_latents"], LATENTS)
+    close(found.logprobs[:, start:stop], vector.outputs["log_probs"], EXACT)
+    close(sigmas[start:stop] * 1000, vector.outputs["timesteps"], 1e-4)
+    close(found.samples, vector.outputs["final_latents"], LATENTS)
+    assert not found.logprobs[:, stop:].any() and not found.logprobs[:, :start].any()
+
+
+def truncated_toy(sigmas: Tensor, cond: float) -> Any:
+    times = [int(t) / 1000 for t in truncated_timesteps(sigmas.float())]
+    return lambda x, i, rows: toy(x, times[i], cond)
+
+
+@checks(*each("mixgrpo.rollout.", "null", "flash_0.4", "flash_0.2", "flash_0.4_late"))
+def mixgrpo_rollout(vector: Vector) -> None:
+    p, first = vector.params, tensor(vector.inputs["init"])
+    noise, window = tensor(vector.inputs["noise_per_sde_or_flow_step"]), p["window"]
+    ratio = p.get("dpm_post_compress_ratio", 0.4) if "dpm_algorithm_type" in p else None
+    size = len(window)
+    schedule = Window(p["T"], size, level=p["eta"], low=window[0], high=p["T"], stride=0, flash=ratio)
+    plan = schedule.at(0)
+    sigmas = plan.sigmas(LinearShift(3.0)).double()
+    if ratio is None:
+        close(sigmas, p["sigmas"], LATENTS)
+    layout = lay_out(plan, [len(first)], [0])
+    found = integrate(plan, sigmas, layout, truncated_toy(sigmas, p["cond"]), lambda c, rows: noise[c - 1] if c else first)
+    # with one point left the official code stops above sigma 0; we always take one step more
+    stopped = ratio is not None and int((p["T"] - window[-1]) * ratio) < 2
+    assert forwards(plan, 1).rollout - stopped == vector.outputs["nfe"]
+    states = torch.stack(found.states, 1)[:, : vector.outputs["nfe"] + 1]
+    close(states, vector.outputs["latents"], LATENTS)
+    close(states[:, -1], vector.outputs["final"], LATENTS)
+    close(found.logprobs[:, window], vector.outputs["log_probs_window"], EXACT)
+
+
+@checks(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
+def nft_rollout(vector: Vector) -> None:
+    first, sigmas = tensor(vector.inputs["init"]), tensor(vector.params["sigmas"])
+    kind: Kind = "dpm2" if vector.params["solver"] == "dpm2" else "ode"
+    plan = RolloutPlan((StepPlan(kind),) * (len(sigmas) - 1))
+    layout = lay_out(plan, [len(first)], [0])
+    found = integrate(plan, sigmas, layout, truncated_toy(sigmas, 0.3), lambda c, rows: first)
+    close(torch.stack(found.states, 1), vector.outputs["latents"], LATENTS)
+    close(found.samples, vector.outputs["final"], LATENTS)
+
+
+@checks(*each("mixgrpo.window.", "progressive_default", "flash_star_frozen", "no_overlap", "no_rollback", "decay", "exp_decay"))
+def mixgrpo_window(vector: Vector) -> None:
+    p = vector.params
+    schedule = Window(
+        num_steps=p["max_timesteps"] + 2,
+        size=p["group_size"],
+        move=p["sample_strategy"],
+        dwell=p["iters_per_group"],
+        stride=p["prog_overlap_step"] if p["prog_overlap"] else p["group_size"],
+        decay=(p["max_iters_per_group"], p["min_iters_per_group"]),
+        high=p["max_timesteps"],
+        roll_back=p["roll_back"],
+        overrun=True,
+    )
+    changes: list[list[Any]] = []
+    for i in range(vector.inputs["iterations"]):
+        window = schedule.window(i)
+        if not changes or window != changes[-1][1]:
+            changes.append([i, window])
+    assert changes == vector.outputs["changes"]
+
+
+@check("mixgrpo.window.random_seeded")
+def mixgrpo_random_window(vector: Vector) -> None:
+    size, end = vector.params["group_size"], vector.params["max_timesteps"]
+    for seed, window in vector.outputs["seed_to_window"]:
+        start = random_start(seed, 0, end - size)
+        assert list(range(start, start + size)) == window
+
+
+@check("flow_factory.sde_step_selection")
+def flow_factory_subset(vector: Vector) -> None:
+    candidates, count = tuple(vector.params["sde_steps"]), vector.params["num_sde_steps"]
+    for seed, chosen in vector.outputs.items():
+        schedule = RandomSubset(max(candidates) + 2, candidates, count, seed=0)
+        assert schedule.chosen(int(seed)) == chosen
+
+
+@checks(*each("branchgrpo.split_points.", "explicit", "rounds4", "clamped"))
+def branchgrpo_splits(vector: Vector) -> None:
+    total, points = vector.params["total_steps"], vector.params["tree_split_points"]
+    splits = even_splits(vector.params["tree_split_rounds"], total) if points is None else given(points)
+    assert list(Tree(total, splits).splits) == vector.outputs["points"]
+
+
+def given(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+@check("branchgrpo.counts")
+def branchgrpo_counts(vector: Vector) -> None:
+    tree = Tree(vector.params["T"], tuple(vector.params["splits"]))
+    found, expected = forwards(tree.at(0), tree.group_size), vector.outputs
+    assert (found.transitions, found.transitions + 1, found.rollout) == tuple(
+        expected[name] for name in ("edges", "nodes", "rollout_forwards")
+    )
+    close([found.update / found.images, found.per_image], [expected["per_leaf_edges"], expected["per_leaf_forwards"]])
+
+
+def kept_by_depth(mask: Tensor) -> dict[str, int]:
+    return {str(depth): int(count) for depth, count in enumerate(mask.sum(0).tolist(), 1) if count}
+
+
+@checks(*each("branchgrpo.prune.", "depth_fixed", "depth_slide", "width1"))
+def branchgrpo_prune(vector: Vector) -> None:
+    p = vector.params
+    tree = Tree(
+        pruned_depths=given(p["depth_pruning"]) if "depth_pruning" in p else (),
+        slide_every=p.get("depth_pruning_slide_interval", 0) if p.get("depth_pruning_slide") else 0,
+        stop_depth=p.get("depth_pruning_stop_depth", 0),
+        first_half_only=p.get("width_pruning_mode") == 1,
+    )
+    mask = lay_out(tree.at(p["current_step"]), [tree.group_size], [0]).trained
+    assert int(mask.sum()) == vector.outputs["kept"]
+    assert kept_by_depth(mask) == vector.outputs["kept_per_child_depth"]
+    assert int(lay_out(Tree().at(0), [16], [0]).trained.sum()) == vector.outputs["of"]
+
+
+@check("flow_factory.time_sampler")
+def time_sampler(vector: Vector) -> None:
+    spacing, count = StaticShift(3.0), vector.params["num_timesteps"]
+    sigmas = spacing.shifted(spacing.grid(10))
+    halves = torch.full((count,), 0.5, dtype=torch.float64)
+    for name, expected in vector.outputs.items():
+        kind, _, shift = name.partition("_shift")
+        reach = vector.params["discrete_range"] if kind.startswith("discrete") else vector.params["timestep_range"]
+        sampler = TimeSampler(kind, count, float(shift or 1), reach)  # type: ignore[arg-type]
+        close(1000 * sampler.strata(sigmas, halves), expected, FLOAT32, name)
+
+
+@check("flow_grpo.ema")
+def warm_decay(vector: Vector) -> None:
+    decay = WarmDecay(vector.params["decay"], vector.params["update_step_interval"])
+    follow(decay, vector.inputs["init"], vector.inputs["steps"], vector.outputs["ema_after_step"])
+
+
+def follow(decay: Any, average: float, steps: Sequence[int], expected: Sequence[float]) -> None:
+    for step_index, after in zip(steps, expected, strict=True):
+        average = decay(step_index) * average + (1 - decay(step_index)) * step_index
+        close(average, after)
+
+
+@check("nft.old_decay")
+def ramp_decay(vector: Vector) -> None:
+    types = {"0": RampDecay(slope=0.0), "1": RampDecay(), "2": RampDecay(flat=75, slope=0.0075, most=0.999)}
+    for name, expected in vector.outputs.items():
+        close([types[name](s) for s in vector.inputs["steps"]], expected)

@@ -1,0 +1,286 @@
+"""Advantages, weights and losses of flow methods against Flow-GRPO, GRPO-Guard, TempFlow, Dance-, Branch- and Pref-GRPO, NFT, AWM."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.flow import BestWorst, extremes
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.tree import TreeNorm, mean_of_leaves, node_columns, path_weighted
+from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
+from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
+from mmrl.core.protocols import Advantage, Term
+from mmrl.core.types import Batch, Counts, Reading, Rollouts
+from mmrl.flow.layout import lay_out
+from mmrl.flow.path import data_of, noised, velocity_of
+from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.flow.schedules import Tree
+from mmrl.flow.sde import deviation, diffusion
+from tests.algorithms.rows import Nothing, make_batch, scores
+from tests.algorithms.rows import rollouts as rows_of
+from tests.numerics.check_flow import checks, each, kept_by_depth
+from tests.numerics.registry import Vector, check, close, tensor
+
+FLOAT32 = 3e-6
+LOGPROBS, OLD_LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "sampler")
+
+
+def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:
+    """The advantage of every row of (n, k) rewards, each having one action."""
+    rows = rows_of(torch.ones(len(rewards), 1), ids)
+    return advantage(scores(rewards, weights), rows).values[:, 0]
+
+
+def ids_of(names: list[str]) -> list[int]:
+    return [names.index(name) for name in names]
+
+
+@checks(*(f"flow_grpo.advantage.global_std_{s}.{shape}" for s in ("true", "false") for shape in ("1d", "per_timestep")))
+def flow_grpo_advantage(vector: Vector) -> None:
+    p, rewards, expected = vector.params, tensor(vector.inputs["rewards"]), tensor(vector.outputs["advantages"])
+    advantage = GroupNorm(scale="batch" if p["global_std"] else "group", ddof=p["ddof"], eps=p["eps"])
+    columns = [rewards[:, None]] if rewards.ndim == 1 else list(rewards[:, :, None].unbind(1))
+    wanted = [expected] if expected.ndim == 1 else list(expected.unbind(1))
+    for column, want in zip(columns, wanted, strict=True):
+        close(credited(advantage, column, ids_of(vector.inputs["prompts"])), want)
+
+
+@check("flow_grpo.advantage.flat")
+def flat_advantage(vector: Vector) -> None:
+    rewards = tensor(vector.inputs["rewards"])[:, None]
+    close(credited(GroupNorm(ddof=0, eps=vector.params["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"])
+
+
+@checks("flow_grpo.advantage.type_sft", "flow_grpo.advantage.type_dpo")
+def labels(vector: Vector) -> None:
+    rewards = tensor(vector.inputs["rewards"])[:, None]
+    found = credited(BestWorst(worst=vector.params["type"] == "dpo"), rewards, ids_of(vector.inputs["prompts"]))
+    close(found, vector.outputs["labels"])
+
+
+@checks(*(f"flow_factory.advantage.{how}.global_std_{s}" for how in ("sum", "gdpo") for s in ("true", "false")))
+def flow_factory_advantage(vector: Vector) -> None:
+    p, inputs, expected = vector.params, vector.inputs, vector.outputs["advantages"]
+    rewards = torch.stack([tensor(inputs[f"reward_{name}"]) for name in p["weights"]], 1)
+    summed = GroupNorm(scale="batch" if p["global_std"] else "group", ddof=p["ddof"], eps=p["std_floor"], eps_mode="max")
+    apart = Decoupled(p["ddof"], p["std_floor"], "max", whiten="rollout", whiten_eps=p["std_floor"], whiten_mode="max")
+    groups, weights = [int(i) for i in inputs["group"]], list(p["weights"].values())
+    fits = [
+        torch.allclose(credited(part, rewards, groups, weights), tensor(expected), atol=1e-6, rtol=1e-6)
+        for part in (summed, apart)
+    ]
+    which = "sum or gdpo: the vector's key says it, its content does not"
+    assert any(fits), which
+
+
+@check("dancegrpo.advantage")
+def dancegrpo_advantage(vector: Vector) -> None:
+    rewards, p = tensor(vector.inputs["rewards"])[:, None], vector.params
+    close(credited(GroupNorm(ddof=p["ddof"], eps=p["eps"]), rewards, [0] * len(rewards)), vector.outputs["advantages"], FLOAT32)
+
+
+@check("dancegrpo.best_of_n")
+def best_of_n(vector: Vector) -> None:
+    p, inputs = vector.params, vector.inputs
+    total = p["vq_coef"] * tensor(inputs["vq_advantages"]) + p["mq_coef"] * tensor(inputs["mq_advantages"])
+    top, bottom = extremes(total, p["bestofn"])
+    assert (top.tolist(), bottom.tolist()) == (vector.outputs["top"], vector.outputs["bottom"])
+
+
+@checks("prefgrpo.advantage.gdpo_false", "prefgrpo.advantage.gdpo_true")
+def prefgrpo_advantage(vector: Vector) -> None:
+    p = vector.params
+    rewards = torch.stack([tensor(vector.inputs[name]) for name in p["weights"]], 1)
+    part = Decoupled(p["ddof"], p["eps"], whiten="rollout" if p["apply_gdpo"] else "none", whiten_eps=p["eps"])
+    groups = [i // p["num_generations"] for i in range(len(rewards))]
+    close(credited(part, rewards, groups, list(p["weights"].values())), vector.outputs["advantages"], FLOAT32)
+
+
+def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple[Rollouts, list[list[str]]]:
+    """Leaves of one tree by path, and the path of every row's node after each step."""
+    paths = [["/".join(leaf.split("/")[: depth + 1]) for depth in range(1, leaf.count("/") + 1)] for leaf in leaf_ids]
+    flat = [path for row in paths for path in row]
+    node_ids = torch.tensor([[flat.index(path) for path in row] for row in paths])
+    plain = rows_of(torch.ones_like(node_ids), [0] * len(paths))
+    owned = torch.stack(
+        [(node_ids[:, t, None] == node_ids[:, t]).int().argmax(1) == torch.arange(len(paths)) for t in range(node_ids.shape[1])],
+        1,
+    )
+    logprobs = tensor([[edge_log_prob[path] for path in row] for row in paths])
+    shared = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, owned, Nothing(), {SAMPLED: logprobs.float()}, node_ids)
+    return shared, paths
+
+
+@checks("branchgrpo.tree_advantage.mean", "branchgrpo.tree_advantage.softmax")
+def tree_advantage(vector: Vector) -> None:
+    p, expected = vector.params, vector.outputs
+    rows, paths = tree_rollouts(vector.inputs["leaf_ids"], vector.inputs["edge_log_prob"])
+    rewards, keep = tensor(vector.inputs["leaf_rewards"]), torch.ones(len(paths), dtype=torch.bool)
+    nodes = node_columns(rows)
+    by_fusion = {
+        "mean": mean_of_leaves(rewards, nodes, keep),
+        "path": path_weighted(rewards, nodes, keep, rows.recorded[SAMPLED]),
+    }
+    fits = {name: abs(float(worth[0, 0]) - expected["reward"]["r"]) < 1e-6 for name, worth in by_fusion.items()}
+    deepest = max(expected["reward"], key=len)
+    assert any(fits.values()) and deepest in paths[-1] + [path for row in paths for path in row]
+    for fusion in [name for name, fit in fits.items() if fit]:
+        part = TreeNorm(p["std_ddof"], p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)  # type: ignore[arg-type]
+        found = part(scores(rewards[:, None]), rows)
+        assert expected["advantage"]["r"] == 0
+        for i, row in enumerate(paths):
+            for t, path in enumerate(row):
+                close(by_fusion[fusion][i, t + 1], expected["reward"][path], 1e-6, path)
+                close(found.values[i, t], expected["advantage"][path], 1e-4, path)
+
+
+@check("branchgrpo.prune.width2")
+def width_pruning(vector: Vector) -> None:
+    tree, rewards = Tree(), tensor(vector.inputs["leaf_rewards"])
+    layout = lay_out(tree.at(vector.params["current_step"]), [tree.group_size], [0])
+    plain = rows_of(layout.trained, [0] * tree.group_size)
+    rows = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, layout.trained, Nothing(), {}, layout.node_ids)
+    credit = TreeNorm(kept_chains=vector.params["width_pruning_ratio"])(scores(rewards[:, None]), rows)
+    assert credit.actions is not None
+    mask = layout.trained & credit.actions
+    assert (int(mask.sum()), kept_by_depth(mask)) == (vector.outputs["kept"], vector.outputs["kept_per_child_depth"])
+    best, last = int(rewards.argmax()), int(rewards.argmin())
+    assert bool(mask[best, -1]) and bool(mask[last, -1])
+
+
+def term_values(term: Term, advantages: Tensor, readings: dict[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Of one action per row."""
+    batch = make_batch(torch.ones(len(advantages), 1), advantages, {})
+    values, infos = term(readings, batch)
+    return values[:, 0], {name: info[:, 0] for name, info in infos.items()}
+
+
+def column(vector: Vector, name: str) -> Tensor:
+    """A tensor of one action per row, (n, 1, ...)."""
+    return tensor(vector.inputs[name])[:, None]
+
+
+@checks("flow_grpo.loss.beta0.0", "flow_grpo.loss.beta0.04")
+def flow_grpo_loss(vector: Vector) -> None:
+    p, out = vector.params, vector.outputs
+    most = p["adv_clip_max"]
+    advantages = tensor(vector.inputs["advantages"])[:, p["timestep_column"]].clamp(-most, most)
+    readings = {LOGPROBS: column(vector, "log_prob"), OLD_LOGPROBS: column(vector, "old_log_prob")}
+    values, infos = term_values(Clip(p["clip_range"], p["clip_range"]), advantages, readings)
+    close(infos["policy/ratio"], out["ratio"], 1e-6)
+    close(values, torch.maximum(tensor(out["unclipped_loss"]), tensor(out["clipped_loss"])), 1e-6)
+    close(values.mean(), out["policy_loss"], 1e-6)
+    loss = values.mean()
+    if "kl_loss" in out:
+        s = torch.full((len(advantages), 1), p["std_dev_t"], dtype=torch.float64)
+        means = {MEAN: column(vector, "prev_mean"), MEAN._replace(model="ref"): column(vector, "prev_mean_ref")}
+        # S^2 / dt = s^2 for any step size: take one, and S with it
+        kl, _ = term_values(FlowKL("no_dt"), advantages, {**means, STD: s * 0.3, DT: torch.full_like(s, 0.09)})
+        close(kl.mean(), out["kl_loss"], 1e-6)
+        loss = loss + p["beta"] * kl.mean()
+    close(loss, out["loss"], 1e-6)
+
+
+@check("prefgrpo.kl")
+def true_kl(vector: Vector) -> None:
+    means = {MEAN: column(vector, "mean"), MEAN._replace(model="ref"): column(vector, "mean_ref")}
+    n = len(means[MEAN])
+    std = torch.full((n, 1), vector.params["noise_scale_ref"], dtype=torch.float64)
+    kl, _ = term_values(FlowKL("true"), torch.zeros(n), {**means, STD: std})
+    close(kl.mean(), vector.outputs["kl"], FLOAT32)
+
+
+@checks(
+    "grpo_guard.flow_grpo", "grpo_guard.flow_factory", *each("grpo_guard.pref_grpo.", "flow_negative_dt", "dance_positive_dt")
+)
+def ratio_norm(vector: Vector) -> None:
+    p, out = vector.params, vector.outputs
+    of_the_batch, reweighted = "ratio_mean_bias" in out, isinstance(p["clip_range"], float)
+    dt = p["sqrt_neg_dt"] ** 2 if "sqrt_neg_dt" in p else abs(p["dt"])
+    std = p["noise_scale"] if "noise_scale" in p else p["std_dev_t"] * dt**0.5
+    clip = p["clip_range"] if reweighted else p["clip_range"][1]
+    advantages = tensor(vector.inputs["adv"])
+    full = torch.ones(len(advantages), 1, dtype=torch.float64)
+    readings = {
+        LOGPROBS: column(vector, "log_prob"),
+        OLD_LOGPROBS: column(vector, "old_log_prob"),
+        MEAN: column(vector, "mean"),
+        SAMPLED_MEAN: column(vector, "mean_old"),
+        STD: std * full,
+        DT: dt * full,
+    }
+    values, infos = term_values(RatioNorm(clip, clip, "batch" if of_the_batch else "row"), advantages, readings)
+    close(infos["policy/ratio"], out["ratio"], 1e-6)
+    if of_the_batch:
+        gap = (readings[MEAN] - readings[SAMPLED_MEAN]) ** 2
+        close(gap.mean() / (2 * std**2), out["ratio_mean_bias"], 1e-6)
+    if reweighted:
+        batch = make_batch(full, advantages, {DT: dt * full})
+        values = values * InverseStep()(batch, Counts(1, 1, 1))[:, 0]
+    close(values.mean(), out["policy_loss"], FLOAT32)
+
+
+@checks("tempflow.weights.sd3_T10", "tempflow.weights.flux1024_T10")
+def noise_level_weights(vector: Vector) -> None:
+    sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
+    steps = len(sigmas) - 1
+    std = deviation("flow_sde", vector.params["noise_level"], sigmas, torch.arange(steps))
+    close(std, out["std_sqrt_dt"], 1e-6)
+    close(std * vector.params["C"], out["weight"], 1e-6)
+    trained = torch.cat([std[:-1], torch.zeros(1, dtype=torch.float64)])[None]
+    batch = make_batch(trained > 0, torch.zeros(1), {STD: trained})
+    found = NoiseLevel()(Batch(batch.rollouts, trained, trained, trained, batch.frozen), Counts(1, 1, 1))[0]
+    close(found[:-1], std[:-1] * out["inverse_mean_over_first_T_minus_1"], 1e-6)
+    close(found[:-1], out["weight"][:-1], 3e-3, "the paper's constant to three digits")
+
+
+@checks(
+    "nft.loss.beta1.0.all",
+    "nft.loss.beta0.1.all",
+    *each("nft.loss.beta1.0.", "positive_only", "negative_only", "one_only", "binary"),
+)
+def negative_aware(vector: Vector) -> None:
+    p, out = vector.params, vector.outputs
+    x0, noise, t = column(vector, "x0"), column(vector, "noise"), tensor(p["t"])
+    readings = {
+        VELOCITY: column(vector, "v_new"),
+        VELOCITY._replace(model="ema"): column(vector, "v_old"),
+        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
+        TARGET_VELOCITY: velocity_of(x0, noise),
+        SIGMA: t[:, None],
+    }
+    most, beta, advantages = float(p["adv_clip_max"]), p["beta"], tensor(vector.inputs["advantage"])
+    term = NegativeAware(beta, most, p["adv_mode"])
+    values, infos = term_values(term, advantages, readings)
+    close(infos["policy/goodness"], out["r"])
+    close(values, out["per_sample"], 1e-6)
+    old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
+    x_t = noised(x0[:, 0], noise[:, 0], t)
+    extreme = torch.full_like(advantages, most)
+    for sign, loss, weight in ((1, "positive_loss", "weight_pos"), (-1, "negative_loss", "weight_neg")):
+        alone, _ = term_values(NegativeAware(beta, most), sign * extreme, readings)
+        close(alone * beta / most, out[loss], 1e-6, loss)
+        v = (old + sign * beta * (new - old))[:, 0]
+        gap = data_of(x_t, v, t) - x0[:, 0]
+        close((gap**2).flatten(1).mean(1) / tensor(out[loss]), tensor(out[weight]).flatten(), 1e-6, weight)
+    kl, _ = term_values(FlowKL("velocity_mse"), advantages, readings)
+    close(kl.mean(), out["kl"], 1e-6)
+    close(values.mean() + p["kl_beta"] * kl.mean(), out["loss"], 1e-6)
+
+
+@checks("awm.log_prob", "awm.log_prob.flow_factory")
+def matching_score(vector: Vector) -> None:
+    p = vector.params
+    target, t = velocity_of(column(vector, "x0"), column(vector, "noise")), tensor(p["t"])
+    names = {"Uniform": "uniform", "t": "t", "t**2": "t2", "huber": "huber", "ghuber": "ghuber"}
+    exact = "elbo_std" in vector.outputs
+    for name, expected in vector.outputs["log_prob"].items():
+        term = AdvantageMatching(names[name], p.get("ghuber_power", 0.25))  # type: ignore[arg-type]
+        close(term.score(column(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
+    if exact:
+        sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
+        close(diffusion("flow_sde", 0.7, sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
