@@ -174,11 +174,14 @@ class TextPolicy:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
         from accelerate.utils import DistributedType
 
-        self.module = accelerator.prepare(self.net)
+        if accelerator.distributed_type == DistributedType.FSDP:
+            # accelerate shards a model only together with an optimizer; the real one is built on the sharded weights.
+            self.module, _ = accelerator.prepare(self.net, torch.optim.SGD(self.parameters()))
+            self.anyone = partial(any_process, accelerator)
+        else:
+            self.module = accelerator.prepare(self.net)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        if accelerator.distributed_type == DistributedType.FSDP:
-            self.anyone = partial(any_process, accelerator)
         self._shadows = {name: self._shadow(name) for name in self._shadows}
 
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:

@@ -122,7 +122,7 @@ class Trainer:
             self.ranks.backward(loss)
             for name, value in {"loss": loss.detach(), **infos}.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-        totals = dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True))
+        totals = averaged(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
         self.optimizer.step()
@@ -220,6 +220,12 @@ class Trainer:
         self.health.look(self.index, metrics)
         if self.tracker and self.ranks.is_main and (self.index == 1 or self._due(self.settings.samples_every)):
             self.tracker.samples(self.index, collected.rollouts.groups, ordered(scores, collected.rollouts), "train")
+
+
+def averaged(totals: dict[str, float]) -> dict[str, float]:
+    """Measures over the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
+    share = totals.pop("policy/share")
+    return {name: value if name == "loss" else value / (share or 1.0) for name, value in totals.items()}
 
 
 def ordered(scores: Scores, rollouts: Rollouts) -> Scores:

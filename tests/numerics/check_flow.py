@@ -1,4 +1,4 @@
-"""Sigmas, steps, rollouts and windows against the code of Flow-GRPO, MixGRPO, TempFlow, DanceGRPO, BranchGRPO, Flow-Factory, NFT."""
+"""Sigmas, steps, rollouts and windows against the official code of flow methods."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Advantages, weights and losses of flow methods against Flow-GRPO, GRPO-Guard, TempFlow, Dance-, Branch- and Pref-GRPO, NFT, AWM."""
+"""Advantages, weights and losses of flow methods against their official code."""
 
 from typing import Any
 
@@ -257,7 +257,7 @@ def negative_aware(vector: Vector) -> None:
     term = NegativeAware(beta, most, p["adv_mode"])
     values, infos = term_values(term, advantages, readings)
     close(infos["policy/goodness"], out["r"])
-    close(values, out["per_sample"], 1e-6)
+    close(values / most, out["per_sample"], 1e-6)
     old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
     x_t = noised(x0[:, 0], noise[:, 0], t)
     extreme = torch.full_like(advantages, most)
