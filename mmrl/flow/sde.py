@@ -32,7 +32,7 @@ class Gaussian:
     """False: log_density is -(x' - mean)^2, without variance and constants (CPS, as its authors clip it)."""
 
     def draw(self, noise: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        return self.mean + like_batch(self.std, noise) * noise.to(self.mean)
+        return self.mean + like_batch(self.std, self.mean) * noise.to(self.mean)
 
     def log_density(self, x_next: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
         """The log-density of x' per element: the MEAN over all dimensions but the first, never their sum.

@@ -1,10 +1,10 @@
 """A vision-language model as a policy: samples completions of prompts with pictures, and evaluates them again exactly."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -25,6 +25,7 @@ from mmrl.policies.shadows import Shadow, put, whole
 from mmrl.policies.trace import TextTrace, join
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace"]
+T = TypeVar("T")
 SHADOWS = frozenset({"ref", "ema"})
 
 
@@ -58,6 +59,7 @@ class TextPolicy:
         self.encode = Encoder(self.processor, self.family, self.net.core, config)
         self.anyone = bool
         self.is_main = True
+        self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in sorted(wanted)}
 
     @property
@@ -80,7 +82,7 @@ class TextPolicy:
         return space
 
     def parameters(self) -> list[nn.Parameter]:
-        return [weight for _, weight in self._trainable()]
+        return [weight for _, weight in self._trainable]
 
     def advance(self) -> None:
         for shadow in self._shadows.values():
@@ -137,7 +139,7 @@ class TextPolicy:
 
     def state_dict(self) -> State:
         """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
-        named = self._trainable()
+        named = self._trainable
         shadows = {
             name: {key: whole(value) for (key, _), value in zip(named, shadow.weights, strict=True)}
             for name, shadow in self._shadows.items()
@@ -146,7 +148,7 @@ class TextPolicy:
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when the state belongs to other weights or shadows."""
-        named = dict(self._trainable())
+        named = dict(self._trainable)
         for what, found, own in (
             ("weights", set(state["weights"]), set(named)),
             ("shadows", set(state["shadows"]), set(self._shadows)),
@@ -182,10 +184,8 @@ class TextPolicy:
             self.module = accelerator.prepare(self.net)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
+        self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in self._shadows}
-
-    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, weight) for name, weight in self.net.model.named_parameters() if weight.requires_grad]
 
     def _shadow(self, name: str) -> Shadow:
         return Shadow.of(self.parameters(), decay=self.ema_decay if name == "ema" else None)
@@ -196,6 +196,17 @@ class TextPolicy:
     def _shares(self, grad: bool) -> bool:
         """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
         return self.config.prefix != "repeated" and not (grad and self.config.gradient_checkpointing)
+
+    def _run(self, work: Callable[[TextNet], T]) -> T:
+        """One forward of the wrapped module; without a gradient, of the module itself."""
+        if torch.is_grad_enabled():
+            return self.module(work)
+        out = self.net(work)
+        # Sharded modules keep their last weights gathered until a backward pass; shadows and the optimizer write to the shards.
+        for module in self.net.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
+        return out
 
     def _write(self, rows: Sequence[Row], prompts: Sequence[Encoded], sampling: Sampling) -> None:
         """Draw the completions of these rows."""
@@ -209,7 +220,8 @@ class TextPolicy:
             stops=Stops(self.eos_token_ids, self._decode, sampling.stop),
             anyone=self.anyone,
         )
-        completions = self.net(job)
+        with torch.no_grad():
+            completions = self._run(job)
         for i, row in enumerate(rows):
             row.write(completions, i)
 
@@ -252,10 +264,15 @@ class TextPolicy:
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
         self.net.train(grad and self.config.gradient_checkpointing)
         try:
-            values = (self.module if grad else self.net)(score)
+            values = self._run(score)
         finally:
             self.net.eval()
         return {name: pad_actions(value.cpu(), width) for name, value in values.items()}
+
+
+def trainable(net: TextNet) -> list[tuple[str, nn.Parameter]]:
+    """The weights that train, by their names in the model. Looked up once: while a forward runs, sharded ones are others."""
+    return [(name, weight) for name, weight in net.model.named_parameters() if weight.requires_grad]
 
 
 def any_process(accelerator: Any, flag: bool) -> bool:
