@@ -31,7 +31,7 @@ HEALTH = (
     ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
 )
 """Title, metric, and how to read it."""
-HELD_OUT_LENGTH = "eval/length"
+HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""
 PHASES = (
     ("rollout", "time/rollout_s"),

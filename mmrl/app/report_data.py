@@ -16,6 +16,7 @@ from mmrl.app.rundir import JsonLines, Line, RunDir, read_lines
 from mmrl.app.sample_files import first_size
 from mmrl.core.types import MediaSize
 from mmrl.geometry.boxes import SPACES, Box, iou_matrix, is_inside
+from mmrl.geometry.detection import point_in_box
 from mmrl.geometry.parsing import parse_boxes
 
 TRAIN, EVAL = "train", "eval"
@@ -83,6 +84,14 @@ class Row:
         overlaps = iou_matrix(self.predicted, self.truth).numpy()
         rows, columns = linear_sum_assignment(overlaps, maximize=True)
         return float(overlaps[rows, columns].sum()) / max(len(self.predicted), len(self.truth))
+
+
+    @property
+    def hits(self) -> float:
+        """Share of the true boxes that hold the centre of a predicted one; 0 and NaN as for iou."""
+        if math.isnan(self.iou) or not self.predicted or self.outside:
+            return self.iou
+        return mean(float(any(point_in_box(box.center, true) for box in self.predicted)) for true in self.truth)
 
 
 @dataclass(frozen=True)
@@ -259,7 +268,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
     return [
         Figure("Mean IoU", "iou", lambda row: row.iou),
-        Figure("Hits", "share", lambda row: indicator(row.iou, row.iou > 0)),
+        Figure("Hits", "share", lambda row: row.hits),
         Figure("Acc@0.5", "share", lambda row: indicator(row.iou, row.iou >= 0.5)),
         Figure("Reward", "reward", lambda row: row.total),
         *(Figure(name, "part", lambda row, name=name: score(row, name)) for name in names if len(names) > 1),

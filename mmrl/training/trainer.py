@@ -107,7 +107,7 @@ class Trainer:
         self.index += 1
         metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
         metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        metrics |= {"rollout/rounds": collected.rounds, "rollout/discarded": collected.num_discarded}
+        metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics

@@ -123,6 +123,6 @@ def write_run(
             held_out = random.Random(seed + 1)
             groups = [group_of(held_out, i, kind, size, 1, 0.6 - 0.5 * step / max(1, steps)) for i in range(num_prompts)]
             scores = scores_of(rng, num_prompts, level(step))
-            tracker.log(step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/length": 17.0})
+            tracker.log(step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/completion_length": 17.0})
             tracker.samples(step, groups, scores, "eval")
     return run

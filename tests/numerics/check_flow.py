@@ -101,6 +101,8 @@ def flow_grpo_step(vector: Vector) -> None:
         close(coefficient(vector, kind, level), expected["std_dev_t"], FLOAT32, name)
         close(drawn, expected["prev_sample"], max(atol, LATENTS), name)
         recorded = tensor(expected["prev_sample"]).to(dtype)
+        if dtype == torch.float32 and kind != "cps":
+            atol = max(atol, 2e-7 / float(old.std.min()))  # a narrow density magnifies the rounding of latents
         lp, lp_new = old.log_density(recorded), new.log_density(recorded)
         close(lp, expected["log_prob"], atol, name)
         close(lp_new, expected["log_prob_new"], atol, name)

@@ -1,0 +1,18 @@
+"""A trainer on the fake flow policy."""
+
+from typing import Any
+
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.flow.fakes import FakeFlowPolicy, nearness, prompts
+
+
+def make_trainer(algorithm: Any, policy: FakeFlowPolicy | None = None, **numbers: Any) -> Trainer:
+    """Numbers of TrainSettings and `lr`."""
+    optimizer = OptimizerSettings(lr=numbers.pop("lr", 5e-3))
+    settings = TrainSettings(**{"steps": 100, "prompts_per_step": 3, "budget": 4096, "optimizer": optimizer, **numbers})
+    runner = RewardRunner([NamedReward("nearness", nearness)])
+    return Trainer(policy or FakeFlowPolicy(), algorithm, Shuffled(prompts(), seed=settings.seed), runner, settings)
