@@ -24,7 +24,7 @@ from mmrl.flow.times import TimeSampler
 flow_grpo = Algorithm(
     objective=((1.0, Clip(low=1e-4, high=1e-4)), (0.004, FlowKL(form="true"))),
     advantage=GroupNorm(ddof=0, eps=1e-4, clip=5.0),
-    schedule=Full(num_steps=10, kind="flow_sde", level=0.7),
+    schedule=Full(num_steps=10, dynamics="flow_sde", level=0.7),
     group_size=24,
     minibatches=2,
 )
@@ -39,20 +39,20 @@ SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. Not implemented: leaving out sa
 flow_grpo_fast = replace(
     flow_grpo,
     objective=((1.0, Clip(low=1e-5, high=1e-5)),),
-    schedule=Window(num_steps=10, size=3, kind="cps", level=0.8, move="random", low=0, high=5),
+    schedule=Window(num_steps=10, size=3, dynamics="cps", level=0.8, move="random", low=0, high=5),
 )
 """Flow-GRPO that is noisy and trains in a short random window of early steps only.
 
 Flow-GRPO-Fast, in the code of Flow-GRPO, arXiv:2505.05470.
 No KL, coefficients-preserving noise. The window is drawn once per training step, the same on all ranks (the code: per batch and
 rank). The first version of the code started all samples of a group from one deterministic prefix: set
-schedule.initial_noise = "group" and schedule.share_prefix = true.
+schedule.initial_noise = "group" and schedule.share_prefix = true. Nothing is left out.
 """
 
 cps = replace(
     flow_grpo,
     objective=((1.0, Clip(low=1e-5, high=1e-5)),),
-    schedule=Full(num_steps=10, kind="cps", level=0.8),
+    schedule=Full(num_steps=10, dynamics="cps", level=0.8),
 )
 """Flow-GRPO with noise that preserves the coefficients of signal and noise, so that no noise is left at the end.
 
@@ -70,7 +70,7 @@ grpo_guard = replace(
 
 GRPO-Guard: Mitigating Implicit Over-Optimization in Flow Matching via Regulated Clipping, arXiv:2510.22319.
 No KL; float32 throughout. The bias is taken per sample; the official code averages it over a micro-batch by accident
-(objective.0.bias = "batch"). Flow-Factory's port leaves out the division by the step size (importance = []).
+(objective.0.bias = "batch"). Flow-Factory's port does not divide by the step size (importance = []). Nothing is left out.
 """
 
 mix_grpo = replace(
@@ -120,7 +120,9 @@ dance_grpo = replace(
     flow_grpo,
     objective=((1.0, Clip(low=1e-4, high=1e-4)),),
     advantage=GroupNorm(ddof=1, eps=1e-8, zero_below=1e-6, clip=5.0),
-    schedule=Full(num_steps=16, kind="dance_sde", level=0.3, trained_per_row=9, initial_noise="group", spacing=LinearShift(3.0)),
+    schedule=Full(
+        num_steps=16, dynamics="dance_sde", level=0.3, trained_per_row=9, initial_noise="group", spacing=LinearShift(3.0)
+    ),
     group_size=12,
     minibatches=3,
 )
@@ -155,7 +157,9 @@ pref_grpo = replace(
     grpo_guard,
     objective=((1.0, RatioNorm(low=1e-4, high=1e-4)),),
     advantage=GroupNorm(ddof=1, eps=1e-8, zero_below=1e-6, clip=5.0),
-    schedule=Full(num_steps=25, kind="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)),
+    schedule=Full(
+        num_steps=25, dynamics="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)
+    ),
     group_size=8,
 )
 """Rewards are win rates of pairwise comparisons inside the group; normalized ratios.

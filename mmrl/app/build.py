@@ -100,8 +100,7 @@ def load_reward(reward: RewardConfig, path: Path_, table: Table) -> Callable[...
 
 def named(reward: RewardConfig, function: Any, space: str | None) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
-    name = reward.name or plugins.default_name(reward.use)
-    declared = getattr(function, "space", None) if is_dataclass(function) else None
+    name, declared = reward.name or plugins.default_name(reward.use), declared_space(function)
     if declared == "auto":
         if space is None:
             raise ValueError(
@@ -115,6 +114,11 @@ def named(reward: RewardConfig, function: Any, space: str | None) -> NamedReward
             f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
         )
     return NamedReward(name, function, reward.weight, reward.timeout_s, reward.max_failed)
+
+
+def declared_space(function: Any) -> str | None:
+    """The `space` of a reward that has one."""
+    return getattr(function, "space", None) if is_dataclass(function) else None
 
 
 def held_out_prompts(config: RunConfig, table: Table) -> Sequence[Prompt] | None:
@@ -172,7 +176,7 @@ def with_local_model(config: RunConfig) -> RunConfig:
 
 
 def tiny_model(name: str) -> Path:
-    """The folder of a small model that is made here, once: `tiny:grounding` is the demo's, taught its task; `tiny:<family>` is random.
+    """The folder of a small model, made once: `tiny:grounding` is the demo's and taught its task, `tiny:<family>` is random.
 
     Raises:
         ValueError: there is no such family.

@@ -1,6 +1,7 @@
 """What `mmrl ls` lists beside plug-ins: configs and algorithms, read without importing anything."""
 
 import ast
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -58,20 +59,30 @@ def first_comment(file: Path) -> str:
 
 
 def presets() -> list[Listed]:
-    """The algorithms: every documented assignment of mmrl/algorithms/presets.py and its documentation's first line."""
-    file = Path(__file__).resolve().parents[1] / "algorithms" / "presets.py"
-    return [Listed(name, text.strip().split("\n")[0], file) for name, text in preset_documents().items()]
+    """The algorithms: name, first line of the documentation with the paper's id, and the file."""
+    return [
+        Listed(name, f"{text.strip().splitlines()[0]} {paper(text)}".rstrip(), file) for name, (text, file) in documents().items()
+    ]
+
+
+def paper(text: str) -> str:
+    """The first arXiv id of a text, in brackets; empty where it names none."""
+    found = re.search(r"arXiv:\d{4}\.\d{4,5}", text)
+    return f"({found[0]})" if found else ""
 
 
 def preset_documents() -> dict[str, str]:
     """Preset -> the string under its assignment."""
-    file = Path(__file__).resolve().parents[1] / "algorithms" / "presets.py"
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    found: dict[str, str] = {}
-    for statement, below in pairwise(body):
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and isinstance(below, ast.Expr):
-            text = ast.literal_eval(below.value)
-            found[statement.targets[0].id] = str(text)
+    return {name: text for name, (text, _) in documents().items()}
+
+
+def documents() -> dict[str, tuple[str, Path]]:
+    """Preset -> the string under its assignment, and the file."""
+    found: dict[str, tuple[str, Path]] = {}
+    for file in sorted((Path(__file__).resolve().parents[1] / "algorithms").glob("presets*.py")):
+        for statement, below in pairwise(ast.parse(file.read_text(encoding="utf-8")).body):
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and isinstance(below, ast.Expr):
+                found[statement.targets[0].id] = (str(ast.literal_eval(below.value)), file)
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table as Grid
 
@@ -98,6 +99,9 @@ def workplace() -> Iterator[tuple[Any, Ranks]]:
         disable_progress_bar()
     accelerator = Accelerator()
     ranks = Ranks(accelerator)
+    if accelerator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        # What trains on a CPU is so small that threads cost more than they give.
+        torch.set_num_threads(1)
     logger, handler = logging.getLogger("mmrl"), OnTerminal(logging.WARNING)
     if ranks.is_main:
         logger.addHandler(handler)

@@ -5,7 +5,7 @@ A part's kind is its class name. It fits the slots whose call it answers, so a n
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
 from importlib import import_module
@@ -249,19 +249,29 @@ def plain(kind: Any, value: Any, path: Path_, table: Table) -> Any:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, path, table))) from None
+        raise ValueError("; ".join(problems(error, value, path, table))) from None
 
 
-def problems(error: ValidationError, path: Path_, table: Table) -> list[str]:
-    """One sentence for each thing pydantic refused; a dataclass that refuses its own values names the key itself."""
-    found: dict[str, str] = {}
+def problems(error: ValidationError, value: Any, path: Path_, table: Table) -> list[str]:
+    """One sentence for each key pydantic refused; a dataclass that refuses its own values names the key itself."""
+    found: dict[str, list[str]] = {}
     for one in error.errors():
-        at = (*path, *(str(key) for key in one["loc"]))
+        at = (*path, *keys_of(one["loc"], value, one["type"] == "missing"))
         text = one["msg"].removeprefix("Value error, ")
         if one["type"] == "value_error":
-            found.setdefault(text, f"{table.origin(at) or 'config'}: {text}")
+            found.setdefault(f"{table.origin(at) or 'config'}: {text}", [])
         elif one["type"] == "missing":
-            found.setdefault(dotted(at), f"{table.at(at)} is missing")
+            found.setdefault(f"{table.at(at)} is missing", [])
         else:
-            found.setdefault(dotted(at), f"{table.at(at)} is {one['input']!r}: {text}")
-    return list(found.values())
+            found.setdefault(f"{table.at(at)} is {one['input']!r}", []).append(text[0].lower() + text[1:])
+    return [f"{place}: {' or '.join(texts)}" if texts else place for place, texts in found.items()]
+
+
+def keys_of(location: Sequence[Any], value: Any, missing: bool) -> Iterator[str]:
+    """The keys in a pydantic location, without the names of types it tried."""
+    for key in location:
+        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list | tuple) and isinstance(key, int)):
+            value = value[key]
+            yield str(key)
+    if missing:
+        yield str(location[-1])

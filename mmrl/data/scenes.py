@@ -34,9 +34,9 @@ class SceneStyle:
     """Digits that are asked for."""
     num_distractors: int = 1
     """Digits of other classes, asked for elsewhere or not."""
-    grid: int = 16
+    grid: int = 32
     """Digits stand at multiples of so many pixels, plus the jitter; 1 = anywhere, which a small model learns far more slowly."""
-    jitter: int = 2
+    jitter: int = 3
     """Largest shift off the grid, in pixels, in x and in y."""
     background: Literal["noise", "photo"] = "noise"
     """noise: dark and grainy. photo: soft shades of colour, blurred shapes and grain."""

@@ -50,7 +50,7 @@ def gaussian_of(
 ) -> Gaussian:
     """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for."""
     at = torch.full((len(x),), index, device=x.device)
-    plain = transition(step.kind, step.level, x, v, sigmas.to(x.device), at)
+    plain = transition(step.dynamics, step.level, x, v, sigmas.to(x.device), at)
     return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
 
 
@@ -107,9 +107,9 @@ def _without_density(
 ) -> Tensor:
     """The step of a solver that has no density; also that of rows which a stochastic step leaves alone."""
     sigma, sigma_next = float(sigmas[index]), float(sigmas[index + 1])
-    if step.kind not in ("dpm2", "sa"):
+    if step.dynamics not in ("dpm2", "sa"):
         return euler(x, v, sigma, sigma_next)
-    tau = sa_tau(step.level, sigma) if step.kind == "sa" else 0.0
+    tau = sa_tau(step.level, sigma) if step.dynamics == "sa" else 0.0
     return multistep(x, v, sigma, sigma_next, before, tau, noise() if tau else None)
 
 

@@ -80,9 +80,9 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
             f"the schedule's {plan.shape} need groups of a multiple of {size} samples, but algorithm.group_size is {count}: "
             f"set group_size = {size * max(1, round(count / size))}"
         )
-    kinds = torch.tensor([step.stochastic for step in plan.steps])
+    noisy = torch.tensor([step.stochastic for step in plan.steps])
     state_ids = {"chains": _chains, "tree": _tree, "branches": _branches}[plan.shape](plan, count)
-    stochastic = kinds.expand(count, -1)
+    stochastic = noisy.expand(count, -1)
     if plan.shape == "branches":
         stochastic = stochastic & (torch.arange(plan.num_steps) == _branch_steps(plan, count)[:, None])
     owned = state_ids[:, 1:] == torch.arange(count)[:, None]
@@ -95,7 +95,7 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
 def _chains(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:
     ids = torch.arange(count)[:, None].repeat(1, plan.num_steps + 1)
     if plan.share_prefix and plan.initial_noise == "group":
-        noisy = [i for i, step in enumerate(plan.steps) if step.stochastic or step.kind == "sa"]
+        noisy = [i for i, step in enumerate(plan.steps) if step.stochastic or step.dynamics == "sa"]
         ids[:, : (noisy[0] if noisy else plan.num_steps) + 1] = 0
     return ids
 

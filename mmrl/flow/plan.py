@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.flow.sde import STOCHASTIC, Kind, deviation
+from mmrl.flow.sde import STOCHASTIC, Dynamics, deviation
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
 
@@ -19,7 +19,7 @@ Shape = Literal["chains", "tree", "branches"]
 class StepPlan:
     """One denoising step."""
 
-    kind: Kind = "ode"
+    dynamics: Dynamics = "ode"
     level: float = 0.0
     """eta of flow_sde, dance_sde and cps, tau of sa; wan has none."""
     trained: bool = False
@@ -31,16 +31,16 @@ class StepPlan:
     """Evaluate the density with S although noise_scale S was drawn, as BranchGRPO's code does."""
 
     def __post_init__(self) -> None:
-        if self.trained and self.kind not in STOCHASTIC:
+        if self.trained and self.dynamics not in STOCHASTIC:
             raise ValueError(
-                f"a step of kind {self.kind!r} has no log-probability, so it cannot train: use one of {sorted(STOCHASTIC)}"
+                f"a {self.dynamics!r} step has no log-probability, so it cannot train: use one of {sorted(STOCHASTIC)}"
             )
-        if self.trained and self.level == 0 and self.kind != "wan":
-            raise ValueError(f"a trained step of kind {self.kind!r} has level 0, so it draws nothing: set its level above 0")
+        if self.trained and self.level == 0 and self.dynamics != "wan":
+            raise ValueError(f"a trained {self.dynamics!r} step has level 0, so it draws nothing: set its level above 0")
 
     @property
     def stochastic(self) -> bool:
-        return self.kind in STOCHASTIC
+        return self.dynamics in STOCHASTIC
 
     @property
     def density_scale(self) -> float:
@@ -74,10 +74,10 @@ class RolloutPlan:
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
 
     def __post_init__(self) -> None:
-        if self.steps[-1].trained and self.steps[-1].kind == "cps":
+        if self.steps[-1].trained and self.steps[-1].dynamics == "cps":
             raise ValueError("the last cps step draws no noise, so it cannot train: set schedule.last = 'ode'")
         if self.forward is not None and any(step.trained for step in self.steps):
-            raise ValueError("a forward plan trains on noised samples, not on steps: use steps of kind ode, dpm2 or sa")
+            raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
 
     @property
     def num_steps(self) -> int:
@@ -104,7 +104,7 @@ class RolloutPlan:
         values = torch.zeros(self.num_steps)
         for i, step in enumerate(self.steps):
             if step.trained:
-                values[i] = deviation(step.kind, step.level, sigmas, torch.tensor([i]))[0] * step.density_scale
+                values[i] = deviation(step.dynamics, step.level, sigmas, torch.tensor([i]))[0] * step.density_scale
         return values
 
 

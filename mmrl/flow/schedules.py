@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
-from mmrl.flow.sde import Kind
+from mmrl.flow.sde import Dynamics
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
 
@@ -21,7 +21,7 @@ class Full:
     """Every step but the last is noisy and trains (Flow-GRPO, arXiv:2505.05470; DanceGRPO, arXiv:2505.07818)."""
 
     num_steps: int = 10
-    kind: Kind = "flow_sde"
+    dynamics: Dynamics = "flow_sde"
     level: float = 0.7
     last: Literal["ode", "noisy", "trained"] = "ode"
     """ode: it returns the predicted data, so no noise is left. noisy: drawn, never trained (Flow-GRPO's code; its noise stays
@@ -39,7 +39,7 @@ class Full:
         trained = self.num_steps - (self.last != "trained")
         trained = min(trained, self.trained_steps or trained)
         steps = tuple(
-            StepPlan(self.kind, self.level, trained=i < trained) if i < noisy else StepPlan() for i in range(self.num_steps)
+            StepPlan(self.dynamics, self.level, trained=i < trained) if i < noisy else StepPlan() for i in range(self.num_steps)
         )
         return RolloutPlan(
             steps,
@@ -63,7 +63,7 @@ class Window:
 
     num_steps: int = 25
     size: int = 4
-    kind: Kind = "flow_sde"
+    dynamics: Dynamics = "flow_sde"
     level: float = 0.7
     move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
     dwell: int = 25
@@ -104,7 +104,7 @@ class Window:
                 f"Window.overrun leaves no step to train at training step {step} (MixGRPO's code crashes): set overrun = false"
             )
         last, total = window[-1], self.num_steps
-        steps = steps_where(total, window, StepPlan(self.kind, self.level, trained=True))
+        steps = steps_where(total, window, StepPlan(self.dynamics, self.level, trained=True))
         if self.flash is not None:
             points = max(2, int((total - last) * self.flash))
             steps = steps[: last + 1] + (StepPlan("dpm2"),) * (points - 1)
@@ -167,7 +167,7 @@ class RandomSubset:
     num_steps: int = 10
     candidates: tuple[int, ...] = (1, 2, 3, 4, 5)
     count: int = 2
-    kind: Kind = "flow_sde"
+    dynamics: Dynamics = "flow_sde"
     level: float = 0.7
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
@@ -182,7 +182,7 @@ class RandomSubset:
 
     def at(self, step: int) -> RolloutPlan:
         chosen = self.chosen(step)
-        steps = steps_where(self.num_steps, chosen, StepPlan(self.kind, self.level, trained=True))
+        steps = steps_where(self.num_steps, chosen, StepPlan(self.dynamics, self.level, trained=True))
         return RolloutPlan(steps, self.spacing, initial_noise=self.initial_noise)
 
     def chosen(self, step: int) -> list[int]:
@@ -204,7 +204,7 @@ class Branching:
     branches: int = 6
     at_steps: tuple[int, ...] | None = None
     """None: all but the last; fewer cost less."""
-    kind: Kind = "flow_sde"
+    dynamics: Dynamics = "flow_sde"
     level: float = 0.7
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
@@ -225,7 +225,7 @@ class Branching:
         return tuple(range(self.num_steps - 1)) if self.at_steps is None else self.at_steps
 
     def at(self, step: int) -> RolloutPlan:
-        branch = StepPlan(self.kind, self.level, trained=True, branch=self.branches)
+        branch = StepPlan(self.dynamics, self.level, trained=True, branch=self.branches)
         return RolloutPlan(
             steps_where(self.num_steps, self._steps, branch),
             self.spacing,
@@ -249,7 +249,7 @@ class Tree:
     """Noise at splits, in units of S."""
     nominal_density: bool = False
     """The code evaluates split edges with S, not split_noise S: their log-ratios are then split_noise times as noisy."""
-    kind: Kind = "dance_sde"
+    dynamics: Dynamics = "dance_sde"
     level: float = 0.3
     last: Literal["ode", "trained"] = "trained"
     pruned_depths: tuple[int, ...] = ()
@@ -297,7 +297,7 @@ class Tree:
         if index == self.num_steps - 1 and self.last == "ode" and not splits:
             return StepPlan()
         return StepPlan(
-            self.kind,
+            self.dynamics,
             self.level,
             trained,
             branch=self.factor if splits else 1,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mmrl.flow.path import data_of, like_batch, noise_of
 
-Kind = Literal["flow_sde", "dance_sde", "wan", "cps", "ode", "dpm2", "sa"]
-STOCHASTIC: frozenset[Kind] = frozenset({"flow_sde", "dance_sde", "wan", "cps"})
-"""Kinds with a density. `sa` draws noise too, but has none: like ode and dpm2 its steps never train."""
+Dynamics = Literal["flow_sde", "dance_sde", "wan", "cps", "ode", "dpm2", "sa"]
+STOCHASTIC: frozenset[Dynamics] = frozenset({"flow_sde", "dance_sde", "wan", "cps"})
+"""Those with a density. `sa` draws noise too, but has none: like ode and dpm2 its steps never train."""
 SA_WINDOW = (0.3, 0.9)
 """SA-Solver is stochastic between these sigmas, as in AWM's code."""
 
@@ -51,7 +51,7 @@ class Gaussian:
         return -(gap.mean(dims) / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))
 
 
-def diffusion(kind: Kind, level: float, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+def diffusion(dynamics: Dynamics, level: float, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     """s of step `index` of the table `sigmas`; 0 for steps without a density. CPS: S / sqrt(-dt).
 
     flow_sde: level sqrt(sigma / (1 - sigma*)), sigma* = sigma, but the table's second entry where sigma is exactly 1.
@@ -59,27 +59,27 @@ def diffusion(kind: Kind, level: float, sigmas: Float[Tensor, " t1"], index: Int
     cps: S = sigma' sin(level pi / 2).
     """
     sigma, sigma_next = sigmas[index], sigmas[index + 1]
-    if kind == "flow_sde":
+    if dynamics == "flow_sde":
         regular = torch.where(sigma == 1, sigmas[1], sigma)
         return level * (sigma / (1 - regular)).sqrt()
-    if kind == "dance_sde":
+    if dynamics == "dance_sde":
         return torch.full_like(sigma, level)
-    if kind == "wan":
+    if dynamics == "wan":
         return sigmas[-1] + (sigmas[1] - sigmas[-1]) * sigma
-    if kind == "cps":
+    if dynamics == "cps":
         return sigma_next * math.sin(level * math.pi / 2) / (sigma - sigma_next).sqrt()
     return torch.zeros_like(sigma)
 
 
-def deviation(kind: Kind, level: float, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+def deviation(dynamics: Dynamics, level: float, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     """S = s sqrt(-dt) of step `index` of the table `sigmas`."""
-    if kind == "cps":
+    if dynamics == "cps":
         return sigmas[index + 1] * math.sin(level * math.pi / 2)
-    return diffusion(kind, level, sigmas, index) * (sigmas[index] - sigmas[index + 1]).sqrt()
+    return diffusion(dynamics, level, sigmas, index) * (sigmas[index] - sigmas[index + 1]).sqrt()
 
 
 def transition(
-    kind: Kind,
+    dynamics: Dynamics,
     level: float,
     x: Float[Tensor, "n ..."],
     v: Float[Tensor, "n ..."],
@@ -91,18 +91,18 @@ def transition(
     flow_sde (Flow-GRPO, arXiv:2505.05470), dance_sde (DanceGRPO, arXiv:2505.07818) and wan share
     mean = x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt;
     cps (coefficients-preserving sampling, arXiv:2509.05952): mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise.
-    Without noise (kind ode, or level 0) the mean is the Euler step.
+    Without noise (`ode`, or level 0) the mean is the Euler step.
     """
     x = x if x.dtype == torch.float64 else x.float()
     v, sigmas = v.to(x), sigmas.to(x)
-    std = deviation(kind, level, sigmas, index)
+    std = deviation(dynamics, level, sigmas, index)
     sigma, sigma_next = sigmas[index], sigmas[index + 1]
-    if kind == "cps":
+    if dynamics == "cps":
         left = like_batch((sigma_next**2 - std**2).clamp(min=0).sqrt(), x)
         mean = (1 - like_batch(sigma_next, x)) * data_of(x, v, sigma) + left * noise_of(x, v, sigma)
         return Gaussian(mean, std, normalized=False)
     dt = sigma_next - sigma
-    half = diffusion(kind, level, sigmas, index) ** 2 / (2 * sigma)
+    half = diffusion(dynamics, level, sigmas, index) ** 2 / (2 * sigma)
     mean = x * like_batch(1 + half * dt, x) + v * like_batch((1 + half * (1 - sigma)) * dt, x)
     return Gaussian(mean, std)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,6 +107,8 @@ class Job:
         logprobs = torch.zeros(n, longest, device=net.device)
         lengths = torch.zeros(n, dtype=torch.long, device=net.device)
         stopped = torch.zeros(n, dtype=torch.bool, device=net.device)
+        if not any(self.prompts.media):
+            net.idle_vision()
         last, cache = net.prefill(self.prompts)
         cache.reorder_cache(index)
         state = Rows(
@@ -149,9 +152,9 @@ class Rows:
     positions: Int[Tensor, "a m 1"]
     attention: Int[Tensor, "m k"]
 
-    def without_finished(self, cache: object, chosen: Int[Tensor, " m"]) -> tuple[Tensor, "Rows"]:
+    def without_finished(self, cache: Any, chosen: Int[Tensor, " m"]) -> tuple[Tensor, "Rows"]:
         """Drop finished rows here and in the cache; one row stays in any case."""
         keep = self.live.nonzero()[:, 0] if bool(self.live.any()) else torch.zeros(1, dtype=torch.long, device=self.live.device)
-        cache.reorder_cache(keep)  # type: ignore[attr-defined]
+        cache.reorder_cache(keep)
         kept = Rows(self.ids[keep], self.live[keep], self.hidden[keep], self.positions[:, keep], self.attention[keep])
         return chosen[keep], kept

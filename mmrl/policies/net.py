@@ -27,11 +27,25 @@ class TextNet(nn.Module):
     def __init__(self, model: Any, family: Family, banned_ids: Iterable[int], pad_token_id: int, half: bool = False) -> None:
         super().__init__()
         self.model, self.family, self.pad_token_id, self.half_precision = model, family, pad_token_id, half
-        # accelerate looks here for the layers it may shard.
-        self._no_split_modules = getattr(model, "_no_split_modules", None)
+        # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
+        present = {type(module).__name__ for module in model.modules()}
+        self._no_split_modules = [name for name in model._no_split_modules or () if name in present]
         banned = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
         banned[sorted(banned_ids)] = True
         self.register_buffer("banned", banned, persistent=False)
+        self.stand_in: Media | None = None
+
+    def idle_vision(self) -> Tensor:
+        """0, through the whole vision part: when this process has no pictures, the others still wait for its share.
+
+        `stand_in` is the picture looked at; None (one process): nothing is looked at.
+        """
+        if self.stand_in is None:
+            return torch.zeros((), device=self.device)
+        media = {name: x.to(self.device) for name, x in self.stand_in.items()}
+        features = self.core.get_image_features(**self.family.collate([media]), return_dict=True)
+        levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+        return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
 
     def forward(self, work: Callable[["TextNet"], T]) -> T:
         with self._precision():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -65,13 +66,13 @@ def check_requests(requests: Sequence[Request], models: frozenset[str]) -> None:
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
 
 
-def given_tokens(request: Request, tokenizer: object, stop: int, banned: frozenset[int]) -> list[int]:
+def given_tokens(request: Request, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
     """A given completion as tokens, with the token that ends it.
 
     Raises:
         ValueError: its text holds a token that no completion may hold.
     """
-    tokens: list[int] = tokenizer(request.text, add_special_tokens=False)["input_ids"]  # type: ignore[operator]
+    tokens: list[int] = tokenizer(request.text, add_special_tokens=False)["input_ids"]
     found = sorted(banned & set(tokens))
     if found:
         raise ValueError(f"the text given for prompt {request.prompt.id!r} holds the tokens {found}, which no answer may hold")

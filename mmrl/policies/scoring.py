@@ -33,6 +33,8 @@ class Score:
     chunk: int = 512
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
+        # In the order of processes that do have pictures: the vision part first.
+        idle = 0 if any(self.prompts.media) else net.idle_vision()
         hidden = self.after_shared_prompts(net) if self.shared else self.after_repeated_prompts(net)
         chosen = self.mask
         if not bool(chosen.any()):
@@ -40,9 +42,7 @@ class Score:
             chosen = torch.zeros_like(chosen)
             chosen[0, 0] = True
         rows = chosen.nonzero()[:, 0]
-        values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows])
-        if torch.is_grad_enabled() and not any(self.prompts.media):
-            values = values + unseen_vision(net)
+        values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
         empty = values.new_zeros(self.mask.shape)
         return {name: empty.masked_scatter(chosen, column) for name, column in zip(self.quantities, values, strict=True)}
 
@@ -93,10 +93,3 @@ class Score:
 
         pieces = zip(hidden.split(self.chunk), tokens.split(self.chunk), temperature.split(self.chunk), strict=True)
         return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)
-
-
-def unseen_vision(net: TextNet) -> Tensor:
-    """0, with a gradient of 0 for the trainable weights of the vision part: rows without pictures leave them out."""
-    prefixes = net.family.vision + net.family.projector
-    weights = [w for name, w in net.core.named_parameters() if name.startswith(prefixes) and w.requires_grad]
-    return sum((0 * weight.sum() for weight in weights), start=torch.zeros((), device=net.device))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.decode import Job, Stops
 from mmrl.policies.image_input import Encoded, Encoder, collate_prompts
 from mmrl.policies.loading import load, never_written
@@ -183,6 +183,8 @@ class TextPolicy:
         else:
             self.module = accelerator.prepare(self.net)
         self.net = accelerator.unwrap_model(self.module)
+        if accelerator.num_processes > 1:
+            self.net.stand_in = self.encode(stand_in()).media
         self.is_main = accelerator.is_main_process
         self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in self._shadows}
@@ -191,7 +193,10 @@ class TextPolicy:
         return Shadow.of(self.parameters(), decay=self.ema_decay if name == "ema" else None)
 
     def _weights(self, model: str) -> AbstractContextManager[Any]:
-        return nullcontext() if model == "policy" else self._shadows[model].worn()
+        if model == "policy":
+            return nullcontext()
+        reshard(self.net)
+        return self._shadows[model].worn()
 
     def _shares(self, grad: bool) -> bool:
         """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
@@ -202,10 +207,7 @@ class TextPolicy:
         if torch.is_grad_enabled():
             return self.module(work)
         out = self.net(work)
-        # Sharded modules keep their last weights gathered until a backward pass; shadows and the optimizer write to the shards.
-        for module in self.net.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()  # type: ignore[operator]
+        reshard(self.net)
         return out
 
     def _write(self, rows: Sequence[Row], prompts: Sequence[Encoded], sampling: Sampling) -> None:
@@ -270,9 +272,23 @@ class TextPolicy:
         return {name: pad_actions(value.cpu(), width) for name, value in values.items()}
 
 
+def stand_in() -> Prompt:
+    """A prompt with a small grey picture."""
+    from PIL import Image
+
+    return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))
+
+
 def trainable(net: TextNet) -> list[tuple[str, nn.Parameter]]:
     """The weights that train, by their names in the model. Looked up once: while a forward runs, sharded ones are others."""
     return [(name, weight) for name, weight in net.model.named_parameters() if weight.requires_grad]
+
+
+def reshard(net: TextNet) -> None:
+    """Sharded modules keep weights gathered from a forward to its backward pass; the optimizer and shadows write to shards."""
+    for module in net.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
 
 
 def any_process(accelerator: Any, flag: bool) -> bool:

@@ -119,8 +119,9 @@ class FakeFlowPolicy:
         columns = []
         for place, index in enumerate(trace.columns.tolist()):
             step, x, x_next = trace.plan.steps[index], trace.tensors["x"][:, place], trace.tensors["x_next"][:, place]
-            if not step.trained:
-                columns.append(torch.zeros(len(x)) if quantity == "logprobs" else torch.zeros_like(x))
+            if not step.trained:  # zeros that hang on the graph, so that a part without trained steps has a gradient
+                nothing = 0 * v[:, place]
+                columns.append(nothing.sum(-1) if quantity == "logprobs" else nothing)
                 continue
             gaussian = gaussian_of(step, x, v[:, place], trace.sigmas, index)
             columns.append(gaussian.log_density(x_next) if quantity == "logprobs" else gaussian.mean)
@@ -131,10 +132,11 @@ class FakeFlowPolicy:
             yield batch
             return
         width = batch.advantages.shape[1]
-        if scope == "action":
+        if scope == "action" and torch.is_grad_enabled():  # without gradients whole rows fit, and the trainer joins rows only
             for rows in torch.arange(len(batch)).split(budget):
-                for start in range(0, width, max(1, budget // len(rows))):
-                    yield batch.take(rows, slice(start, start + max(1, budget // len(rows))))
+                long = max(1, budget // len(rows))
+                for start in range(0, width, long):
+                    yield batch.take(rows, slice(start, start + long))
             return
         units = batch.rollouts.group_ids if scope == "group" else torch.arange(len(batch))
         for chosen in units.unique().split(max(1, budget // width)):

@@ -14,7 +14,7 @@ from mmrl.flow.layout import forwards, lay_out
 from mmrl.flow.path import data_of, guided
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
-from mmrl.flow.sde import Gaussian, Kind, deviation, diffusion, euler, transition
+from mmrl.flow.sde import Dynamics, Gaussian, deviation, diffusion, euler, transition
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
 from mmrl.flow.times import TimeSampler
 from tests.numerics.registry import Vector, check, close, tensor
@@ -74,34 +74,34 @@ def table(params: Any) -> tuple[Tensor, int]:
     return tensor([1.0, *before, *steps]), 1 + len(before)
 
 
-def step(vector: Vector, kind: Kind, level: float, v: str = "v", dtype: torch.dtype = torch.float64) -> Gaussian:
+def step(vector: Vector, dynamics: Dynamics, level: float, v: str = "v", dtype: torch.dtype = torch.float64) -> Gaussian:
     """The step's Gaussian with the velocity called `v`."""
     x = tensor(vector.inputs.get("sample", vector.inputs.get("latents"))).to(dtype)
     sigmas, index = table(vector.params)
-    return transition(kind, level, x, tensor(vector.inputs[v]).to(dtype), sigmas.to(dtype), torch.full((len(x),), index))
+    return transition(dynamics, level, x, tensor(vector.inputs[v]).to(dtype), sigmas.to(dtype), torch.full((len(x),), index))
 
 
-def coefficient(vector: Vector, kind: Kind, level: float) -> Tensor:
+def coefficient(vector: Vector, dynamics: Dynamics, level: float) -> Tensor:
     """`std_dev_t` of Flow-GRPO and Flow-Factory: s, but S for cps."""
     sigmas, index = table(vector.params)
-    return (deviation if kind == "cps" else diffusion)(kind, level, sigmas, torch.tensor([index]))
+    return (deviation if dynamics == "cps" else diffusion)(dynamics, level, sigmas, torch.tensor([index]))
 
 
 @checks(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
 def flow_grpo_step(vector: Vector) -> None:
-    kind: Kind = "cps" if vector.params["sde_type"] == "cps" else "flow_sde"
+    dynamics: Dynamics = "cps" if vector.params["sde_type"] == "cps" else "flow_sde"
     level = vector.params["noise_level"]
     for name, dtype, atol in (("f64", torch.float64, EXACT), ("f32", torch.float32, FLOAT32)):
         expected = vector.outputs[name]
-        old, new = (step(vector, kind, level, v, dtype) for v in ("v", "v_new"))
+        old, new = (step(vector, dynamics, level, v, dtype) for v in ("v", "v_new"))
         drawn = old.draw(tensor(vector.inputs["noise"]).to(dtype))
         assert drawn.dtype == dtype
         close(old.mean, expected["prev_mean"], max(atol, LATENTS), name)
         close(new.mean, expected["mean_new"], max(atol, LATENTS), name)
-        close(coefficient(vector, kind, level), expected["std_dev_t"], FLOAT32, name)
+        close(coefficient(vector, dynamics, level), expected["std_dev_t"], FLOAT32, name)
         close(drawn, expected["prev_sample"], max(atol, LATENTS), name)
         recorded = tensor(expected["prev_sample"]).to(dtype)
-        if dtype == torch.float32 and kind != "cps":
+        if dtype == torch.float32 and dynamics != "cps":
             atol = max(atol, 2e-7 / float(old.std.min()))  # a narrow density magnifies the rounding of latents
         lp, lp_new = old.log_density(recorded), new.log_density(recorded)
         close(lp, expected["log_prob"], atol, name)
@@ -178,19 +178,19 @@ def dancegrpo_step(vector: Vector) -> None:
     close((lp_new - lp).exp(), vector.outputs["ratio"], 1e-6)
 
 
-DYNAMICS: dict[str, Kind] = {"Flow-SDE": "flow_sde", "Dance-SDE": "dance_sde", "CPS": "cps", "ODE": "ode"}
+DYNAMICS: dict[str, Dynamics] = {"Flow-SDE": "flow_sde", "Dance-SDE": "dance_sde", "CPS": "cps", "ODE": "ode"}
 
 
 @checks(*(key for name in DYNAMICS for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
 def flow_factory_step(vector: Vector) -> None:
-    kind, level = DYNAMICS[vector.params["dynamics"]], vector.params["noise_level"]
-    old, new = (step(vector, kind, level, v) for v in ("v", "v_new"))
+    dynamics, level = DYNAMICS[vector.params["dynamics"]], vector.params["noise_level"]
+    old, new = (step(vector, dynamics, level, v) for v in ("v", "v_new"))
     recorded = tensor(vector.outputs["next"])
     close(old.mean, vector.outputs["mean"], LATENTS)
-    close(coefficient(vector, kind, level), vector.outputs["std_dev_t"][:1], LATENTS)
+    close(coefficient(vector, dynamics, level), vector.outputs["std_dev_t"][:1], LATENTS)
     close([vector.params["sigma_next"] - vector.params["sigma"]], vector.outputs["dt"][:1], LATENTS)
     close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
-    if kind == "ode":
+    if dynamics == "ode":
         with pytest.raises(ValueError, match="no log-probability"):
             old.log_density(recorded)
         return
@@ -225,7 +225,7 @@ def tempflow_branches(vector: Vector) -> None:
 
 
 def step_std(plan: RolloutPlan, sigmas: Tensor, at: int) -> Tensor:
-    return deviation(plan.steps[0].kind, plan.steps[0].level, sigmas, torch.tensor([at]))
+    return deviation(plan.steps[0].dynamics, plan.steps[0].level, sigmas, torch.tensor([at]))
 
 
 def one_step(plan: RolloutPlan, sigmas: Tensor, at: int, x: Tensor, v: Tensor, noise: Tensor) -> Trajectory:
@@ -262,8 +262,8 @@ def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
 def fast_rollout(vector: Vector) -> None:
     p, first, noise = vector.params, tensor(vector.inputs["init_latents"]), tensor(vector.inputs["noise_per_step"])
     sigmas, (start, stop) = tensor(p["sigmas"]), p["window"]
-    kind: Kind = "cps" if p["sde_type"] == "cps" else "flow_sde"
-    noisy = StepPlan(kind, p["noise_level"], trained=True)
+    dynamics: Dynamics = "cps" if p["sde_type"] == "cps" else "flow_sde"
+    noisy = StepPlan(dynamics, p["noise_level"], trained=True)
     plan = RolloutPlan(steps_where(p["num_steps"], range(start, stop), noisy))
     positive, negative = (tensor(p[name]).reshape(-1, 1, 1, 1) for name in ("cond_pos", "cond_neg"))
 
@@ -312,8 +312,8 @@ def mixgrpo_rollout(vector: Vector) -> None:
 @checks(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
 def nft_rollout(vector: Vector) -> None:
     first, sigmas = tensor(vector.inputs["init"]), tensor(vector.params["sigmas"])
-    kind: Kind = "dpm2" if vector.params["solver"] == "dpm2" else "ode"
-    plan = RolloutPlan((StepPlan(kind),) * (len(sigmas) - 1))
+    dynamics: Dynamics = "dpm2" if vector.params["solver"] == "dpm2" else "ode"
+    plan = RolloutPlan((StepPlan(dynamics),) * (len(sigmas) - 1))
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, truncated_toy(sigmas, 0.3), lambda c, rows: first)
     close(torch.stack(found.states, 1), vector.outputs["latents"], LATENTS)

@@ -1,0 +1,118 @@
+"""The command as a person types it: what it prints, where, and its exit codes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def mmrl(*words: str, cwd: Path = ROOT, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "mmrl", *words], capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False
+    )
+
+
+def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(tmp_path: Path):
+    done = mmrl("report", "nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mmrl: nowhere is not a folder")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"), [(["--traceback"], {}), ([], {"MMRL_TRACEBACK": "1"})], ids=["option", "variable"]
+)
+def test_the_traceback_is_there_when_asked_for(words: list[str], environment: dict[str, str]):
+    done = mmrl("report", "nowhere", *words, environment=environment)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "FileNotFoundError: nowhere" in done.stderr
+
+
+def test_a_programming_error_keeps_its_traceback(tmp_path: Path):
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "broken.py").write_text("def short(group):\n    return 1\n\n1 + 'a'\n")
+    done = mmrl("train", "tiny/image", "reward.0.use=broken", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "TypeError" in done.stderr
+
+
+def test_help_shows_every_command_in_its_panel():
+    text = mmrl("--help").stdout
+    for word in ("train", "eval", "demo", "compare", "report", "export", "data", "ls", "show", "cp", "doctor", "Look at a run"):
+        assert word in text
+
+
+def test_ls_lists_shipped_things_and_yours(tmp_path: Path):
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards" / "short.py").write_text('"""Short answers."""\n')
+    lines = mmrl("ls", cwd=tmp_path).stdout.splitlines()
+    assert "  short         Short answers." in lines
+    for name in ("iou", "digits_grounding", "dr_grpo", "tiny/image", "image/qwen3vl_4b_refcoco_24gb"):
+        assert [line for line in lines if line.split()[0] == name], name
+
+
+def test_ls_of_something_else():
+    done = mmrl("ls", "reward")
+    assert done.returncode == 2
+    assert "did you mean 'rewards'" in done.stderr
+
+
+def test_show_gives_parts_files_and_origins():
+    text = mmrl("show", "dr_grpo", "algorithm.advantage.eps=1e-6").stdout
+    assert text.startswith("dr_grpo + advantage.eps\n")
+    assert "arXiv:2503.20783" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["algorithm.advantage.eps", "1e-06", "command", "line"] in rows
+    assert ["algorithm.share.kind", "FixedLength", "preset", "dr_grpo"] in rows
+    assert [
+        row for row in rows if row[:2] == ["advantage", "GroupNorm"] and row[2].startswith("mmrl/algorithms/advantages/group.py:")
+    ]
+
+
+def test_show_of_a_config():
+    rows = [line.split() for line in mmrl("show", "tiny/image", "steps=9").stdout.splitlines()]
+    assert ["steps", "9", "command", "line"] in rows
+    assert [row for row in rows if row[:2] == ["data.size", "32"] and row[2].endswith("configs/tiny/image.toml")]
+
+
+def test_cp_copies_and_never_overwrites(tmp_path: Path):
+    assert mmrl("cp", "rewards/iou", "mine.py", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "mine.py").read_bytes() == (ROOT / "rewards" / "iou.py").read_bytes()
+    done = mmrl("cp", "tiny/image", "mine.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
+    assert "did you mean 'rewards/iou'" in mmrl("cp", "rewards/iuo", "x.py", cwd=tmp_path).stderr
+
+
+def test_data_is_checked_split_and_named(tmp_path: Path):
+    from PIL import Image
+
+    rows = []
+    for i in range(10):
+        Image.new("RGB", (20, 20), (i * 20, 0, 0)).save(tmp_path / f"{i}.png")
+        rows.append(f'{{"image": "{i}.png", "question": "Where?", "bbox": [1, 2, 5, 6]}}')
+    (tmp_path / "boxes.jsonl").write_text("\n".join(rows) + "\n")
+    assert "10 rows, 0 problems" in mmrl("data", "check", "boxes.jsonl", cwd=tmp_path).stdout
+    done = mmrl("data", "split", "boxes.jsonl", "parts", "train=0.8", "test=0.2", cwd=tmp_path)
+    assert done.stdout.splitlines() == ["parts/train.jsonl: 8 rows, 8 pictures", "parts/test.jsonl: 2 rows, 2 pictures"]
+    bad = mmrl("data", "check", "boxes.jsonl", "box_format=xywh", "columns.box=nobox", cwd=tmp_path)
+    assert bad.returncode == 2
+    assert "boxes.jsonl:1: column nobox is missing" in bad.stderr
+    assert "did you mean 'box_format'" in mmrl("data", "check", "boxes.jsonl", "box_forma=xywh", cwd=tmp_path).stderr
+
+
+def test_doctor_names_versions_and_extras():
+    text = mmrl("doctor").stdout
+    for word in ("python", "torch", "transformers", "[rewards]", "disk here"):
+        assert word in text
+
+
+def test_version():
+    assert mmrl("--version").stdout.startswith("mmrl ")

@@ -1,0 +1,79 @@
+"""Every shipped config parses, composes, and trains: the tiny ones as they are, the others with a tiny model of their family."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mmrl.app import config as configs
+from mmrl.app.build import build
+from mmrl.app.catalog import configs as all_configs
+from mmrl.app.config import Resolved
+from mmrl.app.plugins import shipped
+
+NAMES = [listed.name for listed in all_configs()]
+IMAGE = [name for name in NAMES if name.startswith("image/")]
+SMALL = [
+    "steps=2",
+    "prompts_per_step=2",
+    "algorithm.group_size=2",
+    "budget=4096",
+    "evaluation.num_prompts=2",
+    "policy.sampling.max_new_tokens=8",
+]
+DIGITS = {"use": "digits_grounding", "size": 4}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def empty_desk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMRL_CACHE", str(cache))
+
+
+def family(model: str) -> str:
+    return "qwen2_5_vl" if "Qwen2.5-VL" in model else "qwen3_vl"
+
+
+def test_there_are_configs_for_both_families_and_sizes():
+    assert {"tiny/image", "tiny/grounding"} <= set(NAMES)
+    assert len(IMAGE) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_parses_says_what_it_is_and_fits_a_screen(name: str):
+    config = configs.load(name).config
+    assert config.evaluation.data is not None
+    listed = next(listed for listed in all_configs() if listed.name == name)
+    assert len(listed.summary) > 20
+    assert len(listed.file.read_text().splitlines()) <= 60
+    assert listed.file.is_relative_to(shipped("configs"))
+
+
+@pytest.mark.parametrize("name", IMAGE)
+def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(DIGITS), "test")
+    resolved.table.set(("evaluation", "data"), {**DIGITS, "split": "held_out"}, "test")
+    small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
+    kept = ["policy.lora.rank=4"] if resolved.config.policy.lora else []
+    check_two_steps(configs.resolve(resolved.table, [*small, *kept]))
+
+
+def test_the_tiny_one_trains_as_it_is():
+    check_two_steps(configs.load("tiny/image"))
+
+
+def check_two_steps(resolved: Resolved) -> None:
+    """Two updates and an evaluation give finite numbers."""
+    job = build(resolved)
+    for _ in range(2):
+        metrics = job.trainer.step()
+        assert math.isfinite(metrics["loss"])
+        assert math.isfinite(metrics["policy/grad_norm"])
+    assert job.evaluator is not None
+    assert math.isfinite(job.evaluator.run(2)[0]["eval/total"])

@@ -1,0 +1,224 @@
+"""Advantages, weights and terms of flow methods: what must hold whatever the numbers."""
+
+import ast
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrl.algorithms import presets_flow
+from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.tree import TreeNorm
+from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
+from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
+from mmrl.algorithms.planners_flow import SampleFrom
+from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
+from mmrl.core.types import Counts, Prompt, Reading
+from mmrl.flow.layout import lay_out
+from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.flow.schedules import Branching, Full, Tree
+from mmrl.flow.sigmas import StaticShift
+from tests.algorithms.rows import Nothing, make_batch, rollouts, scores
+from tests.flow.conftest import make_trainer
+from tests.flow.fakes import FakeFlowPolicy
+
+LOGPROBS, OLD_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old")
+
+
+def rows_of(schedule, counts, shared=True):
+    """Rollouts of groups with a schedule's mask and node ids."""
+    layout = lay_out(schedule.at(0), counts, [0] * len(counts))
+    ids = [group for group, count in enumerate(counts) for _ in range(count)]
+    plain = rollouts(layout.trained, ids)
+    return replace(plain, trace=Nothing(), node_ids=layout.node_ids if shared else None), layout
+
+
+def test_tree_norm_without_sharing_is_group_norm():
+    rows, _ = rows_of(Full(4), [5, 3], shared=False)
+    rewards = scores(torch.randn(8, 1, dtype=torch.float64))
+    found = TreeNorm(ddof=0, eps=1e-4, zero_below=0.0)(rewards, rows)
+    expected = GroupNorm(ddof=0, eps=1e-4, clip=5.0)(rewards, rows)
+    torch.testing.assert_close(found.values[rows.action_mask], expected.values[rows.action_mask])
+
+
+def test_tree_norm_by_hand():
+    # splits at steps 0 and 1: nodes of depth 1 are worth 2 and 6 (mean 4, deviation 2 with ddof 0), leaves 1 3 5 7
+    rows, layout = rows_of(Tree(2, (0, 1), 2), [4])
+    values = TreeNorm(ddof=0, eps=0.0, clip=None)(scores(torch.tensor([[1.0], [3.0], [5.0], [7.0]])), rows).values
+    torch.testing.assert_close(values[:, 0], torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+    torch.testing.assert_close(values[:, 1], torch.tensor([-3.0, -1.0, 1.0, 3.0]) / 5**0.5)
+    assert layout.trained.sum() == 6
+
+
+def test_every_node_counts_once_whatever_its_leaves():
+    # leaves 0 1 of one node, leaf 2 of another: worth 1 and 4, so +-1, not the leaf-weighted mean
+    plain = rollouts(torch.ones(3, 1))
+    rows = replace(plain, node_ids=torch.tensor([[7], [7], [9]]), action_mask=torch.tensor([[True], [False], [True]]))
+    values = TreeNorm(ddof=0, eps=0.0)(scores(torch.tensor([[0.0], [2.0], [4.0]])), rows).values
+    torch.testing.assert_close(values[:, 0], torch.tensor([-1.0, -1.0, 1.0]))
+
+
+def test_a_failed_leaf_leaves_the_statistics_of_its_nodes():
+    rows, _ = rows_of(Tree(2, (0, 1), 2), [4])
+    credit = TreeNorm(ddof=0, eps=0.0)(scores(torch.tensor([[1.0], [torch.nan], [5.0], [7.0]])), rows)
+    assert credit.keep.tolist() == [True, False, True, True]
+    torch.testing.assert_close(credit.values[:, 0], torch.tensor([-1.0, 0.0, 1.0, 1.0]))
+    assert credit.values.isfinite().all()
+
+
+def test_a_branchs_reward_credits_exactly_its_step():
+    schedule = Branching(4, 3)
+    rows, _ = rows_of(schedule, [9])
+    rewards = torch.randn(9, 1, dtype=torch.float64)
+    part = TreeNorm(ddof=0, eps=1e-4)
+    before = part(scores(rewards), rows).values
+    rewards[4] += 1.0  # a child of step 1
+    after = part(scores(rewards), rows).values
+    changed = (before - after).abs() > 1e-9
+    assert changed[3:6, 1].all()
+    changed[3:6, 1] = False
+    assert not changed.any()
+    siblings = rewards[3:6, 0]
+    torch.testing.assert_close(after[3:6, 1], (siblings - siblings.mean()) / (siblings.std(correction=0) + 1e-4))
+
+
+def test_path_fusion_needs_the_log_probabilities():
+    rows, _ = rows_of(Tree(2, (0, 1), 2), [4])
+    with pytest.raises(ValueError, match="fusion = 'mean'"):
+        TreeNorm(fusion="path")(scores(torch.randn(4, 1)), rows)
+
+
+def test_pruned_chains_leave_the_baseline_alone():
+    rows, _ = rows_of(Tree(4, (0, 1), 2), [4])
+    rewards = scores(torch.tensor([[1.0], [9.0], [2.0], [4.0]]))
+    whole, pruned = TreeNorm()(rewards, rows), TreeNorm(kept_chains=0.5)(rewards, rows)
+    assert pruned.actions is not None
+    assert pruned.actions[:, 2:].any(1).tolist() == [True, True, False, False]
+    assert pruned.actions[:, :2].all()
+    torch.testing.assert_close(pruned.values[pruned.actions], whole.values[pruned.actions])
+
+
+def test_best_of_n_keeps_the_extremes_of_every_group_and_their_advantages():
+    rewards = torch.tensor([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 0.0, 5.0, 5.5, 6.0])[:, None]
+    rows = rollouts(torch.ones(10, 1), [0] * 6 + [1] * 4)
+    part = BestOfN(3)
+    credit, whole = part(scores(rewards), rows), part.norm(scores(rewards), rows)
+    assert credit.keep.nonzero()[:, 0].tolist() == [1, 2, 4, 6, 8, 9]
+    torch.testing.assert_close(credit.values[credit.keep], whole.values[credit.keep])
+
+
+def test_best_and_worst():
+    rows = rollouts(torch.ones(5, 1), [0, 0, 0, 1, 1])
+    rewards = scores(torch.tensor([[2.0], [5.0], [1.0], [3.0], [3.0]]))
+    assert BestWorst()(rewards, rows).values[:, 0].tolist() == [0, 1, -1, -1, 1]
+    assert BestWorst(worst=False)(rewards, rows).values[:, 0].tolist() == [0, 1, 0, 1, 1]
+
+
+def test_noise_level_weights_average_one_over_the_trained_steps():
+    plan = Full(8).at(0)
+    std = plan.deviations(plan.sigmas(StaticShift())).expand(3, -1)
+    batch = make_batch(std > 0, torch.zeros(3), {STD: std})
+    weights = NoiseLevel()(batch, Counts(1, 1, 1))
+    torch.testing.assert_close(weights[:, :-1].mean(1), torch.ones(3))
+    torch.testing.assert_close(weights[:, 0] / weights[:, 3], std[:, 0] / std[:, 3])
+    assert not weights[:, -1].any()
+
+
+def transition(seed=0, n=4, t=3, size=50):
+    """Readings of transitions whose policy has moved since it sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)  # noqa: E731
+    std = 0.2 + draw(n, t).abs()
+    mean_old, moved, noise = draw(n, t, size), 0.01 * draw(n, t, size), draw(n, t, size)
+    x = mean_old + std[..., None] * noise
+    lp = lambda mean: torch.distributions.Normal(mean, std[..., None]).log_prob(x).mean(-1)  # noqa: E731
+    readings = {LOGPROBS: lp(mean_old + moved), OLD_LOGPROBS: lp(mean_old), MEAN: mean_old + moved, SAMPLED_MEAN: mean_old}
+    return {**readings, STD: std, DT: 0.1 + draw(n, t).abs()}, noise, moved
+
+
+def test_normalized_log_ratio_is_the_mean_of_noise_times_movement():
+    readings, noise, moved = transition()
+    batch = make_batch(torch.ones(4, 3), torch.ones(4, 3), {})
+    _, infos = RatioNorm()(readings, batch)
+    torch.testing.assert_close(infos["policy/ratio"].log(), (noise * moved).mean(-1))
+
+
+def test_the_forms_of_kl_differ_by_known_factors():
+    readings, _, moved = transition()
+    readings[MEAN._replace(model="ref")] = readings[SAMPLED_MEAN]
+    batch = make_batch(torch.ones(4, 3), torch.ones(4, 3), {})
+    values = {form: FlowKL(form)(readings, batch)[0] for form in ("true", "no_dt", "mean_mse")}
+    torch.testing.assert_close(values["mean_mse"], (moved**2).mean(-1))
+    torch.testing.assert_close(values["true"], values["mean_mse"] / (2 * readings[STD] ** 2))
+    torch.testing.assert_close(values["no_dt"], values["true"] * readings[DT])
+
+
+def test_inverse_step():
+    batch = make_batch(torch.ones(1, 2), torch.ones(1), {DT: torch.tensor([[0.1, 0.25]])})
+    torch.testing.assert_close(InverseStep()(batch, Counts(1, 1, 1)), torch.tensor([[10.0, 4.0]]))
+
+
+def forward_gradient(term, advantages, seed=0):
+    """Gradient of a forward term with respect to the velocity, at the velocity that sampled."""
+    generator = torch.Generator().manual_seed(seed)
+    v, target = (torch.randn(3, 2, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    live = v.clone().requires_grad_()
+    t = torch.tensor([[0.2, 0.9]] * 3, dtype=torch.float64)
+    readings = {VELOCITY: live, VELOCITY._replace(model="ema"): v, TARGET_VELOCITY: target, SIGMA: t}
+    batch = make_batch(torch.ones(3, 2), torch.tensor(advantages, dtype=torch.float64), {})
+    (gradient,) = torch.autograd.grad(term(readings, batch)[0].sum(), live)
+    return gradient, v - target, t
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_negative_aware_pushes_by_the_sign_of_the_advantage_and_not_at_all_without(normalized):
+    term = NegativeAware(beta=0.5, normalized=normalized)
+    gradient, gap, t = forward_gradient(term, [0.0, 2.0, -2.0])
+    assert gradient[0].abs().max() < 1e-12
+    torch.testing.assert_close(gradient[1].sign(), gap[1].sign())
+    torch.testing.assert_close(gradient[2].sign(), -gap[2].sign())
+    # (2 r - 1) clip 2 t^2 gap / (w size), w = mean |t gap|, 2 r - 1 = A / clip
+    scale = t[..., None] ** 2 / (t[..., None] * gap).abs().mean(-1, keepdim=True) if normalized else torch.ones(())
+    torch.testing.assert_close(gradient[1], (2.0 * 2 * scale * gap / 5)[1])
+
+
+def test_advantage_matching_is_the_weighted_matching_loss():
+    for weighting in ("uniform", "t", "t2", "huber", "ghuber"):
+        term = AdvantageMatching(weighting)
+        gradient, gap, _ = forward_gradient(term, [0.0, 1.0, -1.0])
+        assert not gradient[0].any()
+        assert (gradient[1] * gap[1] > 0).all() and (gradient[2] * gap[2] < 0).all()
+    gradient, gap, t = forward_gradient(AdvantageMatching("t"), [1.0, 1.0, 1.0])
+    torch.testing.assert_close(gradient, t[..., None] * 2 * gap / 5)
+
+
+def test_sample_from_asks_for_other_weights():
+    requests = SampleFrom("ema").first([Prompt("a"), Prompt("b")], 3, 7, 0)
+    assert [(request.model, request.count, request.group_id) for request in requests] == [("ema", 3, 7), ("ema", 3, 8)]
+
+
+def test_a_group_that_fills_no_tree_stops_before_sampling():
+    trainer = make_trainer(replace(presets_flow.branch_grpo, group_size=12))
+    with pytest.raises(ValueError, match="group_size = 16"):
+        trainer.step()
+
+
+def test_what_the_policy_cannot_read_is_refused_at_build():
+    with pytest.raises(ValueError, match="sampled_mean"):
+        make_trainer(presets_flow.grpo_guard, FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
+
+
+def test_every_preset_is_documented():
+    body = ast.parse(Path(presets_flow.__file__).read_text(encoding="utf-8")).body
+    documents = {
+        ast.unparse(node.targets[0]): str(ast.literal_eval(below.value))
+        for node, below in pairwise(body)
+        if isinstance(node, ast.Assign) and isinstance(below, ast.Expr)
+    }
+    assert set(documents) == set(presets_flow.PRESETS)
+    for name, text in documents.items():
+        assert "arXiv:" in text and ("implemented" in text or "left out" in " ".join(text.split())), name
+        assert text.split("\n")[0].endswith(".") and len(text.split("\n")[0]) < 131

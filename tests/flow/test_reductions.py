@@ -1,0 +1,63 @@
+"""One method is another where they should agree, in whole training steps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.tree import TreeNorm
+from mmrl.algorithms.objectives.flow import FlowKL
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets_flow import PRESETS
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.flow.schedules import Branching, Full, Tree, Window
+from tests.flow.conftest import make_trainer
+from tests.flow.test_learning import small
+
+NORM = GroupNorm(ddof=0, eps=1e-4, clip=5.0)
+BASE = replace(
+    PRESETS["flow_grpo"],
+    objective=((1.0, Clip(0.02, 0.02)), (0.1, FlowKL("true"))),
+    advantage=NORM,
+    schedule=Full(6),
+    group_size=6,
+)
+
+
+def trained(algorithm, steps=2, **numbers):
+    """Weights after a few steps."""
+    trainer = make_trainer(algorithm, ratio_bound=1e-6, **numbers)
+    for _ in range(steps):
+        trainer.step()
+    return torch.cat([weight.detach().flatten() for weight in trainer.policy.parameters()])
+
+
+def test_mix_grpo_with_a_full_window_is_flow_grpo():
+    assert torch.equal(trained(replace(BASE, schedule=Window(6, 5))), trained(BASE))
+
+
+def test_branch_grpo_split_once_at_the_start_is_grpo_with_shared_initial_noise():
+    tree = Tree(6, (0,), 6, split_noise=1.0, dynamics="flow_sde", level=0.7, last="ode")
+    norm = TreeNorm(ddof=0, eps=1e-4, zero_below=0.0)
+    branched = trained(replace(BASE, schedule=tree, advantage=norm, share=TokenMean()))
+    torch.testing.assert_close(branched, trained(replace(BASE, schedule=Full(6, initial_noise="group"))), atol=1e-6, rtol=1e-6)
+
+
+def test_sharing_the_prefix_of_a_window_changes_nothing():
+    window = Window(6, 2, low=2, stride=0, initial_noise="group")
+    alone, shared = trained(replace(BASE, schedule=window)), trained(replace(BASE, schedule=replace(window, share_prefix=True)))
+    torch.testing.assert_close(alone, shared, atol=1e-6, rtol=1e-6)
+
+
+def test_branches_of_several_trunks_are_a_larger_group():
+    one, four = Branching(6, 3, at_steps=(0, 2)), replace(BASE, advantage=TreeNorm(ddof=0, eps=1e-4), group_size=24)
+    assert not torch.equal(trained(replace(four, schedule=one)), trained(replace(four, schedule=one, group_size=6)))
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo"])
+@pytest.mark.parametrize("budget", [1, 7, 50])
+def test_updates_do_not_depend_on_the_cut(name, budget):
+    algorithm = replace(small(name), minibatches=1)
+    whole, cut = (trained(algorithm, budget=size, lr=1e-3) for size in (10_000, budget))
+    torch.testing.assert_close(cut, whole, atol=3e-6, rtol=1e-4)

@@ -1,0 +1,120 @@
+import pytest
+
+from mmrl.flow.layout import forwards
+from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
+from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
+from mmrl.flow.times import TimeSampler
+
+MOVES = ["progressive", "random", "decay", "exp_decay"]
+
+
+def trained(plan):
+    return [i for i, step in enumerate(plan.steps) if step.trained]
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("stride", [1, 3, 4])
+def test_windows_are_full_and_cover_the_range(move, stride):
+    schedule = Window(12, 4, move=move, stride=stride, dwell=2, decay=(3, 1), low=1, high=10)
+    windows = [schedule.window(step) for step in range(200)]
+    assert all(len(window) == 4 and window[0] >= 1 and window[-1] < 10 for window in windows)
+    assert {i for window in windows for i in window} == set(range(1, 10))
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_windows_depend_on_seed_and_step_alone(move):
+    make = lambda seed: Window(20, 3, move=move, seed=seed)  # noqa: E731 - two schedules that differ in one number
+    order = [37, 2, 150, 2, 37]
+    assert [make(1).window(step) for step in order] == [Window(20, 3, move=move, seed=1).window(step) for step in order]
+    if move == "random":
+        assert [make(1).window(s) for s in range(20)] != [make(2).window(s) for s in range(20)]
+
+
+def test_progressive_window_by_hand():
+    schedule = Window(8, 3, dwell=2, stride=2)
+    starts = [schedule.window(step)[0] for step in range(10)]
+    assert starts == [0, 0, 2, 2, 4, 4, 0, 0, 2, 2]
+    stays = Window(8, 3, dwell=2, stride=3, roll_back=False)
+    assert [stays.window(step)[0] for step in range(8)] == [0, 0, 3, 3, 4, 4, 4, 4]
+    assert [Window(8, 3, dwell=2, stride=0, low=1).window(step)[0] for step in range(5)] == [1] * 5
+
+
+def test_the_official_empty_window_is_refused_with_the_remedy():
+    schedule = Window(25, 4, high=23, overrun=True)
+    assert schedule.window(574) == [22] and schedule.window(575) == []
+    with pytest.raises(ValueError, match=r"step 575 .*overrun = false"):
+        schedule.at(575)
+
+
+def test_a_window_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="5 steps do not fit"):
+        Window(6, 5, low=1)
+
+
+@pytest.mark.parametrize(
+    ("last", "kinds", "trains"),
+    [("ode", ["cps", "cps", "ode"], [0, 1]), ("noisy", ["cps", "cps", "cps"], [0, 1])],
+)
+def test_full_never_trains_the_last_step(last, kinds, trains):
+    plan = Full(3, "cps", 0.8, last=last).at(5)
+    assert [step.dynamics for step in plan.steps] == kinds
+    assert trained(plan) == trains
+
+
+def test_full_trains_the_last_step_on_request_and_only_the_first_ones():
+    assert trained(Full(4, last="trained").at(0)) == [0, 1, 2, 3]
+    assert trained(Full(4, trained_steps=2).at(0)) == [0, 1]
+
+
+def test_steps_without_a_density_cannot_train():
+    with pytest.raises(ValueError, match="no log-probability"):
+        StepPlan("dpm2", trained=True)
+    with pytest.raises(ValueError, match="level 0"):
+        StepPlan("flow_sde", 0.0, trained=True)
+    with pytest.raises(ValueError, match="last cps step"):
+        Full(3, "cps", 0.8, last="trained").at(0)
+    with pytest.raises(ValueError, match="forward plan"):
+        RolloutPlan((StepPlan("cps", 0.5, trained=True), StepPlan()), forward=TimeSampler())
+
+
+def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic():
+    schedule = RandomSubset(8, (1, 2, 3, 4), 2)
+    plan = schedule.at(3)
+    assert plan == RandomSubset(8, (1, 2, 3, 4), 2).at(3)
+    assert trained(plan) == sorted(schedule.chosen(3))
+    assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.chosen(3)] == ["ode"] * 6
+    assert {tuple(sorted(schedule.chosen(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
+    with pytest.raises(ValueError, match="RandomSubset"):
+        RandomSubset(4, (0, 1, 2, 3), 1)
+
+
+def test_costs_are_those_of_the_methods():
+    flash = [forwards(Window(25, 4, low=left, stride=0, high=23, flash=0.4).at(0), 1).rollout for left in range(15)]
+    assert flash == [11, 12, 13, 13, 14, 14, 15, 16, 16, 17, 17, 18, 19, 19, 20]
+    assert forwards(Window(25, 4, stride=0, flash=0.2).at(0), 1).rollout == 7
+    assert forwards(Window(25, 4, low=18, stride=0, high=23, flash=0.4).at(0), 1).rollout == 23
+    trunk = forwards(Branching(10, 6).at(0), 54, guided=True)
+    assert (trunk.rollout, trunk.update) == (2 * 279, 2 * 54)
+    tree = forwards(Tree().at(0), 16, frozen_models=1)
+    assert (tree.rollout, tree.update, tree.frozen, tree.per_image) == (203, 218, 218, 203 / 16)
+    dance = forwards(Full(16, "dance_sde", 0.3, trained_per_row=9).at(0), 12)
+    assert (dance.rollout, dance.update) == (12 * 16, 12 * 9)
+    nft = forwards(Forward().at(0), 24, frozen_models=2)
+    assert (nft.rollout, nft.update, nft.frozen) == (240, 216, 432)
+    prefix = Window(10, 2, low=4, stride=0, initial_noise="group", share_prefix=True)
+    assert forwards(prefix.at(0), 8).rollout == 5 + 8 * 5
+    assert forwards(evaluation_plan(40), 1).rollout == 40 and forwards(evaluation_plan(40), 1).update == 0
+
+
+def test_tree_prunes_and_clamps():
+    tree = Tree(8, (0, 3, 99), pruned_depths=(6, 7), slide_every=10, stop_depth=4)
+    assert tree.splits == (0, 3, 7) and tree.group_size == 8
+    assert [tree.pruned(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
+    assert trained(tree.at(0)) == [0, 1, 2, 3, 4, 7]
+    assert trained(Tree(8, (0, 3), first_half_only=True).at(0)) == [0, 1, 2, 3, 4, 5]
+    assert not Tree(8, (0, 3), last="ode").at(0).steps[-1].stochastic
+
+
+def test_nothing_to_branch_at_is_refused():
+    with pytest.raises(ValueError, match="at_steps"):
+        Branching(6, at_steps=())

@@ -1,0 +1,90 @@
+"""What may be imported where: `import mmrl` with torch alone, `--help` and `ls` without torch, plug-ins by nobody."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = [
+    *("accelerate", "av", "datasets", "decord", "diffusers", "jinja2", "matplotlib", "open_clip", "peft", "pyarrow"),
+    *("qwen_vl_utils", "sklearn", "tensorboard", "torchvision", "transformers", "wandb"),
+]
+BLOCK = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY}:
+            raise ImportError(f"{{name}} is blocked")
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def imported(file: Path) -> set[str]:
+    """Top-level names of everything a file imports, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_public_names_need_torch_alone():
+    run(BLOCK + "import mmrl\nfor name in mmrl.__all__:\n    getattr(mmrl, name)\n")
+
+
+@pytest.mark.parametrize("room", ["core", "algorithms", "flow", "geometry", "data", "policies", "training", "tiny"])
+def test_every_module_of_a_room_imports_without_the_heavy_packages(room: str):
+    code = """
+import importlib, pkgutil
+room = importlib.import_module("mmrl.ROOM")
+for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+    importlib.import_module(module.name)
+"""
+    run(BLOCK + code.replace("ROOM", room))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["ls"], ["ls", "algorithms"]], ids=" ".join)
+def test_looking_around_loads_no_torch(words: list[str]):
+    code = f"""
+import sys
+sys.argv = ["mmrl", *{words}]
+from mmrl.app.cli import main
+try:
+    main()
+except SystemExit as left:
+    assert not left.code, left.code
+loaded = [name for name in {["torch", "numpy", *HEAVY]} if name in sys.modules]
+assert not loaded, loaded
+"""
+    assert run(code)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "mmrl" / "core").glob("*.py")), ids=lambda file: file.name)
+def test_core_imports_torch_jaxtyping_and_the_standard_library(file: Path):
+    assert imported(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
+
+
+@pytest.mark.parametrize("folder", ["mmrl", "rewards", "datasets"])
+def test_nobody_imports_plug_ins(folder: str):
+    guilty = {str(file.relative_to(ROOT)): imported(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
+    assert {file: names for file, names in guilty.items() if names} == {}
+
+
+@pytest.mark.parametrize("folder", ["rewards", "datasets"])
+def test_plug_ins_use_public_rooms_only(folder: str):
+    allowed = {"mmrl", "mmrl.core", "mmrl.geometry", "mmrl.data"}
+    for file in (ROOT / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mmrl"):
+                assert ".".join((node.module or "").split(".")[:2]) in allowed, f"{file.name} imports {node.module}"

@@ -1,0 +1,71 @@
+"""What people install: one top-level package, with plug-ins and configs inside it, that trains from an empty folder."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=cwd, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Commands of a fresh environment that holds the wheel and borrows everything else from this one."""
+    home = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", "--without-pip", home)
+    run(sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    (site,) = home.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin"
+
+
+def test_only_mmrl_is_at_the_top(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"mmrl"}
+    assert not [name for name in names if "__pycache__" in name]
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+@pytest.mark.parametrize("kind", ["rewards", "datasets", "configs"])
+def test_everything_shipped_is_inside(wheel: Path, kind: str):
+    suffix = ".toml" if kind == "configs" else ".py"
+    here = {str(file.relative_to(ROOT)) for file in (ROOT / kind).rglob(f"*{suffix}")}
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {
+        name.removeprefix("mmrl/_shipped/")
+        for name in names
+        if name.startswith(f"mmrl/_shipped/{kind}/") and name.endswith(suffix)
+    } == here
+
+
+def test_it_lists_and_trains_from_an_empty_folder(bin_folder: Path, tmp_path: Path):
+    place = run(bin_folder / "python", "-c", "import mmrl; print(mmrl.__file__)", cwd=tmp_path)
+    assert Path(place.strip()).is_relative_to(bin_folder.parent)
+    listed = run(bin_folder / "mmrl", "ls", cwd=tmp_path)
+    assert all(word in listed for word in ("iou", "digits_grounding", "dr_grpo", "tiny/image"))
+    cache = str(tmp_path / "cache")
+    text = run(bin_folder / "mmrl", "train", "tiny/image", "steps=1", "output=run", cwd=tmp_path, MMRL_CACHE=cache)
+    assert "report: run/report.html" in text
+    assert (tmp_path / "run" / "report.html").is_file()
