@@ -64,7 +64,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     loaded = [load_reward(reward, ("reward", str(i)), table) for i, reward in enumerate(config.reward)]
     train_prompts = load_prompts(config.data, ("data",), table)
     held_out = held_out_prompts(config, table)
-    config = with_local_model(config)
+    config = with_local_model(config, ranks)
     space = box_space(config.policy)
     rewards = RewardRunner([named(*pair, space) for pair in zip(config.reward, loaded, strict=True)])
     algorithm = config.algorithm.algorithm.with_length(config.policy.sampling.max_new_tokens)
@@ -169,10 +169,15 @@ def box_space(config: TextPolicyConfig) -> str | None:
     return family_of(load_config(config)).box_space
 
 
-def with_local_model(config: RunConfig) -> RunConfig:
-    """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once."""
+def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
+    """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process."""
     model = config.policy.model
-    return config if not model.startswith(TINY) else replace(config, policy=replace(config.policy, model=str(tiny_model(model))))
+    if not model.startswith(TINY):
+        return config
+    if ranks.is_main:
+        tiny_model(model)
+    ranks.wait()
+    return replace(config, policy=replace(config.policy, model=str(tiny_model(model))))
 
 
 def tiny_model(name: str) -> Path:
@@ -187,7 +192,7 @@ def tiny_model(name: str) -> Path:
     if family == "grounding":
         return grounding.warm_start()
     folder = grounding.cache_folder() / f"random-{__version__}" / family
-    if not folder.is_dir():
+    if not (folder / "config.json").is_file():
         partial = folder.with_name(f"{family}.{os.getpid()}.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
         vlms.build(family, partial)

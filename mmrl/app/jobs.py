@@ -97,7 +97,8 @@ def workplace() -> Iterator[tuple[Any, Ranks]]:
 
     if not console.is_terminal:
         disable_progress_bar()
-    accelerator = Accelerator()
+    # Without cpu=True, accelerate takes several processes on a machine without accelerators for as many single ones.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     ranks = Ranks(accelerator)
     if accelerator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # What trains on a CPU is so small that threads cost more than they give.

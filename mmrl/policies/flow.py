@@ -203,8 +203,7 @@ class FlowPolicy:
         out = [self._forward(x[rows], timesteps[rows], conditions, index[rows]) for rows in pieces]
         for _ in range(self.most(len(pieces)) - len(pieces)):
             one = torch.zeros(1, dtype=index.dtype)
-            nothing = self._forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)
-            out.append(0 * nothing[:0].sum() + nothing[:0])
+            out.append(self._forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
         return torch.cat(out) if out else x
 
     def _forward(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor) -> Tensor:

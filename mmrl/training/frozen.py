@@ -8,7 +8,9 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.types import Batch, Reading, Rollouts
+from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import check_ratio
+from mmrl.training.settings import TrainSettings
 
 SAMPLED = Reading("logprobs", "sampler")
 ROW = Reading("row_index", "old")
@@ -20,8 +22,8 @@ class FrozenReader:
 
     policy: Policy
     algorithm: Algorithm
-    budget: int
-    ratio_bound: float
+    settings: TrainSettings
+    ranks: Ranks
 
     @torch.no_grad()
     def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
@@ -37,22 +39,28 @@ class FrozenReader:
         extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
         read = self.read_rows(rollouts, missing + extra) if missing or extra else {}
         if checked and sampled is not None:
-            check_ratio(rollouts, sampled, read[OLD_LOGPROBS], self.ratio_bound)
+            check_ratio(rollouts, sampled, read[OLD_LOGPROBS], self.settings.ratio_bound, self.settings.mean_ratio_bound)
         if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
             read[OLD_LOGPROBS] = sampled if trusted else torch.where(sampled.isnan(), read[OLD_LOGPROBS], sampled)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
-        """Evaluate readings for all rows, cut to the budget."""
+        """Evaluate readings for all rows, cut to the budget.
+
+        Every rank reads equally often, or sharded weights would wait for ever.
+        """
         asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
         ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
         rows = torch.arange(len(rollouts))[:, None].expand_as(rollouts.action_mask)
         whole = Batch(rollouts, ones, ones, ones, {ROW: rows})
         pieces: list[dict[Reading, Tensor]] = []
         order: list[Tensor] = []
-        for part in self.policy.split(whole, self.budget, self.algorithm.scope):
+        parts = list(self.policy.split(whole, self.settings.budget, self.algorithm.scope))
+        for part in parts:
             values = self.policy.read(part.rollouts.trace, list(asked), part.rollouts.action_mask)
             pieces.append({asked[reading]: value for reading, value in values.items()})
             order.append(part.frozen[ROW][:, 0])
+        for _ in range(self.ranks.most(len(parts)) - len(parts)):
+            self.policy.read(parts[-1].rollouts.trace, list(asked), parts[-1].rollouts.action_mask)
         back = torch.cat(order).argsort()
         return {reading: torch.cat([piece[reading] for piece in pieces])[back] for reading in readings}

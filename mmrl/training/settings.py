@@ -21,7 +21,12 @@ class TrainSettings:
     samples_every: int = 10
     """Steps between rollouts written to the run's samples; 0 = none."""
     ratio_bound: float = 2e-5
-    """Largest |log ratio| allowed before the first update, where sampled and re-evaluated log-probs must agree."""
+    """Largest |log ratio| of any action before the first update, where sampled and re-evaluated log-probs must agree.
+
+    2e-5 is for float32. In bfloat16 single unlikely tokens may differ much: allow 1.0 and hold on to the mean.
+    """
+    mean_ratio_bound: float = 0.02
+    """Largest mean |log ratio| there: a tenth of a clip range of 0.2."""
     max_unparsed: float = 0.2
     """Warn when more than this share of a step's completions could not be parsed by a reward."""
 

@@ -70,7 +70,7 @@ class Trainer:
         self.health = Health(settings.max_unparsed)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.reader = FrozenReader(policy, algorithm, settings.budget, settings.ratio_bound)
+        self.reader = FrozenReader(policy, algorithm, settings, self.ranks)
 
     def fit(self) -> None:
         """Train to the last step, evaluating and saving on the way."""

@@ -27,7 +27,7 @@ BASE = replace(
 
 def trained(algorithm, steps=2, **numbers):
     """Weights after a few steps."""
-    trainer = make_trainer(algorithm, ratio_bound=1e-6, **numbers)
+    trainer = make_trainer(algorithm, ratio_bound=1e-5, **numbers)
     for _ in range(steps):
         trainer.step()
     return torch.cat([weight.detach().flatten() for weight in trainer.policy.parameters()])

@@ -63,7 +63,8 @@ def test_epochs_and_minibatches_deal_every_row_once_per_pass():
     assert seen[:32] != seen[32:]
 
 
-def test_ratio_gate_stops_before_the_first_update():
+@pytest.mark.parametrize("bounds", [{}, {"ratio_bound": 1.0, "mean_ratio_bound": 1e-6}], ids=["largest", "mean"])
+def test_ratio_gate_stops_before_the_first_update(bounds):
     policy = FakeTextPolicy()
     rollout = policy.rollout
 
@@ -73,9 +74,9 @@ def test_ratio_gate_stops_before_the_first_update():
         return rollouts
 
     policy.rollout = wrong
-    trainer = make_trainer(policy=policy)
+    trainer = make_trainer(policy=policy, **bounds)
     before = weights(trainer)
-    with pytest.raises(TrainingStoppedError, match=r"action 0 of prompt .*exceeds training.ratio_bound"):
+    with pytest.raises(TrainingStoppedError, match=r"action 0 of prompt .*beyond ratio_bound"):
         trainer.step()
     assert torch.equal(before, weights(trainer))
 
