@@ -19,7 +19,7 @@ def load(
     split: str = "train",
     size: int = 4096,
     seed: int = 0,
-    asked: Sequence[int] = (3, 7),
+    asked: Sequence[int] = (7,),
     num_distractors: int = 1,
     background: Literal["noise", "photo"] = "noise",
 ) -> Sequence[Prompt]:
@@ -29,7 +29,7 @@ def load(
         split: train or held_out.
         size: how many.
         seed: another seed gives other scenes of the same kind.
-        asked: the digits that are asked for.
+        asked: the digits that are asked for; a picture may show two of them.
         num_distractors: how many other digits a picture shows.
         background: noise or photo.
 

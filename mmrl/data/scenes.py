@@ -24,18 +24,18 @@ _LAYOUTS = 500
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """What scenes look like. By default a 3 or a 7 is asked for, and one digit of another class stands beside it."""
+    """What scenes look like. By default the 7 is asked for, and one digit of another class stands beside it."""
 
     side: int = 64
     """Width and height of a scene in pixels."""
     glyph: tuple[int, int] = (28, 32)
     """Smallest and largest side of a digit in pixels, its empty margin included."""
-    asked: tuple[int, ...] = (3, 7)
-    """Digits that are asked for."""
+    asked: tuple[int, ...] = (7,)
+    """Digits that are asked for. A model of 1 M parameters learns one in minutes; to compare question and picture takes longer."""
     num_distractors: int = 1
-    """Digits of other classes, asked for elsewhere or not."""
+    """Digits of other classes beside it."""
     grid: int = 32
-    """Digits stand at multiples of so many pixels, plus the jitter; 1 = anywhere, which a small model learns far more slowly."""
+    """Digits stand at multiples of so many pixels, plus the jitter; 1 = anywhere: far slower to learn."""
     jitter: int = 3
     """Largest shift off the grid, in pixels, in x and in y."""
     background: Literal["noise", "photo"] = "noise"

@@ -13,7 +13,7 @@ from mmrl.training.preflight import check_ratio
 from mmrl.training.settings import TrainSettings
 
 SAMPLED = Reading("logprobs", "sampler")
-ROW = Reading("row_index", "old")
+PLACE = Reading("place", "old")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class FrozenReader:
         """
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
         sampled = recorded.get(SAMPLED)
-        trusted = sampled is not None and self.algorithm.old == "recorded" and not bool(sampled.isnan().any())
+        unknown = sampled is not None and bool((sampled.isnan() & rollouts.action_mask).any())
+        trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
         missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
         checked = sampled is not None and check
         extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
@@ -41,7 +42,7 @@ class FrozenReader:
         if checked and sampled is not None:
             check_ratio(rollouts, sampled, read[OLD_LOGPROBS], self.settings.ratio_bound, self.settings.mean_ratio_bound)
         if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
-            read[OLD_LOGPROBS] = sampled if trusted else torch.where(sampled.isnan(), read[OLD_LOGPROBS], sampled)
+            read[OLD_LOGPROBS] = torch.where(sampled.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], sampled)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
@@ -51,16 +52,17 @@ class FrozenReader:
         """
         asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
         ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
-        rows = torch.arange(len(rollouts))[:, None].expand_as(rollouts.action_mask)
-        whole = Batch(rollouts, ones, ones, ones, {ROW: rows})
+        shape = rollouts.action_mask.shape
+        whole = Batch(rollouts, ones, ones, ones, {PLACE: torch.arange(ones.numel()).reshape(shape)})
         pieces: list[dict[Reading, Tensor]] = []
         order: list[Tensor] = []
         parts = list(self.policy.split(whole, self.settings.budget, self.algorithm.scope))
         for part in parts:
             values = self.policy.read(part.rollouts.trace, list(asked), part.rollouts.action_mask)
             pieces.append({asked[reading]: value for reading, value in values.items()})
-            order.append(part.frozen[ROW][:, 0])
+            order.append(part.frozen[PLACE].flatten())
         for _ in range(self.ranks.most(len(parts)) - len(parts)):
             self.policy.read(parts[-1].rollouts.trace, list(asked), parts[-1].rollouts.action_mask)
         back = torch.cat(order).argsort()
-        return {reading: torch.cat([piece[reading] for piece in pieces])[back] for reading in readings}
+        flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[back] for reading in readings}
+        return {reading: x.unflatten(0, shape) for reading, x in flat.items()}

@@ -100,6 +100,7 @@ class Trainer:
             self.observe(rollouts, scores)
             credit = self.credit(scores, rollouts)
             mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
+            mask = mask if credit.actions is None else mask & credit.actions
             trained = replace(rollouts, action_mask=mask)
             self.refuse_nothing_to_train(trained, rollouts, scores)
             with stopwatch(times, "update"):
@@ -143,7 +144,8 @@ class Trainer:
             scores, values=torch.cat(self.ranks.gather(scores.values)), status=torch.cat(self.ranks.gather(scores.status))
         )
         credit = self.algorithm.advantage(everywhere, everyone)
-        return Credit(credit.values[mine, : rollouts.action_mask.shape[1]], credit.keep[mine])
+        own = mine, slice(rollouts.action_mask.shape[1])
+        return Credit(credit.values[own], credit.keep[mine], None if credit.actions is None else credit.actions[own])
 
     def observe(self, rollouts: Rollouts, scores: Scores) -> None:
         """Tell the sampler how every prompt of the step did, on all ranks alike."""

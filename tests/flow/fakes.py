@@ -132,7 +132,7 @@ class FakeFlowPolicy:
             yield batch
             return
         width = batch.advantages.shape[1]
-        if scope == "action" and torch.is_grad_enabled():  # without gradients whole rows fit, and the trainer joins rows only
+        if scope == "action":
             for rows in torch.arange(len(batch)).split(budget):
                 long = max(1, budget // len(rows))
                 for start in range(0, width, long):

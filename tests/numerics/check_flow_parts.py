@@ -23,7 +23,8 @@ from mmrl.flow.schedules import Tree
 from mmrl.flow.sde import deviation, diffusion
 from tests.algorithms.rows import Nothing, make_batch, scores
 from tests.algorithms.rows import rollouts as rows_of
-from tests.numerics.check_flow import checks, each, kept_by_depth
+from tests.numerics.check_flow import checks, each
+from tests.numerics.check_flow_schedules import kept_by_depth
 from tests.numerics.registry import Vector, check, close, tensor
 
 FLOAT32 = 3e-6
