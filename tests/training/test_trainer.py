@@ -20,12 +20,8 @@ def weights(trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
-LEARN = ["grpo", "dr_grpo", "dapo", "gspo", "rloo", "cispo", "opo", "sapo"]
-
-
-@pytest.mark.parametrize("name", LEARN)
-def test_presets_learn(name):
-    trainer = make_trainer(PRESETS[name], steps=60, optimizer=OptimizerSettings(lr=2e-2))
+def test_grpo_learns():
+    trainer = make_trainer(steps=60, optimizer=OptimizerSettings(lr=2e-2))
     rewards = [trainer.step()["reward/total"] for _ in range(60)]
     assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.3
 

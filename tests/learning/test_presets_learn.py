@@ -1,0 +1,17 @@
+"""Every preset raises the reward of the fake policy; on real model classes they take updates (tests/policies, tests/configs)."""
+
+import pytest
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.training.optim import OptimizerSettings
+from tests.training.conftest import make_trainer
+
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_reward_rises(name: str):
+    trainer = make_trainer(PRESETS[name], steps=STEPS, prompts_per_step=48, optimizer=OptimizerSettings(lr=2e-2))
+    rewards = [trainer.step()["reward/letter"] for _ in range(STEPS)]
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:3]) / 3 + 0.15
