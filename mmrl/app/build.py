@@ -17,7 +17,7 @@ from mmrl.app import plugins
 from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig
 from mmrl.app.parts import check_keys, made_of
 from mmrl.app.rundir import RunDir
-from mmrl.app.tables import Path_, Table
+from mmrl.app.tables import KeyPath, Table
 from mmrl.app.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.core.protocols import Policy, PromptSampler, Tracker
 from mmrl.core.types import Prompt
@@ -91,7 +91,7 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
         )
 
 
-def load_reward(reward: RewardConfig, path: Path_, table: Table) -> Callable[..., Any]:
+def load_reward(reward: RewardConfig, path: KeyPath, table: Table) -> Callable[..., Any]:
     """The plug-in with its own fields filled in."""
     function = plugins.load(reward.use, "rewards")
     own = [f.name for f in fields(RewardConfig) if f.name != "args"]
@@ -130,7 +130,7 @@ def held_out_prompts(config: RunConfig, table: Table) -> Sequence[Prompt] | None
     return prompts if isinstance(prompts, Sequence) else list(islice(prompts, settings.num_prompts))
 
 
-def load_prompts(data: DataConfig, path: Path_, table: Table) -> Prompts:
+def load_prompts(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
     """What the data set's `load` gives, looked at: all of a sequence, the beginning of a stream.
 
     Raises:

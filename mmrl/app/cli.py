@@ -9,6 +9,8 @@ import typer
 from typer import Argument, Option
 
 TRACEBACK = "MMRL_TRACEBACK"
+EXTRAS = {"jinja2": "report", "matplotlib": "report", "sklearn": "demo", "pyarrow": "data"}
+"""Package -> the extra that brings it."""
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(no_args_is_help=True)
@@ -35,15 +37,18 @@ def main() -> None:
         os.environ[TRACEBACK] = "1"
     try:
         app()
-    except (ValueError, OSError) as error:
-        if os.environ.get(TRACEBACK):
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        own_fault = isinstance(error, ModuleNotFoundError) and error.name not in EXTRAS
+        if own_fault or os.environ.get(TRACEBACK):
             raise
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
 
 
-def sentence(error: ValueError | OSError) -> str:
+def sentence(error: ValueError | OSError | ModuleNotFoundError) -> str:
     """What went wrong; for errors that mmrl did not word itself, also how to see where."""
+    if isinstance(error, ModuleNotFoundError):
+        return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name or ""]}]"'
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -17,7 +17,7 @@ from pydantic import InstanceOf
 from mmrl.app.catalog import find_config
 from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, check_keys, plain, with_none, written
 from mmrl.app.suggest import did_you_mean
-from mmrl.app.tables import Path_, Table, dotted, leaves
+from mmrl.app.tables import KeyPath, Table, dotted, leaves
 from mmrl.policies.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings
 from mmrl.training.settings import TrainSettings
@@ -116,7 +116,7 @@ class Resolved:
         for path, value in leaves(as_table(self.config)):
             yield dotted(path), value, self.origin(path)
 
-    def origin(self, path: Path_) -> str:
+    def origin(self, path: KeyPath) -> str:
         said = self.table.origin(path)
         if said is None and path[0] == "algorithm":
             return f"preset {self.config.algorithm.preset}"
@@ -153,7 +153,7 @@ def greedy(sampling: Sampling, changes: Mapping[str, Any], table: Table) -> Samp
     return plain(Sampling, base | {"temperature": 0.0} | dict(changes), ("evaluation", "sampling"), table)
 
 
-def fitted(kind: Any, value: Any, path: Path_, table: Table) -> Any:
+def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
     """`value` with its keys checked against the dataclass `kind`, at all depths.
 
     Keys that a plug-in will know go into `args`; a policy's table becomes the settings of its kind.

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from rich.table import Table as Grid
 from mmrl.app import config as configs
 from mmrl.app.build import Job, build
 from mmrl.app.config import Resolved
-from mmrl.app.report import write_report
 from mmrl.app.report_data import changes
 from mmrl.app.report_data import load as load_run
 from mmrl.app.rundir import RunDir
@@ -183,6 +183,11 @@ def announce(run: RunDir) -> None:
             interval = f"{change.low:+.3f} to {change.high:+.3f}"
             grid.add_row(change.name, f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}", interval)
         console.print(grid)
+    if find_spec("jinja2") is None:
+        console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}', markup=False, highlight=False)
+        return
+    from mmrl.app.report import write_report
+
     console.print(f"report: {write_report(run.path)}", highlight=False)
 
 

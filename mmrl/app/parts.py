@@ -17,9 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app import plugins
 from mmrl.app.suggest import did_you_mean
-from mmrl.app.tables import Path_, Table, dotted
+from mmrl.app.tables import KeyPath, Table, dotted
 
-TOP: Path_ = ("algorithm",)
+TOP: KeyPath = ("algorithm",)
 DEFAULT_PRESET = "grpo"
 ROOMS = ("mmrl.algorithms", "mmrl.flow")
 NONE = "none"
@@ -124,7 +124,7 @@ class _Builder:
             raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted(path)}]]")
         return tuple(self._entry(name, item, (*path, str(i)), None) for i, item in enumerate(value))
 
-    def part(self, slot: str, value: Any, path: Path_, own: Any) -> Any:
+    def part(self, slot: str, value: Any, path: KeyPath, own: Any) -> Any:
         """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
         if not isinstance(value, Mapping):
             raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted(path)}] with kind = "..."')
@@ -144,7 +144,7 @@ class _Builder:
             type(own), {written(f.name): getattr(own, f.name) for f in fields(own) if f.init} | settings, path, self.table
         )
 
-    def _altered(self, name: str, value: Mapping[str, Any], path: Path_, own: Sequence[Any]) -> Any:
+    def _altered(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
         for key, item in value.items():
@@ -156,7 +156,7 @@ class _Builder:
             entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
         return tuple(entries)
 
-    def _entry(self, name: str, item: Any, path: Path_, own: Any) -> Any:
+    def _entry(self, name: str, item: Any, path: KeyPath, own: Any) -> Any:
         if name != "objective":
             return self.part(name, item, path, own)
         coef, term = own or (1.0, None)
@@ -167,7 +167,7 @@ class _Builder:
         return coef, self.part(name, rest, path, term)
 
 
-def made_of(cls: Callable[..., Any], settings: Mapping[str, Any], path: Path_, table: Table, beside: Sequence[str] = ()) -> Any:
+def made_of(cls: Callable[..., Any], settings: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()) -> Any:
     """An object of a part's or a reward's class from its settings, checked; a function with settings keeps them.
 
     `beside` are keys of the same table that others read, for the did-you-mean.
@@ -219,7 +219,7 @@ def differences(before: Any, after: Any, path: str) -> list[str]:
     return [path]
 
 
-def check_keys(values: Mapping[str, Any], known: Sequence[str], path: Path_, table: Table) -> None:
+def check_keys(values: Mapping[str, Any], known: Sequence[str], path: KeyPath, table: Table) -> None:
     """Refuse keys that nothing knows."""
     for key in values:
         if key not in known:
@@ -240,7 +240,7 @@ def allowed_words(hint: Any) -> set[Any]:
     return {word for inner in get_args(hint) for word in allowed_words(inner)}
 
 
-def plain(kind: Any, value: Any, path: Path_, table: Table) -> Any:
+def plain(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
     """`value` as the type `kind`.
 
     Raises:
@@ -252,7 +252,7 @@ def plain(kind: Any, value: Any, path: Path_, table: Table) -> Any:
         raise ValueError("; ".join(problems(error, value, path, table))) from None
 
 
-def problems(error: ValidationError, value: Any, path: Path_, table: Table) -> list[str]:
+def problems(error: ValidationError, value: Any, path: KeyPath, table: Table) -> list[str]:
     """One sentence for each key pydantic refused; a dataclass that refuses its own values names the key itself."""
     found: dict[str, list[str]] = {}
     for one in error.errors():

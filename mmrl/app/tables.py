@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Path_ = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """Keys from the top of a config down to a value; places in lists are written as digits."""
 COMMAND_LINE = "command line"
 
@@ -16,7 +16,7 @@ class Table:
     """What a config says, and who said it."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[Path_, str] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
     """Every leaf's path -> "configs/a.toml", "command line", ..."""
 
     @classmethod
@@ -47,7 +47,7 @@ class Table:
             raise ValueError(f"{assignment!r} is no override: write key=value, for example optimizer.lr=1e-5")
         self.set(tuple(key.strip().split(".")), toml_value(text), COMMAND_LINE)
 
-    def set(self, path: Path_, value: Any, origin: str) -> None:
+    def set(self, path: KeyPath, value: Any, origin: str) -> None:
         """Put a value (a table or list, too) at a path, replacing what is there."""
         holder: Any = self.values
         for depth, key in enumerate(path[:-1]):
@@ -62,18 +62,18 @@ class Table:
         self.origins = {known: by for known, by in self.origins.items() if known[: len(path)] != path}
         self.origins |= {path + below: origin for below, _ in leaves(value)}
 
-    def origin(self, path: Path_) -> str | None:
+    def origin(self, path: KeyPath) -> str | None:
         """Who said this value, or all who said something in the table at this path; None where nobody did."""
         said = [by for known, by in self.origins.items() if known[: len(path)] == path or path[: len(known)] == known]
         return " and ".join(dict.fromkeys(said)) or None
 
-    def at(self, path: Path_) -> str:
+    def at(self, path: KeyPath) -> str:
         """`configs/a.toml: optimizer.lr`: the start of an error about this value, said or missing."""
         above = next((by for depth in range(len(path), -1, -1) if (by := self.origin(path[:depth]))), "config")
         return f"{above}: {dotted(path)}" if path else above
 
 
-def leaves(values: Any) -> Iterator[tuple[Path_, Any]]:
+def leaves(values: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Paths and values of everything that is no table and no list of tables."""
     if isinstance(values, Mapping):
         items: Sequence[tuple[str, Any]] = list(values.items())
@@ -95,11 +95,11 @@ def toml_value(text: str) -> Any:
         return text
 
 
-def dotted(path: Path_) -> str:
+def dotted(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _step(holder: Any, key: str, path: Path_) -> Any:
+def _step(holder: Any, key: str, path: KeyPath) -> Any:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
@@ -107,7 +107,7 @@ def _step(holder: Any, key: str, path: Path_) -> Any:
     return holder.setdefault(key, {})
 
 
-def _index(holder: list[Any], path: Path_) -> int:
+def _index(holder: list[Any], path: KeyPath) -> int:
     key = path[-1]
     if not key.isdigit() or int(key) >= len(holder):
         entries = f"{len(holder)} entries, 0 to {len(holder) - 1}" if holder else "no entries"

@@ -31,7 +31,7 @@ class SceneStyle:
     glyph: tuple[int, int] = (28, 32)
     """Smallest and largest side of a digit in pixels, its empty margin included."""
     asked: tuple[int, ...] = (7,)
-    """Digits that are asked for. A model of 1 M parameters learns one in minutes; to compare question and picture takes longer."""
+    """Digits that are asked for. A model of 1 M parameters learns one in minutes; comparing question and picture takes longer."""
     num_distractors: int = 1
     """Digits of other classes beside it."""
     grid: int = 32

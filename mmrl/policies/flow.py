@@ -1,7 +1,7 @@
 """An image generator as a policy: integrates noise to images along a plan, and evaluates its noisy steps again exactly."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import State
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, integrate
-from mmrl.flow.layout import Layout, SeededNoise, lay_out
+from mmrl.flow.layout import Layout, SeededNoise, lay_out, leaves
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow_family import Condition
 from mmrl.policies.flow_loading import load, parts, save_adapter, save_pipeline
@@ -54,8 +54,9 @@ class FlowPolicy:
         self.module: nn.Module = self.net
         self.encoder = Encoder(self.family, config.cached_prompts)
         self.is_main = True
+        self.sharded = False
         self.most: Callable[[int], int] = int
-        self.weights = Weights(self.net.transformer, shadows, ema_decay)
+        self.weights = Weights(self.net, shadows, ema_decay)
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -82,11 +83,14 @@ class FlowPolicy:
             )
         self._check(requests)
         course = Course(how, how.sigmas(how.spacing or self.family.spacing(), self.family.image_tokens))
+        # A process that has nothing to sample still takes part in the forwards of the others.
+        asked = requests or [Request(Prompt("stand-in"), leaves(how), 0)]
         sampled = []
-        for model in sorted({request.model for request in requests}):
+        for model in sorted({request.model for request in asked}):
             with self.weights.worn(model):
-                sampled.append(self._sample([request for request in requests if request.model == model], course))
-        return gathered(sampled, requests)
+                sampled.append(self._sample([request for request in asked if request.model == model], course))
+        rollouts = gathered(sampled, asked)
+        return rollouts if requests else replace(rollouts.take(torch.arange(0)), groups=())
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
@@ -145,11 +149,12 @@ class FlowPolicy:
             if part is not self.net.transformer:
                 part.to(accelerator.device)
         self.module = wrapped(self.net, self.parameters(), accelerator)
-        if is_sharded(accelerator):
+        self.sharded = is_sharded(accelerator)
+        if accelerator.num_processes > 1:
             self.most = partial(most_of, accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        self.weights = Weights(self.net.transformer, self.shadows, self.ema_decay)
+        self.weights = Weights(self.net, self.shadows, self.ema_decay)
 
     def _check(self, requests: Sequence[Request]) -> None:
         known = self.shadows | {"policy"}
@@ -198,10 +203,14 @@ class FlowPolicy:
     def _velocities(
         self, x: Float[Tensor, "m ..."], timesteps: Float[Tensor, " m"], conditions: Sequence[Condition], index: Int[Tensor, " m"]
     ) -> Float[Tensor, "m ..."]:
-        """The network's, in forwards of at most `forward_rows` latents; sharded processes make the same number of them."""
+        """The network's, in forwards of at most `forward_rows` latents.
+
+        Wrapped modules talk to each other at every forward, so all processes make the same number of them.
+        """
         pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
+        missing = self.most(len(pieces)) - len(pieces) if self.sharded or torch.is_grad_enabled() else 0
         out = [self._forward(x[rows], timesteps[rows], conditions, index[rows]) for rows in pieces]
-        for _ in range(self.most(len(pieces)) - len(pieces)):
+        for _ in range(missing):
             one = torch.zeros(1, dtype=index.dtype)
             out.append(self._forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
         return torch.cat(out) if out else x

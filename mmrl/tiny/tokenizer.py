@@ -27,7 +27,7 @@ def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> Any:
 
     letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     # a merge is learnt only from a pair seen more than once
-    trained = Qwen2Tokenizer(vocab=letters, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens)
+    trained = Qwen2Tokenizer(vocab=letters, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens, show_progress=False)
     learnt = json.loads(trained.backend_tokenizer.to_str())["model"]
     marks = {TURN, STOP, PAD, *QWEN_TOKENS.values()}
     words = sorted((word for word in learnt["vocab"] if word not in marks), key=learnt["vocab"].__getitem__)

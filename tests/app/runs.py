@@ -30,17 +30,22 @@ weight = 0.1
 COLOURS = {"red": (205, 60, 50), "green": (60, 150, 80), "blue": (50, 90, 200), "yellow": (225, 180, 50)}
 
 
+def random_box(rng: random.Random, size: tuple[int, int]) -> Box:
+    width, height = size
+    w, h = width * rng.uniform(0.15, 0.4), height * rng.uniform(0.15, 0.4)
+    x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
+    return Box(x, y, x + w, y + h)
+
+
 def scene(rng: random.Random, size: tuple[int, int]) -> tuple[Image.Image, str, Box]:
     """A picture of three shapes, the colour asked for, and its box in pixels."""
-    width, height = size
     picture = Image.radial_gradient("L").resize(size).convert("RGB")
     draw = ImageDraw.Draw(picture)
     colours = rng.sample(sorted(COLOURS), 3)
-    for colour in colours:
-        w, h = width * rng.uniform(0.15, 0.4), height * rng.uniform(0.15, 0.4)
-        x, y = rng.uniform(0, width - w), rng.uniform(0, height - h)
-        draw.ellipse((x, y, x + w, y + h), fill=COLOURS[colour])
-    return picture, colours[-1], Box(x, y, x + w, y + h)
+    boxes = [random_box(rng, size) for _ in colours]
+    for colour, box in zip(colours, boxes, strict=True):
+        draw.ellipse((box.x1, box.y1, box.x2, box.y2), fill=COLOURS[colour])
+    return picture, colours[-1], boxes[-1]
 
 
 def guess(rng: random.Random, truth: Box, size: tuple[int, int], error: float) -> str:
@@ -123,6 +128,8 @@ def write_run(
             held_out = random.Random(seed + 1)
             groups = [group_of(held_out, i, kind, size, 1, 0.6 - 0.5 * step / max(1, steps)) for i in range(num_prompts)]
             scores = scores_of(rng, num_prompts, level(step))
-            tracker.log(step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/completion_length": 17.0})
+            tracker.log(
+                step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/completion_length": 17.0}
+            )
             tracker.samples(step, groups, scores, "eval")
     return run

@@ -11,6 +11,7 @@ import torch
 
 from mmrl.app import build as building
 from mmrl.app import config as configs
+from mmrl.app import demo
 from mmrl.app.build import build, named
 from mmrl.app.config import Resolved, RewardConfig
 from mmrl.app.jobs import Given, evaluate, next_free, run_training
@@ -197,3 +198,32 @@ def test_a_weight_must_be_a_number():
     assert parse_reward("iou=0.5") == {"use": "iou", "weight": 0.5}
     with pytest.raises(ValueError, match="the weight 'much' is no number"):
         parse_reward("iou=much")
+
+
+def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make()
+    seeds: list[int] = []
+
+    def taught(seed: int) -> Path:
+        seeds.append(seed)
+        return building.tiny_model("tiny:qwen3_vl")
+
+    monkeypatch.setattr(demo, "taught", taught)
+    words = ["steps=1", "prompts_per_step=2", "data.size=4", "evaluation.num_prompts=2", "policy.sampling.max_new_tokens=4"]
+    run = demo.grounding(tmp_path / "out", 5, words)
+    config = configs.load(str(run.config_file)).config
+    assert seeds == [5]
+    assert (config.seed, config.data.args["seed"], config.steps) == (5, 5, 1)
+    assert config.evaluation.data is not None
+    assert config.evaluation.data.args["seed"] == 5
+    assert run.report_file.is_file()
+
+
+def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
+    make()
+    folder = building.tiny_model("tiny:qwen3_vl")
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert folder.is_relative_to(cache)
+    assert building.tiny_model("tiny:qwen3_vl") == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    assert not list(folder.parent.glob("*.partial"))

@@ -43,6 +43,13 @@ def test_a_programming_error_keeps_its_traceback(tmp_path: Path):
     assert "TypeError" in done.stderr
 
 
+def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
+    done = mmrl("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert 'pip install "mmrl[report]"' in done.stderr
+
+
 def test_help_shows_every_command_in_its_panel():
     text = mmrl("--help").stdout
     for word in ("train", "eval", "demo", "compare", "report", "export", "data", "ls", "show", "cp", "doctor", "Look at a run"):

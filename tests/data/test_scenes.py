@@ -58,6 +58,17 @@ def test_digits_differ_and_do_not_overlap(style):
         assert np.sum([covered(placed) for placed in everyone], axis=0).max() == 1
 
 
+def test_neither_place_nor_order_tells_which_digit_is_asked_for():
+    """The asked digit is the one nearer the middle, and the one further left, in about half of the scenes."""
+    nearer, lefter = [], []
+    for index in range(400):
+        scene = draw_scene(4, index)
+        (x1, y1, x2, y2), (u1, v1, u2, v2) = scene.asked.corners, scene.distractors[0].corners
+        nearer.append(abs(x1 + x2 - 64) + abs(y1 + y2 - 64) < abs(u1 + u2 - 64) + abs(v1 + v2 - 64))
+        lefter.append(x1 + x2 < u1 + u2)
+    assert 0.42 < np.mean(nearer) < 0.58 and 0.42 < np.mean(lefter) < 0.58
+
+
 def test_handwriting_of_the_splits_is_disjoint_and_complete():
     rows = {split: np.concatenate(glyph_rows(split)) for split in scenes.SPLITS}
     assert not set(rows["train"]) & set(rows["held_out"])

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmrl.core.types import Prompt, Reading, Request, Rollouts
+from mmrl.core.types import Prompt, Reading, Request, Rollouts, Sample, Trace
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.trace import TextTrace
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")
 LOGPROBS, ENTROPY, SAMPLED = Reading("logprobs"), Reading("entropy"), Reading("logprobs", "sampler")
@@ -40,6 +41,21 @@ def mixed(seed: int = 7) -> list[Request]:
     return [Request(prompt, 1 + i % 3, group_id=i, seed=seed + i) for i, prompt in enumerate(prompts())]
 
 
+def text_trace(trace: Trace) -> TextTrace:
+    assert isinstance(trace, TextTrace)
+    return trace
+
+
+def ids_of(sample: Sample) -> tuple[int, ...]:
+    assert sample.token_ids is not None
+    return sample.token_ids
+
+
+def text_of(sample: Sample) -> str:
+    assert sample.text is not None
+    return sample.text
+
+
 def logprobs(policy: TextPolicy, rollouts: Rollouts) -> Tensor:
     return policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
 
@@ -59,11 +75,16 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return difference / sum(float(b[name].pow(2).sum()) for name in b) ** 0.5
 
 
-def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tensor:
-    """Row by row through transformers' own chat template, processor and forward, with nothing of ours but the banned ids."""
+def plain_model(folder: str) -> tuple[Any, Any]:
+    """The model and the processor as transformers alone loads them."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    model, processor = AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    return AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+
+
+def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tensor:
+    """Row by row through transformers' own chat template, processor and forward, with nothing of ours but the banned ids."""
+    model, processor = plain_model(folder)
     out = torch.zeros(rollouts.action_mask.shape)
     for row, (group, sample) in enumerate(rollouts.samples()):
         pieces, pictures = group.prompt.text.split("<image>"), list(group.prompt.media)
@@ -81,7 +102,7 @@ def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tenso
             return_tensors="pt",
         )
         fed = dict(fed)
-        completion = torch.tensor([sample.token_ids])
+        completion = torch.tensor([ids_of(sample)])
         start = fed["input_ids"].shape[1]
         fed["input_ids"] = torch.cat([fed["input_ids"], completion], 1)
         fed["attention_mask"] = torch.ones_like(fed["input_ids"])

@@ -6,23 +6,23 @@ import torch
 from mmrl.core.types import Request
 from mmrl.policies.decode import draw, filtered, noise
 from mmrl.policies.text import Sampling
-from tests.policies.helpers import FP32_BOUND, SAMPLED, bias_toward, hotter, logprobs, make, mixed, prompts
+from tests.policies.helpers import FP32_BOUND, SAMPLED, bias_toward, hotter, ids_of, logprobs, make, mixed, prompts, text_of
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 
 
-def kept(**sampling: float) -> list[int]:
-    return filtered(PROBABILITIES.log(), Sampling(**sampling))[0].nonzero()[:, 0].tolist()
+def kept(sampling: Sampling) -> list[int]:
+    return filtered(PROBABILITIES.log(), sampling)[0].nonzero()[:, 0].tolist()
 
 
 def test_filters_keep_what_they_say():
-    assert kept() == [0, 1, 2, 3, 4]
-    assert kept(top_k=2) == [1, 3]
-    assert kept(top_k=9) == [0, 1, 2, 3, 4]
-    assert kept(top_p=0.6) == [1, 3], "0.4 alone does not reach 0.6, 0.4 + 0.3 does"
-    assert kept(top_p=0.3) == [1], "the token that crosses the bound stays"
-    assert kept(min_p=0.3) == [1, 3, 4], "0.3 x 0.4 = 0.12"
-    assert kept(top_k=3, top_p=0.5) == [1, 3], "top_p counts what top_k left: 0.4 / 0.85 is below one half"
+    assert kept(Sampling()) == [0, 1, 2, 3, 4]
+    assert kept(Sampling(top_k=2)) == [1, 3]
+    assert kept(Sampling(top_k=9)) == [0, 1, 2, 3, 4]
+    assert kept(Sampling(top_p=0.6)) == [1, 3], "0.4 alone does not reach 0.6, 0.4 + 0.3 does"
+    assert kept(Sampling(top_p=0.3)) == [1], "the token that crosses the bound stays"
+    assert kept(Sampling(min_p=0.3)) == [1, 3, 4], "0.3 x 0.4 = 0.12"
+    assert kept(Sampling(top_k=3, top_p=0.5)) == [1, 3], "top_p counts what top_k left: 0.4 / 0.85 is below one half"
 
 
 def test_draw_inverts_the_cumulative_distribution():
@@ -77,9 +77,9 @@ def test_a_completion_ends_at_the_stop_token(tiny):
     lengths = rollouts.action_mask.sum(1)
     assert len(lengths.unique()) > 3, "rows must end at different steps for this test to mean anything"
     for (_, sample), length in zip(rollouts.samples(), lengths.tolist(), strict=True):
-        assert len(sample.token_ids) == length
-        assert stop not in sample.token_ids[:-1]
-        assert sample.truncated == (sample.token_ids[-1] != stop)
+        assert len(ids_of(sample)) == length
+        assert stop not in ids_of(sample)[:-1]
+        assert sample.truncated == (ids_of(sample)[-1] != stop)
         assert not sample.truncated or length == 16
     assert rollouts.truncated().tolist() == [sample.truncated for _, sample in rollouts.samples()]
 
@@ -104,7 +104,7 @@ def test_a_completion_ends_with_a_stop_text(tiny):
     stopping = hotter(policy, max_new_tokens=40, stop=("xyx", "yyyy"))
     rollouts = policy.rollout([Request(prompts()[0], 12, 0, seed=5)], stopping)
     hook.remove()
-    texts = [sample.text for _, sample in rollouts.samples()]
+    texts = [text_of(sample) for _, sample in rollouts.samples()]
     assert len(set(map(len, texts))) > 2
     for (_, sample), text in zip(rollouts.samples(), texts, strict=True):
         assert not sample.truncated

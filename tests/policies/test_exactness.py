@@ -13,13 +13,16 @@ from tests.policies.helpers import (
     SAMPLED,
     bias_toward,
     gradients,
+    ids_of,
     logprobs,
     make,
     mixed,
     picture,
     plain_logprobs,
+    plain_model,
     prompts,
     relative_difference,
+    text_trace,
 )
 
 
@@ -60,7 +63,7 @@ def test_media_tokens_are_never_written(tiny, family):
     hook = bias_toward(policy, forbidden)
     rollouts = policy.rollout(mixed())
     noted = rollouts.recorded[SAMPLED]
-    written = {token for _, sample in rollouts.samples() for token in sample.token_ids}
+    written = {token for _, sample in rollouts.samples() for token in ids_of(sample)}
     torch.testing.assert_close(noted, logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
     hook.remove()
     assert not written & set(forbidden)
@@ -70,13 +73,8 @@ def test_media_tokens_are_never_written(tiny, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_generate(tiny, family):
-    from transformers import AutoModelForImageTextToText, AutoProcessor
-
     policy = make(tiny(family))
-    model, processor = (
-        AutoModelForImageTextToText.from_pretrained(tiny(family)).eval(),
-        AutoProcessor.from_pretrained(tiny(family)),
-    )
+    model, processor = plain_model(tiny(family))
     prompt = prompts()[0]
     rollouts = policy.rollout([Request(prompt, 2, 0), Request(prompts()[2], 1, 1)], Sampling(temperature=0.0, max_new_tokens=8))
     content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
@@ -87,7 +85,7 @@ def test_greedy_equals_generate(tiny, family):
     out = model.generate(**fed, max_new_tokens=8, do_sample=False, bad_words_ids=banned)
     expected = out[0, fed["input_ids"].shape[1] :].tolist()
     for sample in rollouts.groups[0].samples:
-        assert list(sample.token_ids) == expected
+        assert list(ids_of(sample)) == expected
 
 
 def test_entropy_is_that_of_the_distribution(tiny):
@@ -96,7 +94,7 @@ def test_entropy_is_that_of_the_distribution(tiny):
     plain = policy.read(rollouts.trace, [ENTROPY, LOGPROBS], rollouts.action_mask)
     # E over the vocabulary of -log p at the first token, from the log-probability of every token that may be written.
     allowed = [token for token in range(len(policy.tokenizer)) if token not in policy.banned]
-    row = rollouts.take(torch.zeros(len(allowed), dtype=torch.long)).trace
+    row = text_trace(rollouts.trace).take(torch.zeros(len(allowed), dtype=torch.long))
     row.tokens[:, 0] = torch.tensor(allowed)
     first = policy.read(row, [LOGPROBS], torch.ones(len(allowed), row.tokens.shape[1], dtype=torch.bool))[LOGPROBS][:, 0].detach()
     assert float(first.exp().sum()) == pytest.approx(1, abs=1e-5)
@@ -137,7 +135,7 @@ def test_pictures_pass_the_vision_tower_once_per_prompt(tiny):
             lambda m, args, kwargs, out, seen=patches: seen.append(len(args[0])), with_kwargs=True
         )
         rollouts = policy.rollout([Request(prompts()[0], 4, 0), Request(prompts()[1], 3, 1)])
-        each = sum(len(prompt.media["pixel_values"]) for prompt in rollouts.trace.prompts)
+        each = sum(len(prompt.media["pixel_values"]) for prompt in text_trace(rollouts.trace).prompts)
         assert patches == [each]
         logprobs(policy, rollouts)
         assert patches == [each, each]

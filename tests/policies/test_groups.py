@@ -7,7 +7,7 @@ import torch
 
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.policies.text import Sampling
-from tests.policies.helpers import FP32_BOUND, LOGPROBS, SAMPLED, logprobs, make, mixed, picture, prompts
+from tests.policies.helpers import FP32_BOUND, LOGPROBS, SAMPLED, ids_of, logprobs, make, mixed, picture, prompts, text_trace
 
 PROMPT = Prompt("p", "where?", (picture(0),))
 
@@ -28,9 +28,10 @@ def test_several_requests_may_add_to_one_group(tiny):
     assert rollouts.groups[1].probes == {}
     assert rollouts.group_ids.tolist() == [5, 5, 3, 5, 5, 5]
     assert rollouts.sample_ids.tolist() == [0, 1, 0, 2, 3, 4]
-    assert len(rollouts.trace.prompts) == 2, "a prompt is encoded once, however many requests name it"
-    for (_, sample), tokens, length in zip(rollouts.samples(), rollouts.trace.tokens, rollouts.trace.lengths, strict=True):
-        assert list(sample.token_ids) == tokens[:length].tolist()
+    trace = text_trace(rollouts.trace)
+    assert len(trace.prompts) == 2, "a prompt is encoded once, however many requests name it"
+    for (_, sample), tokens, length in zip(rollouts.samples(), trace.tokens, trace.lengths, strict=True):
+        assert list(ids_of(sample)) == tokens[:length].tolist()
 
 
 def test_given_text_is_read_and_not_sampled(tiny):
@@ -86,7 +87,7 @@ def test_rows_can_be_taken_repeated_and_joined(tiny):
     rows = torch.tensor([4, 0, 4, 2])
     taken = a.take(rows)
     torch.testing.assert_close(logprobs(policy, taken).detach(), a.recorded[SAMPLED][rows], atol=FP32_BOUND, rtol=0)
-    joined = policy.join([a.trace, b.trace.take(rows), a.trace])
+    joined = policy.join([a.trace, text_trace(b.trace).take(rows), a.trace])
     mask = torch.arange(joined.tokens.shape[1]) < joined.lengths[:, None]
     read = policy.read(joined, [LOGPROBS], mask)[LOGPROBS].detach()
     n = len(a)
@@ -106,7 +107,7 @@ def batch_of(rollouts: Rollouts) -> Batch:
 
 def positions(part: Batch, shared: bool) -> int:
     """One forward's positions, padding included, counted from the trace's own tensors."""
-    trace = part.rollouts.trace
+    trace = text_trace(part.rollouts.trace)
     prompt_lengths = [len(trace.prompts[i].token_ids) for i in trace.prompt_index]
     num_prompts = len(trace.prompt_index.unique()) if shared else len(part)
     return num_prompts * max(prompt_lengths) + len(part) * int(trace.lengths.max())
@@ -149,10 +150,12 @@ def test_the_gradient_does_not_depend_on_the_cut(tiny):
     def gradient(budget: int) -> torch.Tensor:
         for part in policy.split(Batch(rollouts, share, share, share), budget, "rollout"):
             (part.share * logprobs(policy, part.rollouts)).sum().backward()
-        found = torch.cat([weight.grad.flatten() for weight in policy.parameters()])
+        found: list[torch.Tensor] = []
         for weight in policy.parameters():
+            assert weight.grad is not None
+            found.append(weight.grad.flatten())
             weight.grad = None
-        return found
+        return torch.cat(found)
 
     whole = gradient(100_000)
     for budget in (1, 100, 300):

@@ -15,7 +15,7 @@ from mmrl.policies.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.image_input import collate_prompts, open_picture
 from mmrl.policies.templates import answer_template, messages
 from mmrl.policies.text import Sampling
-from tests.policies.helpers import FAMILIES, FP32_BOUND, SAMPLED, logprobs, make, mixed, picture, plain_logprobs
+from tests.policies.helpers import FAMILIES, FP32_BOUND, SAMPLED, logprobs, make, mixed, picture, plain_logprobs, text_trace
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
 
@@ -195,7 +195,7 @@ def test_a_text_that_spells_a_placeholder_is_refused(tiny):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_audit_finds_what_does_not_fit(tiny, family):
     policy = make(tiny(family))
-    trace = policy.rollout(mixed()).trace
+    trace = text_trace(policy.rollout(mixed()).trace)
     audit(trace)
     first = trace.prompts[0]
     placeholder = policy.family.image_token_id
@@ -211,7 +211,7 @@ def test_the_audit_finds_what_does_not_fit(tiny, family):
 
 def test_the_audit_counts_patch_rows(tiny):
     policy = make(tiny("qwen3_vl"))
-    trace = policy.rollout(mixed()).trace
+    trace = text_trace(policy.rollout(mixed()).trace)
     first = trace.prompts[0]
     short = replace(first, media={**first.media, "pixel_values": first.media["pixel_values"][1:]})
     with pytest.raises(ValueError, match="prompt 'one': the grids of its pictures speak of"):

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys
 import torch
 torch.set_num_threads(1)
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from mmrl.core.types import Reading, Request
@@ -28,7 +28,8 @@ if kind == "sharded":
         state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
 else:
-    accelerator = Accelerator(cpu=True)
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[unused])
 world, rank = accelerator.num_processes, accelerator.process_index
 assert world == (1 if kind == "one" else 2)
 policy = make(folder, ["ref", "ema"], lora=None, forward_rows=3)
@@ -64,7 +65,7 @@ def run(kind: str, model: str, folder: Path) -> dict[str, Any]:
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     argv = [sys.executable, *([] if kind == "one" else launch), str(script), kind, model, str(out)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     parts = [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"{kind}.[01]"))]
     return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}

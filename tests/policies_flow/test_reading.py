@@ -184,7 +184,9 @@ def test_the_formulas_of_the_methods(tiny):
 
 
 @pytest.mark.parametrize("budget", [1, 3, 8, 1000])
-@pytest.mark.parametrize(("plan", "scope"), [("flow_grpo", "action"), ("tree", "action"), ("dance", "rollout"), ("branches", "group")])
+@pytest.mark.parametrize(
+    ("plan", "scope"), [("flow_grpo", "action"), ("tree", "action"), ("dance", "rollout"), ("branches", "group")]
+)
 def test_the_gradient_does_not_depend_on_the_cut(tiny, plan, scope, budget):
     policy = make(tiny("sd3"))
     batch = batch_of(policy.rollout(requests(), PLANS[plan]))

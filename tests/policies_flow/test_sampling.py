@@ -160,7 +160,9 @@ def test_prompts_are_encoded_once_each(tiny, monkeypatch):
     policy = make(tiny("sd3"), cached_prompts=2)
     seen: list[str] = []
     encode = type(policy.family).encode
-    monkeypatch.setattr(type(policy.family), "encode", lambda self, text, device: (seen.append(text), encode(self, text, device))[1])
+    monkeypatch.setattr(
+        type(policy.family), "encode", lambda self, text, device: (seen.append(text), encode(self, text, device))[1]
+    )
     for _ in range(2):
         policy.rollout(requests(count=2), PLANS["flow_grpo"])
     assert seen == ["a red cat", "two large dogs", ""]
@@ -211,6 +213,14 @@ def test_a_network_that_answers_nan_is_named_with_prompt_and_step(tiny):
 def test_requests_nobody_can_serve_are_refused(tiny, asked, message):
     with pytest.raises(ValueError, match=message):
         make(tiny("sd3")).rollout([asked], evaluation_plan(2))
+
+
+def test_a_process_without_requests_has_no_rows(tiny):
+    policy = make(tiny("sd3"))
+    nothing = policy.rollout([], PLANS["tree"])
+    assert (len(nothing), nothing.groups, nothing.action_mask.shape) == (0, (), (0, 4))
+    some = policy.rollout(requests(), PLANS["tree"])
+    assert len(policy.join([nothing.trace, some.trace])) == 8
 
 
 def test_two_prompts_in_a_group_are_refused(tiny):
@@ -271,7 +281,9 @@ def test_missing_folders_are_named(tiny, tmp_path):
         make(tiny("sd3"), ["old"])
 
 
-@pytest.mark.parametrize("option", [{"vae_slicing": True}, {"vae_tiling": True}, {"decode_rows": 1}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "option", [{"vae_slicing": True}, {"vae_tiling": True}, {"decode_rows": 1}, {"gradient_checkpointing": True}]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ways_to_save_memory_draw_the_same_images(tiny, family, option):
     expected = make(tiny(family)).rollout(requests(count=1), evaluation_plan(2))

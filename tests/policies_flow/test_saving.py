@@ -84,8 +84,10 @@ def test_the_average_follows_with_its_decay(tiny, decay):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_automatic_adapters_sit_where_the_papers_put_them(tiny, family):
     policy = make(tiny(family))
-    found = {name.split(".lora_")[0].split(".", 2)[2] for name in policy.weights.named}
-    attention = {f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")}
+    found = {name.split(".lora_")[0].split(".", 3)[3] for name in policy.weights.named}
+    attention = {
+        f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    }
     forward = {
         "sd3": set(),
         "flux": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"},
