@@ -25,7 +25,7 @@ from mmrl.algorithms.shaping import OverlongPenalty
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceSum, TokenMean
 from mmrl.algorithms.weights.importance import HighEntropy
 
-grpo = Algorithm(objective=((1.0, Clip(low=0.2, high=0.2)), (0.04, ReferenceKL(kind="k3"))))
+grpo = Algorithm(objective=((1.0, Clip(low=0.2, high=0.2)), (0.04, ReferenceKL(estimator="k3"))))
 """Rewards standardized within a prompt's group, PPO clip, KL to the reference.
 
 DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, arXiv:2402.03300.
@@ -69,7 +69,7 @@ Group Sequence Policy Optimization, section GSPO-token, arXiv:2507.18071.
 The same value and gradient as gspo while advantages and weights are the same along a rollout. Nothing is left out.
 """
 
-rloo = replace(grpo, advantage=LeaveOneOut(), objective=((1.0, Reinforce()), (0.04, ReferenceKL(kind="k3"))))
+rloo = replace(grpo, advantage=LeaveOneOut(), objective=((1.0, Reinforce()), (0.04, ReferenceKL(estimator="k3"))))
 """Plain policy gradient, each sample compared with the mean of the others.
 
 Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback in LLMs, arXiv:2402.14740.
@@ -159,7 +159,7 @@ Not implemented: the learned value function (the group's mean stands for it) and
 reinforce_pp = replace(
     grpo,
     advantage=ReinforcePlusPlus(),
-    objective=((1.0, Clip()), (0.04, ReferenceKL(kind="k3"))),
+    objective=((1.0, Clip()), (0.04, ReferenceKL(estimator="k3"))),
     share=TokenMean(),
     group_size=1,
 )
@@ -172,7 +172,7 @@ Not implemented: the KL inside the reward (here a term of the loss).
 reinforce_pp_baseline = replace(
     reinforce_pp,
     advantage=ReinforcePlusPlus(baseline=True),
-    objective=((1.0, Clip()), (0.04, ReferenceKL(kind="k2"))),
+    objective=((1.0, Clip()), (0.04, ReferenceKL(estimator="k2"))),
     group_size=8,
 )
 """REINFORCE++ for several samples per prompt: the group's mean is subtracted before whitening.

@@ -21,7 +21,7 @@ app.add_typer(
     rich_help_panel=RUN,
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
-app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert and split data sets.")
+app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
 
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
@@ -189,7 +189,7 @@ def data_convert(
     """Write other people's layouts as JSONL with boxes in pixels."""
     from mmrl.data.convert import convert
 
-    typer.echo(convert(source, kind, file, image_root, question))  # type: ignore[arg-type]  # convert checks the kind
+    typer.echo(convert(source, kind, file, image_root, question))
 
 
 @data.command("split")
@@ -205,6 +205,22 @@ def data_split(
 
     for part in split_by_shares(source, folder, shares, seed, image_root):
         typer.echo(part)
+
+
+@data.command("filter")
+def data_filter(
+    config: Annotated[str, Argument(metavar="CONFIG", help="Whose policy samples, whose rewards score, whose data is filtered.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
+    overrides: Overrides = None,
+    samples: Annotated[int, Option(help="Completions per prompt.")] = 8,
+    low: Annotated[float, Option(help="Drop prompts that are right less often.")] = 0.1,
+    high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
+    success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
+) -> None:
+    """Keep the prompts the starting model gets right sometimes: those it can learn from."""
+    from mmrl.app.difficulty import keep_by_difficulty
+
+    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
 
 
 @app.command(rich_help_panel=MAKE)

@@ -85,7 +85,6 @@ class Row:
         rows, columns = linear_sum_assignment(overlaps, maximize=True)
         return float(overlaps[rows, columns].sum()) / max(len(self.predicted), len(self.truth))
 
-
     @property
     def hits(self) -> float:
         """Share of the true boxes that hold the centre of a predicted one; 0 and NaN as for iou."""

@@ -297,5 +297,6 @@ def refuse_nan(v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Se
     if bad:
         raise ValueError(
             f"the velocity of prompt {prompts[bad[0]].id!r} is not finite at step {step + 1} of {num_steps}, "
-            f"as for {len(bad)} of {len(v)} latents: look for diverged weights (lower optimizer.lr), or use policy.dtype = 'float32'"
+            f"as for {len(bad)} of {len(v)} latents: look for weights that diverged (lower optimizer.lr), "
+            "or set policy.dtype = 'float32'"
         )

@@ -1,5 +1,6 @@
 """From a folder or hub name to a pipeline that is ready to train, and back to files that diffusers loads."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,13 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
         FileNotFoundError: no such folder, hub model or adapter.
         ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
     """
-    import diffusers
-
     index = load_index(config.model)
     kind = FAMILIES[index["_class_name"]]
     # A part that was left out is saved as null, and must be named again to be left out.
     absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     dtypes = {"default": half, "vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
-    pipeline = getattr(diffusers, index["_class_name"]).from_pretrained(config.model, dtype=dtypes, **absent)
+    pipeline = getattr(import_module("diffusers"), index["_class_name"]).from_pretrained(config.model, dtype=dtypes, **absent)
     for part in parts(pipeline):
         part.requires_grad_(False)
         part.eval()
@@ -57,12 +56,10 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
 
 def load_index(model: str) -> dict[str, Any]:
     """What the pipeline is made of, after checking that it is one that can be trained here."""
-    from diffusers import DiffusionPipeline
-
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
     try:
-        index: dict[str, Any] = dict(DiffusionPipeline.load_config(model))
+        index: dict[str, Any] = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
             f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "

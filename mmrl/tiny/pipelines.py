@@ -23,8 +23,7 @@ QWEN_TEMPLATE = (
     "objects and background:\nuser\n"
 )
 """What Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
-HEADS = {"attention_head_dim": 16, "num_attention_heads": 2}
-Parts = dict[str, Any]
+HEADS: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2}
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -44,6 +43,13 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def made(name: str, **settings: Any) -> Any:
+    """An object of a class of diffusers."""
+    import diffusers
+
+    return getattr(diffusers, name)(**settings)
+
+
 @torch.no_grad()
 def calm(transformer: Any) -> None:
     """Velocities of size 1 that do not blow small differences of their input up."""
@@ -55,11 +61,11 @@ def calm(transformer: Any) -> None:
 
 def sd3() -> Any:
     """Two CLIP encoders and no T5."""
-    from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
     from transformers import CLIPTextModelWithProjection
 
     first, second = clip_tokenizer(), clip_tokenizer()
-    transformer = SD3Transformer2DModel(
+    transformer = made(
+        "SD3Transformer2DModel",
         sample_size=8,
         patch_size=2,
         in_channels=LATENTS,
@@ -71,7 +77,8 @@ def sd3() -> Any:
         pos_embed_max_size=16,
         **HEADS,
     )
-    return StableDiffusion3Pipeline(
+    return made(
+        "StableDiffusion3Pipeline",
         transformer=transformer,
         scheduler=scheduler(shift=3.0),
         vae=autoencoder(),
@@ -80,18 +87,18 @@ def sd3() -> Any:
         text_encoder_2=clip(CLIPTextModelWithProjection, second),
         tokenizer_2=second,
         # Absent parts must be named, here and when the folder is read.
-        text_encoder_3=None,  # type: ignore[arg-type]
-        tokenizer_3=None,  # type: ignore[arg-type]
+        text_encoder_3=None,
+        tokenizer_3=None,
     )
 
 
 def flux() -> Any:
     """With the guidance as an input, as in FLUX.1-dev."""
-    from diffusers import FluxPipeline, FluxTransformer2DModel
     from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
     first, second = clip_tokenizer(), t5_tokenizer()
-    transformer = FluxTransformer2DModel(
+    transformer = made(
+        "FluxTransformer2DModel",
         patch_size=1,
         in_channels=4 * LATENTS,
         num_layers=1,
@@ -103,7 +110,8 @@ def flux() -> Any:
         **HEADS,
     )
     t5 = T5Config(vocab_size=len(second), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return FluxPipeline(
+    return made(
+        "FluxPipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True),
         vae=autoencoder(),
@@ -116,19 +124,20 @@ def flux() -> Any:
 
 def qwen_image() -> Any:
     """Qwen2.5-VL reads the prompt; the autoencoder is a video's. The steps end at sigma 0.02, as the real ones do."""
-    from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 
     tokenizer = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500)
-    vae = AutoencoderKLQwenImage(
+    vae = made(
+        "AutoencoderKLQwenImage",
         base_dim=8,
         z_dim=LATENTS,
-        dim_mult=[1, 2, 2],  # type: ignore[arg-type]
+        dim_mult=[1, 2, 2],
         num_res_blocks=1,
         temperal_downsample=[False, True],
         latents_mean=[0.1, -0.1, 0.2, 0.0],
         latents_std=[0.9, 1.1, 1.0, 1.2],
     )
-    transformer = QwenImageTransformer2DModel(
+    transformer = made(
+        "QwenImageTransformer2DModel",
         patch_size=2,
         in_channels=4 * LATENTS,
         out_channels=LATENTS,
@@ -137,7 +146,8 @@ def qwen_image() -> Any:
         axes_dims_rope=(4, 6, 6),
         **HEADS,
     )
-    return QwenImagePipeline(
+    return made(
+        "QwenImagePipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
         vae=vae,
@@ -147,20 +157,19 @@ def qwen_image() -> Any:
 
 
 def scheduler(**settings: Any) -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler
 
-    return FlowMatchEulerDiscreteScheduler(**settings)
+    return made("FlowMatchEulerDiscreteScheduler", **settings)
 
 
 def autoencoder() -> Any:
     """Halves both sides once."""
-    from diffusers import AutoencoderKL
 
-    return AutoencoderKL(
+    return made(
+        "AutoencoderKL",
         sample_size=16,
-        block_out_channels=(8, 8),  # type: ignore[arg-type]
-        down_block_types=("DownEncoderBlock2D",) * 2,  # type: ignore[arg-type]
-        up_block_types=("UpDecoderBlock2D",) * 2,  # type: ignore[arg-type]
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
         latent_channels=LATENTS,
         norm_num_groups=4,
         scaling_factor=1.5,
@@ -215,7 +224,7 @@ def qwen_encoder(tokenizer: Any) -> Any:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
-    ids: Parts = {
+    ids: dict[str, Any] = {
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(STOP),
         "pad_token_id": tokenizer.pad_token_id,

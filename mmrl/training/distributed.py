@@ -52,7 +52,7 @@ class Ranks:
         if rest:
             raise ValueError(
                 f"{len(items)} prompts do not divide over {self.world} processes: "
-                f"set training.prompts_per_step to a multiple of {self.world}"
+                f"set prompts_per_step to a multiple of {self.world}"
             )
         return list(items[self.rank * each : (self.rank + 1) * each])
 

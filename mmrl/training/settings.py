@@ -35,4 +35,4 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("prompts_per_step", 1), ("budget", 1), ("evaluate_every", 0), ("save_every", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"training.{name} is {getattr(self, name)}; it must be at least {least}")
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")

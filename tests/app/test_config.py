@@ -90,8 +90,8 @@ def test_a_list_of_parts_replaces_the_presets(file: Path):
     file.write_text(
         TEXT.replace(
             "[policy]\n",
-            '[[algorithm.objective]]\nkind = "Clip"\nhigh = 0.5\n[[algorithm.objective]]\nkind = "ReferenceKL"\nkind_ = "k2"\n'
-            'coef = 0.1\n[algorithm.share]\nkind = "TokenMean"\n[policy]\n',
+            '[[algorithm.objective]]\nkind = "Clip"\nhigh = 0.5\n[[algorithm.objective]]\nkind = "ReferenceKL"\n'
+            'estimator = "k2"\ncoef = 0.1\n[algorithm.share]\nkind = "TokenMean"\n[policy]\n',
         )
     )
     algorithm = load(file).config.algorithm.algorithm

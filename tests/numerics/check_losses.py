@@ -241,7 +241,7 @@ def verl_kl_penalty(vector: Vector) -> None:
     batch = make_batch(torch.ones_like(live), torch.zeros(1, dtype=torch.float64), {REF: ref})
     for case in vector.outputs["cases"]:
         term = ReferenceKL(case["kl_penalty"])
-        if term.kind.startswith("k3"):
+        if term.estimator.startswith("k3"):
             term = replace(term, **VERL_K3)
         algorithm = Algorithm(objective=((1.0, term),), share=TokenSum())
         values = term({LIVE: live, REF: ref}, batch)[0]

@@ -12,7 +12,7 @@ from mmrl.algorithms.presets_flow import PRESETS
 from mmrl.algorithms.samplers import Shuffled
 from mmrl.core.types import Group
 from mmrl.flow.decay import RampDecay
-from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.flow.schedules import Branching, Forward, Full
 from mmrl.policies.flow import FlowPolicy
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
@@ -22,10 +22,7 @@ from tests.policies_flow.helpers import make, prompts
 
 SMALL: dict[str, Any] = {
     "flow_grpo": Full(num_steps=4, initial_noise="group"),
-    "mix_grpo": Window(num_steps=5, size=2, dwell=2, initial_noise="group", share_prefix=True),
     "temp_flow_grpo": Branching(num_steps=4, branches=4, at_steps=(0, 1)),
-    "branch_grpo": Tree(num_steps=4, split_steps=(0, 1, 2)),
-    "grpo_guard": Full(num_steps=4, initial_noise="group"),
     "diffusion_nft": Forward(num_steps=4, times=replace(PRESETS["diffusion_nft"].schedule.times, count=3)),
 }
 

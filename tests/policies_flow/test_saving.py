@@ -1,10 +1,11 @@
 """Adapters, full training, shadows, and what is left in files."""
 
+from dataclasses import replace
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 
 from mmrl.core.types import Prompt, Reading, Request
 from mmrl.flow.decay import RampDecay
@@ -23,6 +24,11 @@ def step(policy: FlowPolicy, rollouts: Any, lr: float = 1e-2) -> None:
     optimizer.step()
     optimizer.zero_grad()
     policy.advance()
+
+
+def loaded(folder: Any, family: str) -> Any:
+    """By diffusers itself."""
+    return diffusers.DiffusionPipeline.from_pretrained(folder, **ABSENT[family])  # type: ignore[reportPrivateImportUsage]
 
 
 def weights_of(pipeline: Any) -> dict[str, torch.Tensor]:
@@ -102,19 +108,19 @@ def test_a_saved_adapter_loads_in_diffusers_and_as_a_start(tiny, family, dtype, 
     policy = make(tiny(family), dtype=dtype)
     stir(policy, 0.5)
     policy.save(tmp_path)
-    pipeline = DiffusionPipeline.from_pretrained(tiny(family), **ABSENT[family])
+    pipeline = loaded(tiny(family), family)
     base = {name: value.clone() for name, value in weights_of(pipeline).items()}
     pipeline.load_lora_weights(tmp_path)
     adapter = pipeline.transformer.peft_config["default_0"]
     assert (adapter.r, adapter.lora_alpha) == (4, 8)
     trained = {name: value for name, value in weights_of(policy.pipeline).items() if "lora_" in name}
-    loaded = {name.replace("default_0", "default"): value for name, value in weights_of(pipeline).items() if "lora_" in name}
-    assert trained.keys() == loaded.keys()
+    found = {name.replace("default_0", "default"): value for name, value in weights_of(pipeline).items() if "lora_" in name}
+    assert trained.keys() == found.keys()
     for name, value in trained.items():
-        torch.testing.assert_close(loaded[name].float(), value)
+        torch.testing.assert_close(found[name].float(), value)
     pipeline.unload_lora_weights()
     assert all(torch.equal(value, base[name]) for name, value in weights_of(pipeline).items())
-    started = FlowPolicy(replace_lora(policy, tmp_path), ["ref"])
+    started = FlowPolicy(replace(policy.config, lora=LoraSettings(adapter=str(tmp_path))), ["ref"])
     assert started.weights.named.keys() == policy.weights.named.keys()
     plan, asked = PLANS["flow_grpo"], requests(count=1)
     rollouts = policy.rollout(asked, plan)
@@ -123,18 +129,12 @@ def test_a_saved_adapter_loads_in_diffusers_and_as_a_start(tiny, family, dtype, 
     assert torch.equal(values[REF], values[LOGPROBS].detach()), "the reference is the adapter training started from"
 
 
-def replace_lora(policy: FlowPolicy, folder: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(policy.config, lora=LoraSettings(adapter=str(folder)))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_pipeline_draws_with_a_saved_adapter_what_the_policy_draws(tiny, family, tmp_path):
     policy = make(tiny(family), guidance=1.0)
     stir(policy, 0.5)
     policy.save(tmp_path)
-    pipeline = DiffusionPipeline.from_pretrained(tiny(family), **ABSENT[family])
+    pipeline = loaded(tiny(family), family)
     pipeline.set_progress_bar_config(disable=True)
     asked = [Request(Prompt("cat", "a red cat"), 1, 0, seed=7)]
     ours = latents(policy, asked, evaluation_plan(3))
@@ -163,11 +163,11 @@ def test_the_pipeline_draws_with_a_saved_adapter_what_the_policy_draws(tiny, fam
 def test_a_saved_pipeline_loads_in_diffusers_and_as_a_model(tiny, family, tmp_path):
     policy = make(tiny(family), lora=None)
     policy.save(tmp_path / family)
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / family, **ABSENT[family])
+    pipeline = loaded(tmp_path / family, family)
     ours = weights_of(policy.pipeline)
     assert all(torch.equal(value, ours[name]) for name, value in weights_of(pipeline).items())
     asked, plan = requests(count=1), PLANS["flow_grpo"]
-    again = FlowPolicy(type(policy.config)(**{**vars(policy.config), "model": str(tmp_path / family)}))
+    again = FlowPolicy(replace(policy.config, model=str(tmp_path / family)))
     torch.testing.assert_close(latents(again, asked, plan), latents(policy, asked, plan), atol=1e-5, rtol=1e-5)
 
 

@@ -22,7 +22,7 @@ class ReferenceKL:
     Clamps of peers: verl log_ratio_clamp=20 and value_clamp=10 for k3, Video-R1 log_ratio_clamp=10; TRL none.
     """
 
-    kind: KlKind = "k3"
+    estimator: KlKind = "k3"
     log_ratio_clamp: float | None = None
     """d is clamped to [-c, c]; no gradient beyond."""
     value_clamp: float | None = None
@@ -47,7 +47,7 @@ class ReferenceKL:
         mask = batch.rollouts.action_mask
         gap = actions_only(readings[REF_LOGPROBS] - readings[LOGPROBS], mask)
         kl = self._estimate(gap)
-        if self.kind.endswith("+"):
+        if self.estimator.endswith("+"):
             k2 = gap**2 / 2
             kl = kl.detach() + k2 - k2.detach()
         metrics = {"policy/kl": kl.detach()}
@@ -57,11 +57,11 @@ class ReferenceKL:
 
     def _estimate(self, gap: Tensor) -> Tensor:
         d = gap if self.log_ratio_clamp is None else gap.clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
-        if self.kind in ("k1", "k1+"):
+        if self.estimator in ("k1", "k1+"):
             kl = -d
-        elif self.kind == "k2":
+        elif self.estimator == "k2":
             kl = d**2 / 2
-        elif self.kind == "abs":
+        elif self.estimator == "abs":
             kl = d.abs()
         else:
             kl = d.exp() - d - 1
