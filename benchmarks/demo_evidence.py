@@ -32,7 +32,7 @@ def measure(policy: TextPolicy, num_prompts: int, seed: int) -> dict[str, float]
     iou: Any = load("iou", "rewards")
     runner = RewardRunner([NamedReward("iou", iou(space=policy.box_space))])
     settings = EvaluationSettings(num_prompts=num_prompts, batch_size=64)
-    metrics, _, _ = Evaluator(policy, prompts, runner, settings, Sampling(temperature=0.0, max_new_tokens=48)).run(0)
+    metrics, _, _ = Evaluator(policy, prompts, runner, settings, Sampling(temperature=0.0, max_new_tokens=32)).run(0)
     return {name: metrics[f"eval/iou/{name}"] for name in FIGURES}
 
 

@@ -38,7 +38,7 @@ class FlowPolicy:
 
     Raises:
         FileNotFoundError: no such model or adapter.
-        ValueError: a pipeline that is not known here, unknown shadows, or a picture size or guidance the model cannot take.
+        ValueError: a pipeline that is not known here, unknown shadows, or a picture size the model cannot draw.
     """
 
     offers = QUANTITIES

@@ -36,6 +36,8 @@ class FlowFamily:
     lora_targets: ClassVar[tuple[str, ...]]
     empty_prompt: ClassVar[str] = ""
     """What stands for no prompt in guidance."""
+    dead_ends: ClassVar[tuple[str, ...]] = ()
+    """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
 

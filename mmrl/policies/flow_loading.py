@@ -84,11 +84,20 @@ def parts(pipeline: Any) -> list[nn.Module]:
 
 
 def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | None) -> None:
-    """All weights of the transformer, or the adapter put into it; trainable weights are float32."""
+    """All weights of the transformer, or those of an adapter; what trains is float32."""
     transformer = pipeline.transformer
     if lora is None:
         transformer.requires_grad_(True)
-        return
+    else:
+        add_adapter(pipeline, family, lora)
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}."
+    for end in family.dead_ends:
+        transformer.get_submodule(last + end).requires_grad_(False)
+
+
+def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> None:
+    """A new one, or the one in `lora.adapter`."""
+    transformer = pipeline.transformer
     if lora.adapter is not None:
         if not Path(lora.adapter).expanduser().is_dir():
             raise FileNotFoundError(f"policy.lora.adapter: there is no folder {lora.adapter!r}")

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys
 import torch
 torch.set_num_threads(1)
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from mmrl.core.types import Reading, Request
@@ -28,8 +28,7 @@ if kind == "sharded":
         state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
 else:
-    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[unused])
+    accelerator = Accelerator(cpu=True)
 world, rank = accelerator.num_processes, accelerator.process_index
 assert world == (1 if kind == "one" else 2)
 policy = make(folder, ["ref", "ema"], lora=None, forward_rows=3)
@@ -72,10 +71,11 @@ def run(kind: str, model: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one(tiny, tmp_path):
-    one = run("one", tiny("sd3"), tmp_path)
+@pytest.mark.parametrize("family", ["sd3", "qwen_image"])
+def test_two_processes_equal_one(tiny, family, tmp_path):
+    one = run("one", tiny(family), tmp_path)
     for kind in ("replicated", "sharded"):
-        two = run(kind, tiny("sd3"), tmp_path)
+        two = run(kind, tiny(family), tmp_path)
         torch.testing.assert_close(two, one, atol=5e-5, rtol=1e-4)
         saved = tmp_path / f"{kind}.model" / "transformer" / "diffusion_pytorch_model.safetensors"
         assert saved.stat().st_size == (tmp_path / "one.model" / "transformer" / saved.name).stat().st_size

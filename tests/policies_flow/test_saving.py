@@ -49,6 +49,14 @@ def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family,
     assert not after[REF].requires_grad
 
 
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_trainable_weight_gets_a_gradient(tiny, family, lora):
+    policy = make(tiny(family), lora=lora)
+    logprobs(policy, policy.rollout(requests(count=1), PLANS["flow_grpo"])).sum().backward()
+    assert [name for name, weight in policy.weights.named.items() if weight.grad is None] == []
+
+
 def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
     policy = make(tiny("sd3"), ["ref"])
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])

@@ -21,6 +21,7 @@ class QwenImage(FlowFamily):
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
+    dead_ends = ("attn.to_add_out", "txt_mlp")
     empty_prompt = " "
     keep_norm = True
 
