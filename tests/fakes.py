@@ -1,4 +1,4 @@
-"""A policy that learns in a second: letters a b c d and a stop, conditioned on a vector. It keeps every promise of the protocol."""
+"""A policy that learns in a second: letters a b c d and a stop, conditioned on a vector; it keeps the protocol's promises."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
