@@ -25,6 +25,7 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py
 
 bench: $(STAMP)
+	@$(PIP) --no-build-isolation --editable ".[bench]"
 	$(BIN)/python benchmarks/vlm_step.py
 
 install: $(STAMP)
