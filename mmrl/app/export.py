@@ -1,7 +1,7 @@
 """The trained model of a run as a folder that its own library loads, with processor and model card."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,9 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -
         if merge:
             kind_of(policy_config).merge(folder, policy_config)
         is_adapter = config.policy.lora is not None and not merge
-        (folder / "README.md").write_text(model_card(data, config, int(state["index"]), is_adapter), encoding="utf-8")
+        snippet = kind_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
+        card = model_card(data, config, int(state["index"]), is_adapter, snippet)
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return out
 
 
@@ -59,15 +61,22 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def model_card(data: RunData, config: RunConfig, step: int, adapter: bool) -> str:
+def is_on_hub(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).exists()
+
+
+def shown_name(model: str) -> str:
+    """A name for readers elsewhere: of a folder its last part."""
+    return model if is_on_hub(model) or model.startswith(TINY) else Path(model).name
+
+
+def model_card(data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str]) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
     base, label, loading = config.policy.model, config.algorithm.label, kind_of(config.policy).loading
-    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
-    shown = base if on_hub or base.startswith(TINY) else Path(base).name
+    shown = shown_name(base)
     rewards = [f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward]
     library = loading.adapter_library if adapter else loading.library
-    front = [f"library_name: {library}", *([f"base_model: {base}"] if on_hub else [])]
-    snippet = [line.replace("BASE_MODEL", shown) for line in (loading.adapter if adapter else loading.whole)]
+    front = [f"library_name: {library}", *([f"base_model: {base}"] if is_on_hub(base) else [])]
     lines = [
         "---",
         *front,

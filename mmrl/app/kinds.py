@@ -30,10 +30,6 @@ class Loading:
     """Loads a whole model."""
     adapter_library: str
     adapter_note: str
-    whole: Sequence[str]
-    """Python that loads a whole model."""
-    adapter: Sequence[str]
-    """Python that loads an adapter; BASE_MODEL stands for the model below it."""
 
 
 @runtime_checkable
@@ -96,6 +92,10 @@ class Kind(Protocol):
         """Save a small random model."""
         ...
 
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Python that loads the exported files of a policy, or of its adapter onto `base`."""
+        ...
+
     def merge(self, folder: Path, policy: Any) -> None:
         """Replace the adapter in `folder` by the whole model."""
         ...
@@ -115,18 +115,6 @@ class TextKind:
         library="transformers",
         adapter_library="peft",
         adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
-        whole=(
-            "from transformers import AutoModelForImageTextToText, AutoProcessor",
-            "",
-            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
-            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
-        ),
-        adapter=(
-            "from transformers import AutoModelForImageTextToText, AutoProcessor",
-            "",
-            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
-            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
-        ),
     )
 
     def evaluated(self, policy: TextPolicyConfig, given: Any, table: Table) -> Sampling:
@@ -174,6 +162,15 @@ class TextKind:
 
         return vlms.build(family, folder)
 
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Transformers loads both alike."""
+        return (
+            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            "",
+            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
+            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        )
+
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
         merge_adapter(folder, policy.model)
 
@@ -192,17 +189,6 @@ class FlowKind:
         library="diffusers",
         adapter_library="diffusers",
         adapter_note="This needs the base model; to run without it, export with --merge.",
-        whole=(
-            "from diffusers import DiffusionPipeline",
-            "",
-            'pipeline = DiffusionPipeline.from_pretrained("THIS_FOLDER")',
-        ),
-        adapter=(
-            "from diffusers import DiffusionPipeline",
-            "",
-            'pipeline = DiffusionPipeline.from_pretrained("BASE_MODEL")',
-            'pipeline.load_lora_weights("THIS_FOLDER")',
-        ),
     )
 
     def evaluated(self, policy: FlowPolicyConfig, given: Any, table: Table) -> Any:
@@ -246,6 +232,18 @@ class FlowKind:
         from mmrl.tiny import pipelines
 
         return pipelines.build(family, folder)
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
+        pipeline = policy.pipeline
+        absent = [name for name, part in pipeline.components.items() if part is None]
+        named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
+        return (
+            "from diffusers import DiffusionPipeline",
+            "",
+            f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
+            *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+        )
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)
