@@ -15,6 +15,7 @@ from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow_settings import FlowPolicyConfig
 from mmrl.policies.settings import Sampling, TextPolicyConfig
+from mmrl.training.settings import TrainSettings
 
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig
 EVALUATION_STEPS = 28
@@ -108,7 +109,7 @@ class TextKind:
     name: str = "text"
     settings: type = TextPolicyConfig
     evaluation_key: str = "sampling"
-    ratio_bound: float = 2e-5
+    ratio_bound: float = TrainSettings.ratio_bound
     index_file: str = "config.json"
     loading: Loading = Loading(
         task="image-text-to-text",
