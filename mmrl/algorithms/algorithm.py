@@ -1,6 +1,6 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ class Algorithm:
     shaping: tuple[Shaping, ...] = ()
     planner: Planner = field(default_factory=Once)
     schedule: Any = None
+    ema_decay: Callable[[int], float] | None = None
+    """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
     group_size: int = 8
     """Samples per prompt."""
     epochs: int = 1

@@ -17,6 +17,7 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners_flow import SampleFrom
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
+from mmrl.flow.decay import RampDecay
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.flow.times import TimeSampler
@@ -175,13 +176,15 @@ diffusion_nft = replace(
     advantage=GroupNorm(scale="batch", ddof=0, eps=1e-4, clip=5.0),
     planner=SampleFrom("ema"),
     schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("rollout", count=9)),
+    ema_decay=RampDecay(),
     minibatches=1,
 )
 """No sampler likelihood: noised samples pull the velocity towards good ones and push it from bad ones.
 
 DiffusionNFT: Online Diffusion Reinforcement with Forward Process, arXiv:2509.16117.
-The sampling weights are the policy's ema, whose decay must rise as mmrl.flow.decay.RampDecay does. The loss is that of the code,
-on predicted data and normalized by its error, which the author found necessary; the paper's is objective.0.normalized = false.
+The sampling weights are the policy's ema, whose decay rises from 0 to 0.5 in 500 updates (ema_decay). The loss is that of the
+code, on predicted data and normalized by its error, which the author found necessary; the paper's is
+objective.0.normalized = false.
 No guidance. beta 0.1 for text rendering. Nothing is left out.
 """
 
@@ -194,6 +197,7 @@ awm = replace(
     ),
     planner=flow_grpo.planner,
     schedule=Forward(num_steps=14, solver="sa", level=0.4, times=TimeSampler("discrete_wo_init", count=6, reach=0.9)),
+    ema_decay=RampDecay(most=0.3),
 )
 """The flow-matching loss of noised samples, weighted by their advantage.
 

@@ -15,6 +15,7 @@ from mmrl import __version__
 from mmrl.algorithms.samplers import Shuffled, Streamed
 from mmrl.app import plugins
 from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig
+from mmrl.app.kinds import KINDS, Kind, PolicyConfig, kind_of
 from mmrl.app.parts import check_keys, made_of
 from mmrl.app.rundir import RunDir
 from mmrl.app.tables import KeyPath, Table
@@ -22,7 +23,6 @@ from mmrl.app.trackers import AccelerateTrackers, JsonlTracker, Progress, Severa
 from mmrl.core.protocols import Policy, PromptSampler, Tracker
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check
-from mmrl.policies.settings import TextPolicyConfig
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
@@ -65,18 +65,19 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     train_prompts = load_prompts(config.data, ("data",), table)
     held_out = held_out_prompts(config, table)
     config = with_local_model(config, ranks)
-    space = box_space(config.policy)
-    rewards = RewardRunner([named(*pair, space) for pair in zip(config.reward, loaded, strict=True)])
-    algorithm = config.algorithm.algorithm.with_length(config.policy.sampling.max_new_tokens)
+    kind = kind_of(config.policy)
+    algorithm = kind.prepared(config.algorithm.algorithm, config.policy, config.algorithm.label)
+    space = kind.box_space(config.policy)
+    rewards = RewardRunner([named(*pair, space, kind) for pair in zip(config.reward, loaded, strict=True)])
     torch.manual_seed(config.seed)
-    policy = build_policy(config.policy, algorithm.shadows)
+    policy = build_policy(config.policy, algorithm.shadows, algorithm.ema_decay)
     algorithm.check(policy)
     if accelerator is not None:
         policy.prepare(accelerator)
     evaluator = None
     if held_out is not None:
-        evaluator = Evaluator(policy, held_out, rewards, config.evaluation, config.evaluation.sampling, ranks)
-    config = replace(resolved.config, policy=replace(resolved.config.policy, box_space=space or "auto"))
+        evaluator = Evaluator(policy, held_out, rewards, config.evaluation, kind.how(config.evaluation), ranks)
+    config = replace(resolved.config, policy=kind.with_box_space(resolved.config.policy, space))
     records = build_records(config, run, space, ranks)
     sampler = build_sampler(train_prompts, config.seed)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
@@ -98,9 +99,11 @@ def load_reward(reward: RewardConfig, path: KeyPath, table: Table) -> Callable[.
     return made_of(function, reward.args, path, table, beside=own)
 
 
-def named(reward: RewardConfig, function: Any, space: str | None) -> NamedReward:
+def named(reward: RewardConfig, function: Any, space: str | None, kind: Kind = KINDS["text"]) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
     name, declared = reward.name or plugins.default_name(reward.use), declared_space(function)
+    if declared is not None:
+        kind.refuse_box_reward(name)
     if declared == "auto":
         if space is None:
             raise ValueError(
@@ -153,49 +156,37 @@ def build_sampler(prompts: Prompts, seed: int) -> PromptSampler:
     return Shuffled(prompts, seed) if isinstance(prompts, Sequence) else Streamed(prompts, seed)
 
 
-def build_policy(config: TextPolicyConfig, shadows: frozenset[str]) -> Policy:
-    from mmrl.policies.text import TextPolicy
-
-    return TextPolicy(config, shadows)
-
-
-def box_space(config: TextPolicyConfig) -> str | None:
-    """How the model writes boxes, from its own config alone; None where its makers do not say."""
-    if config.box_space != "auto":
-        return config.box_space
-    from mmrl.policies.families import family_of
-    from mmrl.policies.loading import load_config
-
-    return family_of(load_config(config)).box_space
+def build_policy(config: PolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None = None) -> Policy:
+    return kind_of(config).build(config, shadows, ema_decay)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process."""
-    model = config.policy.model
+    model, kind = config.policy.model, kind_of(config.policy)
     if not model.startswith(TINY):
         return config
     if ranks.is_main:
-        tiny_model(model)
+        tiny_model(model, kind)
     ranks.wait()
-    return replace(config, policy=replace(config.policy, model=str(tiny_model(model))))
+    return replace(config, policy=replace(config.policy, model=str(tiny_model(model, kind))))
 
 
-def tiny_model(name: str) -> Path:
+def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` is the demo's and taught its task, `tiny:<family>` is random.
 
     Raises:
         ValueError: there is no such family.
     """
-    from mmrl.tiny import grounding, vlms
+    from mmrl.tiny import grounding
 
     family = name.removeprefix(TINY)
-    if family == "grounding":
+    if family == "grounding" and kind.name == "text":
         return grounding.warm_start()
     folder = grounding.cache_folder() / f"random-{__version__}" / family
-    if not (folder / "config.json").is_file():
+    if not (folder / kind.index_file).is_file():
         partial = folder.with_name(f"{family}.{os.getpid()}.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
-        vlms.build(family, partial)
+        kind.tiny(family, partial)
         try:
             partial.rename(folder)
         except OSError:

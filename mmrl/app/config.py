@@ -15,15 +15,13 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.app.catalog import find_config
+from mmrl.app.kinds import KINDS, POLICIES, PolicyConfig, kind_of
 from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, check_keys, plain, with_none, written
 from mmrl.app.suggest import did_you_mean
 from mmrl.app.tables import KeyPath, Table, dotted, leaves
-from mmrl.policies.settings import Sampling, TextPolicyConfig
+from mmrl.policies.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings
 from mmrl.training.settings import TrainSettings
-
-POLICIES: dict[str, type] = {"text": TextPolicyConfig}
-"""`policy.kind` -> its settings."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,18 @@ class RewardConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig(EvaluationSettings):
-    """Held-out prompts, and how completions are sampled there."""
+    """Held-out prompts, and how they are answered there."""
 
     data: DataConfig | None = None
     """None: nothing is evaluated."""
     sampling: Sampling | None = None
-    """What differs from policy.sampling; temperature is 0 (greedy) unless given."""
+    """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
+    num_steps: int | None = None
+    """Flow only: deterministic denoising steps of a picture; 28 unless given."""
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and self.num_steps < 1:
+            raise ValueError(f"evaluation.num_steps is {self.num_steps}: it must be 1 or more")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class RunConfig(TrainSettings):
     """Everything a run is made of."""
 
     algorithm: InstanceOf[Assembly]
-    policy: TextPolicyConfig
+    policy: PolicyConfig
     data: DataConfig
     reward: tuple[RewardConfig, ...]
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -141,16 +145,30 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     values = fitted(RunConfig, {key: value for key, value in table.values.items() if key != "algorithm"}, (), table)
     values["algorithm"] = assemble(table)
     policy = values.get("policy")
-    evaluation = values.setdefault("evaluation", {})
-    if isinstance(policy, TextPolicyConfig) and isinstance(evaluation, dict):
-        evaluation["sampling"] = greedy(policy.sampling, evaluation.get("sampling", {}), table)
+    if isinstance(policy, PolicyConfig):
+        fill_by_kind(values, policy, table)
     return Resolved(plain(RunConfig, values, (), table), table, name)
 
 
-def greedy(sampling: Sampling, changes: Mapping[str, Any], table: Table) -> Sampling:
-    """The training's sampling at temperature 0, changed by what the evaluation says."""
-    base = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
-    return plain(Sampling, base | {"temperature": 0.0} | dict(changes), ("evaluation", "sampling"), table)
+def fill_by_kind(values: dict[str, Any], policy: PolicyConfig, table: Table) -> None:
+    """Add the defaults that depend on the kind of the policy.
+
+    Raises:
+        ValueError: [evaluation] has a key of another kind.
+    """
+    kind = kind_of(policy)
+    values.setdefault("ratio_bound", kind.ratio_bound)
+    evaluation = values.setdefault("evaluation", {})
+    if not isinstance(evaluation, dict):
+        return
+    for other in KINDS.values():
+        if other is not kind and other.evaluation_key in evaluation:
+            place = table.at(("evaluation", other.evaluation_key))
+            raise ValueError(
+                f"{place} is for policy.kind = {other.name!r}, and this is {kind.name!r}: use evaluation.{kind.evaluation_key}"
+            )
+    own = kind.evaluation_key
+    evaluation[own] = kind.evaluated(policy, evaluation.get(own), table)
 
 
 def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
@@ -208,8 +226,7 @@ def as_table(config: RunConfig) -> dict[str, Any]:
         if f.name == "algorithm":
             table[f.name] = algorithm_table(value)
         elif f.name == "policy":
-            kind = next(kind for kind, cls in POLICIES.items() if isinstance(value, cls))
-            table[f.name] = {"kind": kind} | as_plain(value)
+            table[f.name] = {"kind": kind_of(value).name} | as_plain(value)
         elif value is not None:
             table[f.name] = as_plain(value)
     return table

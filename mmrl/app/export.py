@@ -1,28 +1,25 @@
 """The trained model of a run as a folder that its own library loads, with processor and model card."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from mmrl.app import config as configs
 from mmrl.app import plugins
 from mmrl.app.build import TINY, build_policy, with_local_model
 from mmrl.app.config import RunConfig
+from mmrl.app.kinds import kind_of
 from mmrl.app.report import number, signed
 from mmrl.app.report_data import RunData, changes, load
 from mmrl.training.checkpoint import Checkpoints
-
-ADAPTER = "adapter_config.json"
-"""What peft writes beside an adapter, and transformers does not."""
 
 
 def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -> Path:
     """Write the policy of checkpoint `step` (default: the newest whole one) to `out` and return it.
 
-    All weights trained: a model folder for AutoModelForImageTextToText. LoRA: an adapter folder for peft, or with `merge`
-    a model folder that holds the sum. Nothing is left behind when it fails.
+    All weights trained: a model folder for AutoModelForImageTextToText or DiffusionPipeline. LoRA: an adapter folder for peft
+    or load_lora_weights, or with `merge` a model folder that holds the sum. Nothing is left behind when it fails.
 
     Raises:
         FileNotFoundError: `run` holds no run, or its base model is gone.
@@ -41,10 +38,11 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -
     with whole_or_absent(out) as folder:
         policy.save(folder)
         if merge:
-            merge_adapter(folder, policy_config.model)
-        (folder / "README.md").write_text(
-            model_card(data, config, int(state["index"]), (folder / ADAPTER).exists()), encoding="utf-8"
-        )
+            kind_of(policy_config).merge(folder, policy_config)
+        is_adapter = config.policy.lora is not None and not merge
+        snippet = kind_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
+        card = model_card(data, config, int(state["index"]), is_adapter, snippet)
+        (folder / "README.md").write_text(card, encoding="utf-8")
     return out
 
 
@@ -63,31 +61,26 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def merge_adapter(folder: Path, base: str) -> None:
-    """Replace the adapter in `folder` by the base model with the adapter added; the sum is taken in float32."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    stored = AutoConfig.from_pretrained(base).dtype or torch.float32
-    model: Any = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    for file in (*folder.glob("adapter_*"), folder / "README.md"):
-        file.unlink(missing_ok=True)
-    merged.to(stored).save_pretrained(folder)
+def is_on_hub(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).exists()
 
 
-def model_card(data: RunData, config: RunConfig, step: int, adapter: bool) -> str:
+def shown_name(model: str) -> str:
+    """A name for readers elsewhere: of a folder its last part."""
+    return model if is_on_hub(model) or model.startswith(TINY) else Path(model).name
+
+
+def model_card(data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str]) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
-    base, label = config.policy.model, config.algorithm.label
-    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~")) and not Path(base).exists()
-    shown = base if on_hub or base.startswith(TINY) else Path(base).name
+    base, label, loading = config.policy.model, config.algorithm.label, kind_of(config.policy).loading
+    shown = shown_name(base)
     rewards = [f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward]
-    front = [f"library_name: {'peft' if adapter else 'transformers'}", *([f"base_model: {base}"] if on_hub else [])]
+    library = loading.adapter_library if adapter else loading.library
+    front = [f"library_name: {library}", *([f"base_model: {base}"] if is_on_hub(base) else [])]
     lines = [
         "---",
         *front,
-        "pipeline_tag: image-text-to-text",
+        f"pipeline_tag: {loading.task}",
         "tags: [mmrl, reinforcement-learning]",
         "---",
         "",
@@ -97,8 +90,8 @@ def model_card(data: RunData, config: RunConfig, step: int, adapter: bool) -> st
         f"- rewards: {', '.join(rewards)}",
         f"- data: {config.data.use}",
         f"- base model: {shown}",
-        f"- weights: {'a LoRA adapter for peft' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}",
-        f"- mmrl {data.versions.get('mmrl', 'unknown')}, transformers {data.versions.get('transformers', 'unknown')}",
+        f"- weights: {f'a LoRA adapter for {library}' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}",
+        f"- mmrl {data.versions.get('mmrl', 'unknown')}, {loading.library} {data.versions.get(loading.library, 'unknown')}",
         "",
         "## Results",
         "",
@@ -106,16 +99,9 @@ def model_card(data: RunData, config: RunConfig, step: int, adapter: bool) -> st
         "",
         "## Load it",
         "",
-        *(
-            ["This needs the base model and `pip install peft`; to run without either, export with --merge.", ""]
-            if adapter
-            else []
-        ),
+        *([loading.adapter_note, ""] if adapter else []),
         "```python",
-        "from transformers import AutoModelForImageTextToText, AutoProcessor",
-        "",
-        'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
-        'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        *snippet,
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -92,6 +92,7 @@ def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
 def workplace() -> Iterator[tuple[Any, Ranks]]:
     """Accelerate's processes and devices, and warnings on the terminal; left by all processes together."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     from accelerate import Accelerator
     from transformers.utils.logging import disable_progress_bar
 

@@ -52,6 +52,7 @@ SLOTS = {
     "shaping": Slot(arguments=("scores", "rollouts", "frozen"), many=True),
     "planner": Slot("revise"),
     "schedule": Slot("at"),
+    "ema_decay": Slot(arguments=("step",)),
 }
 
 
@@ -99,11 +100,20 @@ def preset(name: str, where: str = "algorithm.preset") -> Algorithm:
     Raises:
         ValueError: there is none.
     """
-    from mmrl.algorithms.presets import PRESETS
+    known = presets()
+    if name not in known:
+        raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), known)}")
+    return known[name]
 
-    if name not in PRESETS:
-        raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), PRESETS)}")
-    return PRESETS[name]
+
+@cache
+def presets() -> Mapping[str, Algorithm]:
+    """All presets by name, those of text first."""
+    from mmrl.algorithms import presets, presets_flow
+
+    twice = presets.PRESETS.keys() & presets_flow.PRESETS.keys()
+    assert not twice, f"two presets are called {twice}"
+    return presets.PRESETS | presets_flow.PRESETS
 
 
 @dataclass(frozen=True)
@@ -140,9 +150,7 @@ class _Builder:
             return made_of(known[value["kind"]], settings, path, self.table)
         if own is None:
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
-        return made_of(
-            type(own), {written(f.name): getattr(own, f.name) for f in fields(own) if f.init} | settings, path, self.table
-        )
+        return made_of(type(own), settings_of(own, settings), path, self.table)
 
     def _altered(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
@@ -185,6 +193,21 @@ def made_of(cls: Callable[..., Any], settings: Mapping[str, Any], path: KeyPath,
         return cls(**settings)
     check_keys(settings, [*beside, *known[1:]], path, table)
     return partial(cls, **settings) if settings else cls
+
+
+def settings_of(own: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings of a part with some changed, those of settings inside it too: `schedule.times.count=3` keeps the others."""
+    values = {written(f.name): getattr(own, f.name) for f in fields(own) if f.init}
+    return values | {key: inner(values.get(key), value) for key, value in changes.items()}
+
+
+def inner(own: Any, changes: Any) -> Any:
+    """Changed settings of what a part holds; another `kind` of thing starts from its own defaults."""
+    if not is_dataclass(own) or not isinstance(changes, Mapping):
+        return changes
+    values = {f.name: getattr(own, f.name) for f in fields(own)}
+    is_other = values.get("kind") == type(own).__name__ and changes.get("kind", values["kind"]) != values["kind"]
+    return changes if is_other else values | dict(changes)
 
 
 def written(name: str) -> str:

@@ -22,7 +22,11 @@ NUM_EXTREMES = 4
 MAX_FILES = 40
 """Samples files read for a curve; of more, so many are picked evenly."""
 HEALTH = (
-    ("Completion length", "rollout/length", "Tokens. A sudden drop or climb means the model games its length."),
+    (
+        "Actions per sample",
+        "rollout/length",
+        "Tokens of a completion; a sudden drop or climb means the model games its length. Steps of a picture that train.",
+    ),
     ("KL to the reference", "policy/kl", "How far the policy has moved from where it began."),
     ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
     ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large."),

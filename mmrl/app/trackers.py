@@ -276,7 +276,7 @@ class Progress:
 
 
 def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
-    """'reward 0.41  iou 0.31  no spread 0.12  kl 0.0031  length 17  8.1 prompts/s  1.1k tokens/s'."""
+    """'reward 0.41  iou 0.31  no spread 0.12  kl 0.0031  length 17  8.1 prompts/s  1.1k actions/s'."""
     shown = [(label, metrics[name]) for label, name in KEY_FIGURES if name in metrics]
     parts = [(name.removeprefix("reward/"), v) for name, v in metrics.items() if is_reward(name)]
     shown[1:1] = parts if len(parts) > 1 else []
@@ -285,7 +285,7 @@ def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
     if seconds > 0:
         texts.append(f"{prompts_per_step / seconds:.1f} prompts/s")
         if "rollout/actions" in metrics:
-            texts.append(f"{metrics['rollout/actions'] / seconds:.0f} tokens/s")
+            texts.append(f"{metrics['rollout/actions'] / seconds:.0f} actions/s")
     return "  ".join(texts)
 
 

@@ -45,7 +45,7 @@ class Evaluator:
         self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
 
     def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
-        """Metrics eval/<reward>[/<part>], eval/total and eval/completion_length; then groups and scores of all ranks."""
+        """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length; then groups and scores of all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []
         tables: list[GroupScores] = []
@@ -73,7 +73,5 @@ class Evaluator:
         metrics = {f"eval/{name}": mean(scores.values[:, k].tolist()) for k, name in enumerate(scores.names)}
         metrics |= {f"eval/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
         metrics["eval/total"] = mean(scores.total().tolist())
-        metrics["eval/completion_length"] = mean(
-            [float(len(sample.token_ids)) for sample in samples if sample.token_ids is not None]
-        )
-        return metrics
+        lengths = [float(len(sample.token_ids)) for sample in samples if sample.token_ids is not None]
+        return metrics | ({"eval/completion_length": mean(lengths)} if lengths else {})

@@ -47,6 +47,7 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 
 
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
+    """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture."""
     lengths = rollouts.action_mask.sum(1).float()
     rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
     longest = ranks.most(int(lengths.max()) if len(lengths) else 0)

@@ -61,8 +61,9 @@ class Health:
             findings.append(
                 (
                     "no_spread",
-                    "every group's samples got the same reward, so there is nothing to learn from: raise the temperature, "
-                    "choose prompts of middling difficulty, or check the reward with its own ground truth",
+                    "every group's samples got the same reward, so there is nothing to learn from: raise the temperature "
+                    "(of pictures, the schedule's level), choose prompts of middling difficulty, or check the reward "
+                    "with its own ground truth",
                 )
             )
         for name, value in metrics.items():

@@ -23,7 +23,8 @@ class TrainSettings:
     ratio_bound: float = 2e-5
     """Largest |log ratio| of any action before the first update, where sampled and re-evaluated log-probs must agree.
 
-    2e-5 is for float32. In bfloat16 single unlikely tokens may differ much: allow 1.0 and hold on to the mean.
+    2e-5 is for text in float32. In bfloat16 single unlikely tokens may differ much: allow 1.0 and hold on to the mean.
+    Configs of flow policies take 1e-6 unless they say otherwise, for clip ranges there are 1e-4 and less: keep it below a tenth.
     """
     mean_ratio_bound: float = 0.02
     """Largest mean |log ratio| there: a tenth of a clip range of 0.2."""

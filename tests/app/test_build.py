@@ -96,7 +96,7 @@ def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
     runner = job.trainer.collector.rewards
     assert [reward.name for reward in runner.rewards] == ["iou", "length"]
     assert runner.rewards[0].function.space == "norm1000"  # type: ignore[attr-defined]
-    assert job.config.policy.box_space == "norm1000"
+    assert job.config.policy.box_space == "norm1000"  # type: ignore[union-attr]
     assert job.trainer.algorithm.share.length == 16  # type: ignore[attr-defined]
     assert runner.weights.tolist() == pytest.approx([1.0, 0.1])
 

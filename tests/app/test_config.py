@@ -9,11 +9,13 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets_flow import PRESETS as FLOW_PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app import config as configs
 from mmrl.app.config import Resolved
 from mmrl.app.parts import SLOTS, kinds
 from mmrl.app.tables import Table
+from mmrl.policies.settings import Sampling, TextPolicyConfig
 
 TEXT = """steps = 3
 [algorithm]
@@ -48,6 +50,11 @@ def load(file: Path, *words: str) -> Resolved:
     return configs.load(str(file), words)
 
 
+def sampling(resolved: Resolved) -> Sampling:
+    assert isinstance(resolved.config.policy, TextPolicyConfig)
+    return resolved.config.policy.sampling
+
+
 def test_values_and_their_origins(file: Path):
     resolved = load(file, "reward.1.weight=0.25", "output=here", "algorithm.group_size=4")
     rows = {key: (value, origin) for key, value, origin in resolved.rows()}
@@ -59,13 +66,13 @@ def test_values_and_their_origins(file: Path):
     assert rows["algorithm.objective.0.high"] == (0.28, "preset dapo")
     assert rows["prompts_per_step"] == (8, "default")
     assert resolved.config.data.args == {"size": 4}
-    assert resolved.config.policy.sampling.max_new_tokens == 7
+    assert sampling(resolved).max_new_tokens == 7
 
 
 def test_evaluation_samples_greedily_unless_told(file: Path):
-    assert load(file).config.evaluation.sampling == replace(load(file).config.policy.sampling, temperature=0.0)
+    assert load(file).config.evaluation.sampling == replace(sampling(load(file)), temperature=0.0)
     changed = load(file, "evaluation.sampling.temperature=0.6", "evaluation.sampling.max_new_tokens=9").config.evaluation.sampling
-    assert changed == replace(load(file).config.policy.sampling, temperature=0.6, max_new_tokens=9)
+    assert changed == replace(sampling(load(file)), temperature=0.6, max_new_tokens=9)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +175,7 @@ def test_none_can_be_written(file: Path):
 
 
 def test_every_part_of_a_preset_has_a_kind():
-    for name, algorithm in PRESETS.items():
+    for name, algorithm in (PRESETS | FLOW_PRESETS).items():
         for slot in SLOTS:
             value = getattr(algorithm, slot)
             for item in value if isinstance(value, tuple) else (value,):
@@ -180,6 +187,7 @@ def test_slots_do_not_take_each_others_parts():
     assert "GroupNorm" in kinds("advantage")
     assert {"Clip", "ReferenceKL"} <= set(kinds("objective"))
     assert set(kinds("masks")) >= {"DropTruncated"}
+    assert set(kinds("ema_decay")) == {"RampDecay", "WarmDecay"}
     for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("share", "masks")):
         assert not set(kinds(one)) & set(kinds(other))
 

@@ -207,10 +207,10 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
     lines = out.getvalue().splitlines()
     assert lines == [
         "step 0  held out: iou 0.250  total 0.500",
-        "step 1/10  reward 0.5  2.0 prompts/s  50 tokens/s  18 s left",
-        "step 4/10  reward 0.5  2.0 prompts/s  50 tokens/s  12 s left",
-        "step 7/10  reward 0.5  2.0 prompts/s  50 tokens/s  6 s left",
-        "step 10/10  reward 0.5  2.0 prompts/s  50 tokens/s  0 s left",
+        "step 1/10  reward 0.5  2.0 prompts/s  50 actions/s  18 s left",
+        "step 4/10  reward 0.5  2.0 prompts/s  50 actions/s  12 s left",
+        "step 7/10  reward 0.5  2.0 prompts/s  50 actions/s  6 s left",
+        "step 10/10  reward 0.5  2.0 prompts/s  50 actions/s  0 s left",
         "step 10  held out: iou 0.500 (+0.250)  total 0.250 (-0.250)",
     ]
 

@@ -40,7 +40,7 @@ def family(model: str) -> str:
 
 
 def test_there_are_configs_for_both_families_and_sizes():
-    assert {"tiny/image", "tiny/grounding"} <= set(NAMES)
+    assert {"tiny/image", "tiny/grounding", "tiny/flow"} <= set(NAMES)
     assert len(IMAGE) == 4
 
 
@@ -64,8 +64,9 @@ def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
     check_two_steps(configs.resolve(resolved.table, [*small, *kept]))
 
 
-def test_the_tiny_one_trains_as_it_is():
-    check_two_steps(configs.load("tiny/image"))
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+def test_the_tiny_one_trains_as_it_is(name: str):
+    check_two_steps(configs.load(name))
 
 
 def check_two_steps(resolved: Resolved) -> None:

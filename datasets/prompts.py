@@ -1,0 +1,68 @@
+"""Prompts to draw pictures from: a text file, a JSONL file, or the texts themselves.
+
+    a red fox in the snow                                  one prompt per line of a .txt file
+    {"prompt": "a red fox", "id": "7", "animal": "fox"}    one object per line of a .jsonl file
+
+Further columns reach the rewards in `prompt.columns`. Ids are those of the file or the numbers of its lines.
+Licence: that of your data.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mmrl import Prompt
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.validate import FILE_ROW, Report, check_new_id
+
+
+def load(path: str | Path | None = None, texts: Sequence[str] = (), column: str = "prompt") -> Sequence[Prompt]:
+    """The prompts, in their order; blank lines are left out.
+
+    Args:
+        path: a .txt or .jsonl file.
+        texts: the prompts themselves, in place of a file.
+        column: of a .jsonl file, the one that holds the prompt.
+
+    Raises:
+        ValueError: neither or both of path and texts, or listing the first bad rows with file and line.
+    """
+    if (path is None) == (not texts):
+        raise ValueError("the data set 'prompts' reads either a file or its own lines: set data.path or data.texts")
+    report = Report(str(path or "texts"))
+    prompts: list[Prompt] = []
+    ids: set[str] = set()
+    for row in _rows(path, texts, column, report):
+        report.num_rows += 1
+        with report.collecting(row.place):
+            prompt = _prompt(row, column)
+            check_new_id(prompt, ids)
+            prompts.append(prompt)
+    report.raise_if_bad()
+    return prompts
+
+
+def _rows(path: str | Path | None, texts: Sequence[str], column: str, report: Report) -> Iterator[Row]:
+    if path is not None and Path(path).suffix.lower() != ".txt":
+        yield from read_rows(path, report)
+        return
+    source = "texts" if path is None else Path(path).name
+    for number, line in enumerate(texts if path is None else _lines(Path(path)), start=1):
+        if line.strip():
+            yield Row({column: line.strip()}, source, number)
+
+
+def _lines(file: Path) -> list[str]:
+    if not file.is_file():
+        raise FileNotFoundError(f"data file {file} does not exist")
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data file {file} is no text in UTF-8: {error}") from None
+
+
+def _prompt(row: Row, column: str) -> Prompt:
+    text = row.values.get(column)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"column {column} is {text!r}: it must hold the text of the prompt")
+    columns = {name: value for name, value in row.values.items() if name not in (column, "id")}
+    return Prompt(str(row.values.get("id", row.number)), text, columns={**columns, FILE_ROW: row.place})

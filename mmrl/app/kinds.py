@@ -1,0 +1,260 @@
+"""What the app must know of a kind of policy: its settings, its part of [evaluation], how it is built, how its files load."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.export_files import merge_adapter, merge_lora
+from mmrl.app.parts import plain
+from mmrl.app.tables import Table
+from mmrl.core.protocols import Policy
+from mmrl.flow.layout import lay_out
+from mmrl.flow.plan import evaluation_plan
+from mmrl.policies.flow_settings import FlowPolicyConfig
+from mmrl.policies.settings import Sampling, TextPolicyConfig
+from mmrl.training.settings import TrainSettings
+
+PolicyConfig = TextPolicyConfig | FlowPolicyConfig
+EVALUATION_STEPS = 28
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a model card says of the exported files."""
+
+    task: str
+    """pipeline_tag of the Hugging Face hub."""
+    library: str
+    """Loads a whole model."""
+    adapter_library: str
+    adapter_note: str
+
+
+@runtime_checkable
+class Kind(Protocol):
+    """One kind of policy."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> type: ...
+    @property
+    def evaluation_key(self) -> str:
+        """The key of [evaluation] that belongs to this kind alone."""
+        ...
+
+    @property
+    def ratio_bound(self) -> float:
+        """Of runs that do not say; clip ranges of flow objectives are 1e-4 and less."""
+        ...
+
+    @property
+    def index_file(self) -> str:
+        """The file every model folder of this kind holds."""
+        ...
+
+    @property
+    def loading(self) -> Loading: ...
+
+    def evaluated(self, policy: Any, given: Any, table: Table) -> Any:
+        """The value of `evaluation_key`; `given` is what the config says there, or None."""
+        ...
+
+    def how(self, evaluation: Any) -> Any:
+        """What Policy.rollout is given to evaluate."""
+        ...
+
+    def prepared(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
+        """The algorithm as this run uses it.
+
+        Raises:
+            ValueError: it is not for this kind of policy.
+        """
+        ...
+
+    def build(self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy: ...
+
+    def box_space(self, policy: Any) -> str | None:
+        """How the model writes boxes, from its own config alone; None where its makers do not say, or it writes none."""
+        ...
+
+    def refuse_box_reward(self, reward: str) -> None:
+        """ValueError where nothing can be read by a reward that reads boxes."""
+        ...
+
+    def with_box_space(self, policy: Any, space: str | None) -> Any:
+        """The settings with the space that was found."""
+        ...
+
+    def tiny(self, family: str, folder: Path) -> object:
+        """Save a small random model."""
+        ...
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Python that loads the exported files of a policy, or of its adapter onto `base`."""
+        ...
+
+    def merge(self, folder: Path, policy: Any) -> None:
+        """Replace the adapter in `folder` by the whole model."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextKind:
+    """Models that write: sampled token by token, greedily when they are evaluated."""
+
+    name: str = "text"
+    settings: type = TextPolicyConfig
+    evaluation_key: str = "sampling"
+    ratio_bound: float = TrainSettings.ratio_bound
+    index_file: str = "config.json"
+    loading: Loading = Loading(
+        task="image-text-to-text",
+        library="transformers",
+        adapter_library="peft",
+        adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
+    )
+
+    def evaluated(self, policy: TextPolicyConfig, given: Any, table: Table) -> Sampling:
+        """The training's sampling at temperature 0, changed by what the evaluation says."""
+        base = {f.name: getattr(policy.sampling, f.name) for f in fields(Sampling)} | {"temperature": 0.0}
+        return plain(Sampling, base | dict(given or {}), ("evaluation", "sampling"), table)
+
+    def how(self, evaluation: Any) -> Sampling:
+        return evaluation.sampling
+
+    def prepared(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
+        if algorithm.schedule is not None:
+            raise ValueError(
+                f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
+                "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
+            )
+        if algorithm.ema_decay is not None:
+            raise ValueError(
+                f"algorithm {label} has an ema_decay, but averages of a text policy follow at a constant rate: "
+                "leave algorithm.ema_decay out"
+            )
+        return algorithm.with_length(policy.sampling.max_new_tokens)
+
+    def build(self, policy: TextPolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy:
+        from mmrl.policies.text import TextPolicy
+
+        return TextPolicy(policy, shadows)
+
+    def box_space(self, policy: TextPolicyConfig) -> str | None:
+        if policy.box_space != "auto":
+            return policy.box_space
+        from mmrl.policies.families import family_of
+        from mmrl.policies.loading import load_config
+
+        return family_of(load_config(policy)).box_space
+
+    def refuse_box_reward(self, reward: str) -> None:
+        """All may be read."""
+
+    def with_box_space(self, policy: TextPolicyConfig, space: Any) -> TextPolicyConfig:
+        return replace(policy, box_space=space or "auto")
+
+    def tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny import vlms
+
+        return vlms.build(family, folder)
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Transformers loads both alike."""
+        return (
+            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            "",
+            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
+            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        )
+
+    def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
+        merge_adapter(folder, policy.model)
+
+
+@dataclass(frozen=True)
+class FlowKind:
+    """Image generators that integrate noise to pictures along a schedule."""
+
+    name: str = "flow"
+    settings: type = FlowPolicyConfig
+    evaluation_key: str = "num_steps"
+    ratio_bound: float = 1e-6
+    index_file: str = "model_index.json"
+    loading: Loading = Loading(
+        task="text-to-image",
+        library="diffusers",
+        adapter_library="diffusers",
+        adapter_note="This needs the base model; to run without it, export with --merge.",
+    )
+
+    def evaluated(self, policy: FlowPolicyConfig, given: Any, table: Table) -> Any:
+        return EVALUATION_STEPS if given is None else given
+
+    def how(self, evaluation: Any) -> Any:
+        return evaluation_plan(evaluation.num_steps)
+
+    def prepared(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
+        """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
+        if algorithm.schedule is None:
+            raise ValueError(
+                f"algorithm {label} has no schedule, but policy.kind is 'flow', and an image generator samples along one: "
+                'take a preset for flow models such as flow_grpo, or set [algorithm.schedule] with kind = "Full"'
+            )
+        lay_out(algorithm.schedule.at(0), [algorithm.group_size], [0])
+        return algorithm
+
+    def build(self, policy: FlowPolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy:
+        from diffusers.utils import logging
+
+        from mmrl.policies.flow import FlowPolicy
+
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()
+        return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
+
+    def box_space(self, policy: FlowPolicyConfig) -> str | None:
+        return None
+
+    def refuse_box_reward(self, reward: str) -> None:
+        raise ValueError(
+            f"reward {reward!r} reads boxes that a model wrote, but policy.kind is 'flow', which draws pictures: "
+            "take a reward of pictures such as jpeg_size"
+        )
+
+    def with_box_space(self, policy: FlowPolicyConfig, space: Any) -> FlowPolicyConfig:
+        return policy
+
+    def tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny import pipelines
+
+        return pipelines.build(family, folder)
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
+        pipeline = policy.pipeline
+        absent = [name for name, part in pipeline.components.items() if part is None]
+        named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
+        return (
+            "from diffusers import DiffusionPipeline",
+            "",
+            f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
+            *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+        )
+
+    def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
+        merge_lora(folder, policy)
+
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (TextKind(), FlowKind())}
+POLICIES: dict[str, type] = {name: kind.settings for name, kind in KINDS.items()}
+"""`policy.kind` -> its settings."""
+
+
+def kind_of(policy: Any) -> Kind:
+    """The kind whose settings these are."""
+    return next(kind for kind in KINDS.values() if isinstance(policy, kind.settings))

@@ -1,0 +1,40 @@
+"""How few bytes, or how many, does the picture take as a JPEG file?
+
+    r = -s / scale (compressible) or s / scale (incompressible), s = kB of the picture as a JPEG of quality 95
+
+A kB is 1000 bytes. Range: below 0 or above 0; a picture of 512 x 512 has some 20 kB when plain and over 300 kB of noise.
+Source: compressibility and incompressibility of DDPO, arXiv:2305.13301. Nothing is learned and no model is needed, so it shows
+whether training works at all. Licence: Apache-2.0, own code.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Sample, Scored
+
+
+@dataclass(frozen=True)
+class JpegSize:
+    """The size of the compressed picture. ValueError for a sample without a picture."""
+
+    goal: Literal["compressible", "incompressible"] = "compressible"
+    scale: float = 1.0
+    """kB that are worth 1."""
+    quality: int = 95
+    """Of the JPEG file, 1 to 95."""
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or not 1 <= self.quality <= 95:
+            raise ValueError(f"{self}: the size of a JPEG file needs scale > 0 and a quality of 1 to 95")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return [self._score(sample, group.prompt.id) for sample in group.samples]
+
+    def _score(self, sample: Sample, prompt_id: str) -> Scored:
+        if not hasattr(sample.image, "save"):
+            raise ValueError(f"a sample of prompt {prompt_id!r} has no picture: this reward is for policies that draw")
+        file = io.BytesIO()
+        sample.image.convert("RGB").save(file, "JPEG", quality=self.quality)
+        size = len(file.getvalue()) / 1000
+        return Scored(size / self.scale if self.goal == "incompressible" else -size / self.scale, {"kb": size})
