@@ -1,4 +1,4 @@
-"""The demo's claim on several seeds: held-out figures before and after GRPO, and a control that imitates for as long instead.
+"""The demo's claim on several seeds: held-out figures before and after GRPO, and a control that imitates for longer instead.
 
     python benchmarks/demo_evidence.py --seeds 0 1 2
 
@@ -63,7 +63,7 @@ def one_seed(seed: int, args: argparse.Namespace) -> list[str]:
     ]
     if args.control:
         start = time.perf_counter()
-        longer = replace(settings, steps=round(settings.steps * (1 + grpo_s / max(warm_s, 1.0))))
+        longer = replace(settings, steps=args.control)
         control = policy_of(warm_start(longer, Path(tempfile.mkdtemp()) / "model"))
         seconds = f"{time.perf_counter() - start:.0f}"
         lines.append(
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--fresh-size", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-cache", action="store_true", help="teach by imitation again, so that its seconds are real")
-    parser.add_argument("--control", action="store_true", help="also imitate for as long as imitation and GRPO took together")
+    parser.add_argument("--control", type=int, default=0, help="also imitate for so many steps instead of GRPO")
     parser.add_argument("overrides", nargs="*", help="key=value of configs/tiny/grounding.toml")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
