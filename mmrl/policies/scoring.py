@@ -83,7 +83,7 @@ class Score:
     def evaluate(
         self, net: TextNet, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, " m"], temperature: Float[Tensor, " m"]
     ) -> Float[Tensor, "q m"]:
-        """The quantities of m tokens, chunk by chunk; the backward pass computes a chunk's logits again."""
+        """The quantities of m tokens, chunk by chunk; of several chunks, the backward pass computes the logits again."""
 
         def some(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
             logprobs = net.logits(hidden, temperature).log_softmax(-1)
@@ -91,5 +91,7 @@ class Score:
             columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
             return torch.stack([columns[name]() for name in self.quantities])
 
+        if len(tokens) <= self.chunk:
+            return some(hidden, tokens, temperature)
         pieces = zip(hidden.split(self.chunk), tokens.split(self.chunk), temperature.split(self.chunk), strict=True)
         return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)

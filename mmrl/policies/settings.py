@@ -87,8 +87,8 @@ class TextPolicyConfig:
     """A longer prompt is an error; nothing is ever cut."""
     rollout_rows: int = 512
     """Completions decoded side by side; more of them need more memory, fewer more time. Samples do not depend on it."""
-    logit_chunk: int = 512
-    """Positions whose logits exist at the same time."""
+    logit_chunk: int = 2**26
+    """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""
     trust_remote_code: bool = False
     attn_implementation: str | None = None
 

@@ -261,7 +261,7 @@ class TextPolicy:
             mask=mask[:, : trace.tokens.shape[1]].to(device),
             quantities=quantities,
             shared=self._shares(grad),
-            chunk=self.config.logit_chunk,
+            chunk=max(1, self.config.logit_chunk // len(self.net.banned)),
         )
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
         self.net.train(grad and self.config.gradient_checkpointing)

@@ -114,7 +114,8 @@ def test_temperature_of_the_rollout_counts_in_the_reading(tiny):
 
 
 def test_logits_exist_for_one_chunk_of_trained_positions_at_a_time(tiny):
-    policy = make(tiny("qwen3_vl"), logit_chunk=5, sampling=Sampling(max_new_tokens=9))
+    vocabulary = len(make(tiny("qwen3_vl")).net.banned)
+    policy = make(tiny("qwen3_vl"), logit_chunk=5 * vocabulary + 3, sampling=Sampling(max_new_tokens=9))
     rollouts = policy.rollout(mixed())
     sizes: list[int] = []
     hook = policy.net.model.get_output_embeddings().register_forward_hook(lambda m, i, out: sizes.append(out.shape[:-1].numel()))
