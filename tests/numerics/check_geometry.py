@@ -40,7 +40,8 @@ def qwen_smart_resize_and_boxes(vector: Vector) -> None:
         box = box_of(case["box_original_xyxy"])
         written: dict[Space, list[int]] = {"resized": case["box_qwen25_pixels"], "norm1000": case["box_0_1000"]}
         for space, corners in written.items():
-            close(box.to(space, size).corners, corners, 0.5 + 1e-6, f"{what}: {space}")
+            off = [abs(ours - theirs) for ours, theirs in zip(box.to(space, size).corners, corners, strict=True)]
+            assert max(off) <= 0.5 + 1e-6, f"{what}: {space} is off by {off}"
             close(box.to(space, size).to("pixel", size).corners, box.corners, what=f"{what}: {space} and back")
     video = Qwen3VLVideoProcessor
     limits = {"factor": video.patch_size * video.merge_size, "min_pixels": video.size["shortest_edge"]}
