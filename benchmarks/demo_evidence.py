@@ -28,7 +28,7 @@ FIGURES = ("iou", "hit", "acc50")
 
 def measure(policy: TextPolicy, num_prompts: int, seed: int) -> dict[str, float]:
     """Greedy figures on held-out scenes of one series."""
-    prompts: Any = load("digits_grounding", "datasets")(split="held_out", size=num_prompts, seed=seed)  # type: ignore[operator]
+    prompts = load("digits_grounding", "datasets")(split="held_out", size=num_prompts, seed=seed)
     iou: Any = load("iou", "rewards")
     runner = RewardRunner([NamedReward("iou", iou(space=policy.box_space))])
     settings = EvaluationSettings(num_prompts=num_prompts, batch_size=64)

@@ -39,7 +39,7 @@ def rows(count: int) -> list[Any]:
     """Prompts of the demo's pictures, each with a picture and a true box."""
     from mmrl.app.plugins import load
 
-    prompts = load("digits_grounding", "datasets")(split="train", size=count, seed=0)  # type: ignore[operator]
+    prompts = load("digits_grounding", "datasets")(split="train", size=count, seed=0)
     return [prompts[i] for i in range(count)]
 
 

@@ -103,10 +103,11 @@ class Algorithm:
                 f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
                 "which makes them the same: set algorithm.old = 'reread'"
             )
-        if self.group_size < getattr(self.advantage, "min_group_size", 1):
+        least: int = getattr(self.advantage, "min_group_size", 1)
+        if self.group_size < least:
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
-                f"group with each other and needs at least {self.advantage.min_group_size}: set algorithm.group_size = 8"  # type: ignore[attr-defined]
+                f"group with each other and needs at least {least}: set algorithm.group_size = 8"
             )
 
     def trainable(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:

@@ -23,7 +23,8 @@ from mmrl.policies.flow_reading import FROM_VELOCITY, QUANTITIES, check_quantity
 from mmrl.policies.flow_settings import FlowPolicyConfig
 from mmrl.policies.flow_split import cut_actions, cut_rows
 from mmrl.policies.flow_trace import Course, FlowTrace, join, trace_of_noised, trace_of_steps
-from mmrl.policies.flow_weights import Decay, Weights, is_sharded, most_of, reshard, wrapped
+from mmrl.policies.flow_weights import Decay, Weights, is_sharded, most_of, wrapped
+from mmrl.policies.sharding import reshard
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 SAMPLED = Reading("logprobs", "sampler")

@@ -10,6 +10,7 @@ from torch import nn
 
 from mmrl.core.protocols import State
 from mmrl.policies.shadows import Shadow, put, whole
+from mmrl.policies.sharding import reshard
 
 SHADOWS = frozenset({"ref", "ema"})
 Decay = float | Callable[[int], float]
@@ -84,13 +85,6 @@ def is_sharded(accelerator: Any) -> bool:
     from accelerate.utils import DistributedType
 
     return accelerator.distributed_type == DistributedType.FSDP
-
-
-def reshard(net: nn.Module) -> None:
-    """Sharded modules keep weights gathered from a forward to its backward pass; the optimizer and shadows write to shards."""
-    for module in net.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()  # type: ignore[operator]
 
 
 def most_of(accelerator: Any, value: int) -> int:

@@ -22,6 +22,7 @@ from mmrl.policies.rollout import Row, assemble, check_requests, given_tokens, p
 from mmrl.policies.scoring import QUANTITIES, Score
 from mmrl.policies.settings import LoraSettings, Sampling, TextPolicyConfig
 from mmrl.policies.shadows import Shadow, put, whole
+from mmrl.policies.sharding import reshard
 from mmrl.policies.trace import TextTrace, join
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace"]
@@ -282,13 +283,6 @@ def stand_in() -> Prompt:
 def trainable(net: TextNet) -> list[tuple[str, nn.Parameter]]:
     """The weights that train, by their names in the model. Looked up once: while a forward runs, sharded ones are others."""
     return [(name, weight) for name, weight in net.model.named_parameters() if weight.requires_grad]
-
-
-def reshard(net: TextNet) -> None:
-    """Sharded modules keep weights gathered from a forward to its backward pass; the optimizer and shadows write to shards."""
-    for module in net.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()  # type: ignore[operator]
 
 
 def any_process(accelerator: Any, flag: bool) -> bool:

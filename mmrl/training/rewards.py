@@ -7,7 +7,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +148,7 @@ def _within(timeout_s: float, run: Callable[[], Any]) -> Any:
 
 async def _call_async(reward: NamedReward, groups: Sequence[Group]) -> list[Any]:
     async def one(group: Group) -> Any:
-        answer: Coroutine[Any, Any, Any] = reward.function(group)  # type: ignore[assignment]
+        answer: Any = reward.function(group)
         return await asyncio.wait_for(answer, reward.timeout_s)
 
     return await asyncio.gather(*map(one, groups), return_exceptions=True)
