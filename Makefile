@@ -37,7 +37,7 @@ $(STAMP):
 		{ echo "'$(PYTHON)' cannot make virtual environments with pip: install its venv and ensurepip modules (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "Installing mmrl and its dependencies into $(VENV) (some minutes, once)"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(PIP) hatchling editables
+	@$(PIP) hatchling editables "setuptools>=77"
 	@$(PIP) --no-build-isolation --editable ".[test]"
 	@rm -f $(VENV)/installed-*
 	@touch $@
