@@ -39,14 +39,32 @@ class MediaSize(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Video:
+    """A clip as a prompt names it: which file, which part of it, how many of its frames. `Video("a.mp4", fps=2.0, end=30.0)`."""
+
+    source: str | tuple[str, ...]
+    """A video file, or the pictures of an image sequence in order."""
+    start: float | None = None
+    """Seconds from the beginning of the file; None: its beginning."""
+    end: float | None = None
+    """Seconds from the beginning of the file; None: its end."""
+    fps: float | None = None
+    """Frames to sample per second (of an image sequence: how fast it was taken); None: the policy's setting."""
+    frames: int | None = None
+    """Frames to sample in all, evenly; excludes fps."""
+    shuffle: int | None = None
+    """Seed of a permutation of the sampled frames; None: in order of time (T-GRPO's probes shuffle)."""
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One task for the policy: a row of a data set. `Prompt("7", "Where is the cat?", media=("cat.jpg",), answer=box)`."""
 
     id: str
     text: str = ""
-    """May hold one `<image>` marker per picture; without markers the pictures come first."""
+    """May hold one `<image>` marker per picture and one `<video>` per clip; without markers the media come first."""
     media: tuple[Any, ...] = ()
-    """Pictures (a path or a PIL image) or videos, in the order the text speaks of them; empty for text to image."""
+    """Pictures (a path or a PIL image) and `Video`s, in the order the text speaks of them; empty for text to image."""
     answer: Any = None
     """The ground truth that rewards compare with."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
