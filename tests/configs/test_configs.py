@@ -13,6 +13,7 @@ from mmrl.app.plugins import shipped
 
 NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
+T2I = [name for name in NAMES if name.startswith("t2i/")]
 SMALL = [
     "steps=2",
     "prompts_per_step=2",
@@ -22,6 +23,18 @@ SMALL = [
     "policy.sampling.max_new_tokens=8",
 ]
 DIGITS = {"use": "digits_grounding", "size": 4}
+SMALL_PICTURES = [
+    "steps=2",
+    "prompts_per_step=2",
+    "algorithm.group_size=2",
+    "evaluation.num_prompts=2",
+    "evaluation.num_steps=4",
+    "policy.height=16",
+    "policy.width=16",
+    "policy.max_prompt_tokens=3",
+    "policy.lora.rank=4",
+]
+TEXTS = {"use": "prompts", "texts": ["a red fox", "a blue door"]}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +48,23 @@ def empty_desk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MMRL_CACHE", str(cache))
 
 
+FAMILIES = {
+    "Qwen2.5-VL": "qwen2_5_vl",
+    "Qwen3-VL": "qwen3_vl",
+    "stable-diffusion-3": "sd3",
+    "FLUX.1": "flux",
+    "Qwen-Image": "qwen_image",
+}
+
+
 def family(model: str) -> str:
-    return "qwen2_5_vl" if "Qwen2.5-VL" in model else "qwen3_vl"
+    return next(name for part, name in FAMILIES.items() if part in model)
 
 
 def test_there_are_configs_for_both_families_and_sizes():
     assert {"tiny/image", "tiny/grounding", "tiny/flow"} <= set(NAMES)
     assert len(IMAGE) == 4
+    assert {family(configs.load(name).config.policy.model) for name in T2I} == {"sd3", "flux", "qwen_image"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,6 +85,18 @@ def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
     small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
     kept = ["policy.lora.rank=4"] if resolved.config.policy.lora else []
     check_two_steps(configs.resolve(resolved.table, [*small, *kept]))
+
+
+@pytest.mark.parametrize("name", T2I)
+def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
+    """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(TEXTS), "test")
+    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
+    rewards = [{"use": "jpeg_size", "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
+    resolved.table.set(("reward",), rewards, "test")
+    small = [*SMALL_PICTURES, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
+    check_two_steps(configs.resolve(resolved.table, small))
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
