@@ -8,14 +8,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmrl.core.types import Group, Prompt, Sample, Scored, Scores
+    from mmrl.core.samples import Group, Prompt, Sample, Scored
+    from mmrl.core.types import Scores
     from mmrl.geometry.boxes import Box
 
 _HOMES = {
-    "Prompt": "mmrl.core.types",
-    "Sample": "mmrl.core.types",
-    "Group": "mmrl.core.types",
-    "Scored": "mmrl.core.types",
+    "Prompt": "mmrl.core.samples",
+    "Sample": "mmrl.core.samples",
+    "Group": "mmrl.core.samples",
+    "Scored": "mmrl.core.samples",
     "Scores": "mmrl.core.types",
     "Box": "mmrl.geometry.boxes",
 }

@@ -6,96 +6,23 @@ The order of rows is free: a row finds its group by id, never by position, and g
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Role = Literal["policy", "injected", "replayed", "probe"]
-"""policy: sampled now; injected: text given from outside; replayed: from an earlier step; probe: scored, never trained."""
+from mmrl.core.samples import Group as Group
+from mmrl.core.samples import MediaSize as MediaSize
+from mmrl.core.samples import Prompt as Prompt
+from mmrl.core.samples import Role as Role
+from mmrl.core.samples import Sample as Sample
+from mmrl.core.samples import Scored as Scored
+from mmrl.core.samples import Status as Status
+from mmrl.core.samples import Video as Video
+
 Scope = Literal["action", "rollout", "group", "batch"]
 """How much a value depends on, from one action to the whole minibatch: a policy never cuts a batch finer than this."""
-
-
-class Status(IntEnum):
-    """What a reward said of one sample."""
-
-    OK = 0
-    NA = 1
-    """The reward answered None: it does not apply."""
-    FAILED = 2
-    """The reward raised, timed out or answered NaN."""
-
-
-class MediaSize(NamedTuple):
-    """Width and height of one picture in its file, and as the model saw it, in pixels."""
-
-    width: int
-    height: int
-    seen_width: int
-    seen_height: int
-
-
-@dataclass(frozen=True)
-class Video:
-    """A clip as a prompt names it: which file, which part of it, how many of its frames. `Video("a.mp4", fps=2.0, end=30.0)`."""
-
-    source: str | tuple[str, ...]
-    """A video file, or the pictures of an image sequence in order."""
-    start: float | None = None
-    """Seconds from the beginning of the file; None: its beginning."""
-    end: float | None = None
-    """Seconds from the beginning of the file; None: its end."""
-    fps: float | None = None
-    """Frames to sample per second (of an image sequence: how fast it was taken); None: the policy's setting."""
-    frames: int | None = None
-    """Frames to sample in all, evenly; excludes fps."""
-    shuffle: int | None = None
-    """Seed of a permutation of the sampled frames; None: in order of time (T-GRPO's probes shuffle)."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One task for the policy: a row of a data set. `Prompt("7", "Where is the cat?", media=("cat.jpg",), answer=box)`."""
-
-    id: str
-    text: str = ""
-    """May hold one `<image>` marker per picture and one `<video>` per clip; without markers the media come first."""
-    media: tuple[Any, ...] = ()
-    """Pictures (a path or a PIL image) and `Video`s, in the order the text speaks of them; empty for text to image."""
-    answer: Any = None
-    """The ground truth that rewards compare with."""
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """All other columns of the data set's row."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One output of the policy, as a reward sees it."""
-
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    """The completion's tokens, the stop token included."""
-    image: Any = None
-    video: Any = None
-    truncated: bool = False
-    """True when the completion was cut at max_new_tokens."""
-    media_sizes: tuple[MediaSize, ...] = ()
-    """One per picture of the prompt: needed to read boxes in the model's own pixels."""
-    role: Role = "policy"
-
-
-@dataclass(frozen=True)
-class Group:
-    """The samples of one prompt that are compared with each other: the unit of rewards and credit."""
-
-    id: int
-    prompt: Prompt
-    samples: tuple[Sample, ...]
-    probes: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict[str, tuple[Sample, ...]])
-    """View name -> samples drawn for comparison only (T-GRPO's shuffled frames); rewards see them, the loss never does."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +100,6 @@ class Rollouts:
     def truncated(self) -> Bool[Tensor, " n"]:
         """True for rows that were cut before they ended."""
         return torch.tensor([sample.truncated for _, sample in self.samples()], dtype=torch.bool)
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A reward's answer with its named parts, for the log: `Scored(0.7, {"iou": 0.6, "format": 0.1})`."""
-
-    value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
