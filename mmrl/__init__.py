@@ -8,19 +8,22 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmrl.core.samples import Group, Prompt, Sample, Scored
+    from mmrl.core.samples import Group, Prompt, Sample, Scored, Video
     from mmrl.core.types import Scores
     from mmrl.geometry.boxes import Box
+    from mmrl.geometry.intervals import Interval
 
 _HOMES = {
     "Prompt": "mmrl.core.samples",
     "Sample": "mmrl.core.samples",
     "Group": "mmrl.core.samples",
     "Scored": "mmrl.core.samples",
+    "Video": "mmrl.core.samples",
     "Scores": "mmrl.core.types",
     "Box": "mmrl.geometry.boxes",
+    "Interval": "mmrl.geometry.intervals",
 }
-__all__ = ["Box", "Group", "Prompt", "Sample", "Scored", "Scores", "__version__"]
+__all__ = ["Box", "Group", "Interval", "Prompt", "Sample", "Scored", "Scores", "Video", "__version__"]
 
 try:
     __version__ = version("mmrl")

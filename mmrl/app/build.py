@@ -23,6 +23,7 @@ from mmrl.app.trackers import AccelerateTrackers, JsonlTracker, Progress, Severa
 from mmrl.core.protocols import Policy, PromptSampler, Tracker
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check
+from mmrl.serving.reward_client import RemoteReward, is_url
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
@@ -93,9 +94,12 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
 
 
 def load_reward(reward: RewardConfig, path: KeyPath, table: Table) -> Callable[..., Any]:
-    """The plug-in with its own fields filled in."""
-    function = plugins.load(reward.use, "rewards")
+    """The plug-in with its own fields filled in; one behind HTTP, once its server has said that it serves it."""
     own = [f.name for f in fields(RewardConfig) if f.name != "args"]
+    if is_url(reward.use):
+        check_keys(reward.args, [*own, "deadline_s", "token_env"], path, table)
+        return made_of(RemoteReward, {"url": reward.use, **reward.args}, path, table).connected()
+    function = plugins.load(reward.use, "rewards")
     return made_of(function, reward.args, path, table, beside=own)
 
 

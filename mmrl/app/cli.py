@@ -9,12 +9,21 @@ import typer
 from typer import Argument, Option
 
 TRACEBACK = "MMRL_TRACEBACK"
-EXTRAS = {"jinja2": "report", "matplotlib": "report", "sklearn": "demo", "pyarrow": "data"}
+EXTRAS = {
+    "jinja2": "report",
+    "matplotlib": "report",
+    "sklearn": "demo",
+    "pyarrow": "data",
+    "fastapi": "server",
+    "uvicorn": "server",
+    "httpx": "server",
+}
 """Package -> the extra that brings it."""
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(no_args_is_help=True)
 data = typer.Typer(no_args_is_help=True)
+reward = typer.Typer(no_args_is_help=True)
 app.add_typer(
     demo,
     name="demo",
@@ -22,6 +31,7 @@ app.add_typer(
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
 app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
+app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and try out rewards.")
 
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
@@ -221,6 +231,18 @@ def data_filter(
     from mmrl.app.difficulty import keep_by_difficulty
 
     typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
+
+
+@reward.command("serve")
+def reward_serve(
+    spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],
+    host: Annotated[str | None, Option(help="Instead of the spec's (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, Option(help="Instead of the spec's (default 8500).")] = None,
+) -> None:
+    """Serve rewards over HTTP, from an environment of their own; a config uses them as http://host:port/name."""
+    from mmrl.app.serve import serve
+
+    serve(spec, host, port)
 
 
 @app.command(rich_help_panel=MAKE)

@@ -80,7 +80,9 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
 
 
 def default_name(spec: str) -> str:
-    """What a reward is called unless its table says `name`: the callable if one is named, else the file's stem."""
+    """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
+    if "://" in spec:
+        return spec.rstrip("/").rpartition("/")[2]
     place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
     return wanted or Path(place).stem
 

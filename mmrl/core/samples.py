@@ -97,3 +97,7 @@ class Scored:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class RewardUnavailableError(RuntimeError):
+    """A reward cannot answer now and will not soon: training stops with a checkpoint, nothing is counted as failed."""

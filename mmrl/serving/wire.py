@@ -1,0 +1,274 @@
+"""Groups and scores as bytes: one safetensors buffer, arrays as tensors and everything else as JSON in its header.
+
+Nothing on either side is ever executed: the reader builds the types named here and no others.
+"""
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmrl.core.samples import Group, MediaSize, Prompt, Sample, Scored, Status, Video
+
+Array = np.ndarray
+PROTOCOL = 1
+"""Both sides must speak the same one."""
+HEADER_KEY = "mmrl"
+ELSEWHERE = {"Box": "mmrl.geometry.boxes", "Interval": "mmrl.geometry.intervals"}
+"""Answers that are imported only where they occur: a server may lack what their modules need."""
+HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Video": Video}
+PLAIN_MODES = ("L", "RGB", "RGBA")
+PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class WireError(ValueError):
+    """Bytes or values that do not fit the protocol; the message says which."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a served reward said of one group."""
+
+    values: tuple[float, ...]
+    """NaN where the status is not OK."""
+    status: tuple[Status, ...]
+    parts: tuple[Mapping[str, float], ...]
+    fingerprint: str
+    """Of the reward that answered: its source and settings."""
+    raised: str | None = None
+    """The exception of a reward that raised: type and text."""
+
+
+def pack_group(group: Group) -> bytes:
+    """A group as one buffer.
+
+    Raises:
+        WireError: a column holds something that cannot travel.
+        FileNotFoundError: a file of the prompt's media does not exist.
+    """
+    arrays: dict[str, Array] = {}
+    return _save(_encoded(group, arrays, "group"), arrays)
+
+
+def unpack_group(body: bytes, folder: Path) -> Group:
+    """The group again. Files of its media are written to `folder`, which the caller removes when the group is scored.
+
+    Raises:
+        WireError: the bytes are no such buffer.
+    """
+    header, arrays = _load(body)
+    try:
+        group = _decoded(header, arrays, folder)
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise error if isinstance(error, WireError) else WireError(f"the message does not describe a group: {error}") from None
+    if not isinstance(group, Group):
+        raise WireError(f"the body holds {type(group).__name__}, not a Group")
+    return group
+
+
+def pack_reply(reply: Reply) -> bytes:
+    header = {"parts": [dict(p) for p in reply.parts], "fingerprint": reply.fingerprint, "raised": reply.raised}
+    arrays = {"values": np.asarray(reply.values, np.float32), "status": np.asarray([int(s) for s in reply.status], np.int8)}
+    return _save(header, arrays)
+
+
+def unpack_reply(body: bytes) -> Reply:
+    header, arrays = _load(body)
+    header = _decoded(header, arrays, Path())
+    values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
+    return Reply(tuple(values), tuple(status), tuple(header["parts"]), header["fingerprint"], header["raised"])
+
+
+def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
+    """A reward's answers in the order of the samples.
+
+    Raises:
+        WireError: an answer is neither a float, None nor Scored.
+    """
+    values, status, parts = [], [], []
+    for answer in answers:
+        value, own = (answer.value, answer.parts) if isinstance(answer, Scored) else (answer, {})
+        try:
+            number = math.nan if value is None else float(value)
+        except (TypeError, ValueError):
+            raise WireError(f"the reward answered {value!r}: return a float, None or Scored per sample") from None
+        values.append(number)
+        status.append(Status.NA if value is None else Status.FAILED if math.isnan(number) else Status.OK)
+        parts.append({name: float(part) for name, part in own.items()})
+    return Reply(tuple(values), tuple(status), tuple(parts), fingerprint)
+
+
+def array_shapes(body: bytes) -> list[tuple[int, ...]]:
+    """Shapes of all arrays, read from the header alone."""
+    header = _header(body)
+    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+
+
+def _encoded(value: Any, arrays: dict[str, Array], place: str) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float | np.integer | np.floating):
+        number = value.item() if isinstance(value, np.generic) else value
+        return number if math.isfinite(number) else {"$float": str(number)}
+    if isinstance(value, MediaSize):
+        return {"$type": "MediaSize", "sizes": list(value)}
+    if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE}:
+        return {"$type": type(value).__name__} | _fields(value, arrays, place)
+    if isinstance(value, list | tuple):
+        items = [_encoded(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        pairs = [[_encoded(k, arrays, place), _encoded(v, arrays, f"{place}[{k!r}]")] for k, v in value.items()]
+        return {"$dict": pairs}
+    return _array(value, arrays, place)
+
+
+def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, Any]:
+    """Fields of a dataclass; files that it names travel as their bytes."""
+    encoded: dict[str, Any] = {}
+    for f in fields(value):
+        if not f.init:
+            continue
+        item, where = getattr(value, f.name), f"{place}.{f.name}"
+        if isinstance(value, Prompt) and f.name == "media":
+            encoded[f.name] = {"$tuple": [_medium(m, arrays, where) for m in item]}
+        elif isinstance(value, Video) and f.name == "source":
+            files = [_file(name, arrays) for name in ([item] if isinstance(item, str) else item)]
+            encoded[f.name] = files[0] if isinstance(item, str) else {"$tuple": files}
+        else:
+            encoded[f.name] = _encoded(item, arrays, where)
+    return encoded
+
+
+def _medium(medium: Any, arrays: dict[str, Array], place: str) -> Any:
+    return _file(medium, arrays) if isinstance(medium, str | Path) else _encoded(medium, arrays, place)
+
+
+def _file(name: str | Path, arrays: dict[str, Array]) -> dict[str, str]:
+    key = f"file.{len(arrays)}"
+    arrays[key] = np.frombuffer(Path(name).read_bytes(), np.uint8)
+    return {"$file": key, "suffix": Path(name).suffix}
+
+
+def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
+    if isinstance(value, Image.Image):
+        key = f"image.{len(arrays)}"
+        arrays[key] = np.asarray(value if value.mode in PLAIN_MODES else value.convert("RGB"))
+        return {"$image": key}
+    array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    if not isinstance(array, np.ndarray) or array.dtype == object:
+        raise WireError(
+            f"{place} holds {type(value).__name__}, which cannot travel to a reward server: only text, numbers, boxes, "
+            "intervals, pictures, arrays and lists or dicts of these do. Drop the column, or score it in this process"
+        )
+    key = f"array.{len(arrays)}"
+    arrays[key] = np.ascontiguousarray(array)
+    return {"$array": key}
+
+
+def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item, arrays, folder) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$type" in value:
+        return _built(value, arrays, folder)
+    if "$tuple" in value:
+        return tuple(_decoded(item, arrays, folder) for item in value["$tuple"])
+    if "$dict" in value:
+        return {_decoded(k, arrays, folder): _decoded(v, arrays, folder) for k, v in value["$dict"]}
+    if "$float" in value:
+        return float(value["$float"])
+    if "$image" in value:
+        return Image.fromarray(_named(arrays, value["$image"]))
+    if "$array" in value:
+        return _named(arrays, value["$array"])
+    if "$file" in value:
+        return _written(_named(arrays, value["$file"]), str(value.get("suffix", "")), folder)
+    return {key: _decoded(item, arrays, folder) for key, item in value.items()}
+
+
+def _built(value: dict[str, Any], arrays: Mapping[str, Array], folder: Path) -> Any:
+    name = value["$type"]
+    if name == "MediaSize":
+        return MediaSize(*map(int, value["sizes"]))
+    if name in ELSEWHERE:
+        cls = getattr(import_module(ELSEWHERE[name]), name)
+    elif name in HERE:
+        cls = HERE[name]
+    else:
+        raise WireError(f"type {name!r} is not part of the protocol")
+    return cls(**{key: _decoded(item, arrays, folder) for key, item in value.items() if key != "$type"})
+
+
+def _written(array: Array, suffix: str, folder: Path) -> str:
+    if not re.fullmatch(r"\.[A-Za-z0-9]{1,5}", suffix):
+        suffix = ""
+    file = folder / f"{len(list(folder.iterdir()))}{suffix}"
+    file.write_bytes(array.tobytes())
+    return str(file)
+
+
+def _named(arrays: Mapping[str, Array], name: str) -> Array:
+    if name not in arrays:
+        raise WireError(f"the header speaks of an array {name!r} that is not there")
+    return arrays[name]
+
+
+def _save(header: Any, arrays: Mapping[str, Array]) -> bytes:
+    from safetensors.numpy import save
+
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return save(plain, {HEADER_KEY: json.dumps({"protocol": PROTOCOL, "value": _finite(header)}, allow_nan=False)})
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; floats that need it are written as words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return {key: _finite(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _load(body: bytes) -> tuple[Any, dict[str, Array]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    header = _header(body)
+    try:
+        envelope = json.loads(header["__metadata__"][HEADER_KEY])
+        arrays = load(body)
+    except (KeyError, ValueError, TypeError, RecursionError, SafetensorError) as error:
+        raise WireError(f"the body is no message of mmrl: {error}") from None
+    if not isinstance(envelope, dict) or "value" not in envelope:
+        raise WireError("the body is no message of mmrl: its header has no value")
+    if envelope.get("protocol") != PROTOCOL:
+        raise WireError(f"the message speaks protocol {envelope.get('protocol')}, this side {PROTOCOL}: install the same mmrl")
+    return envelope["value"], arrays
+
+
+def _header(body: bytes) -> dict[str, Any]:
+    """The JSON header of a safetensors buffer."""
+    if body.startswith(PICKLE_STARTS):
+        raise WireError("the body is a pickle: unpickling runs the sender's code, so only safetensors is read")
+    if len(body) < 8:
+        raise WireError("the body is no safetensors buffer: it is too short")
+    (length,) = struct.unpack("<Q", body[:8])
+    if length > len(body) - 8:
+        raise WireError("the body is no safetensors buffer: its header is longer than the body")
+    try:
+        header = json.loads(body[8 : 8 + length])
+    except (ValueError, RecursionError):
+        raise WireError("the body is no safetensors buffer: its header is not JSON") from None
+    if not isinstance(header, dict) or "__metadata__" not in header:
+        raise WireError("the body is a safetensors buffer without mmrl's header")
+    return header

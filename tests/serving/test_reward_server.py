@@ -1,0 +1,326 @@
+"""The reward server over real HTTP: equal to local scoring, limited, guarded, restartable."""
+
+import asyncio
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from mmrl import Group, Prompt, Sample, Scored
+from mmrl.app import serve
+from mmrl.core.samples import RewardUnavailableError
+from mmrl.serving import wire
+from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
+from mmrl.serving.reward_server import Limits, Served, create_app
+
+
+def group_of(*texts: str, image: Any = None) -> Group:
+    return Group(0, Prompt("p", "say it"), tuple(Sample(text, image=image) for text in texts))
+
+
+def length(group: Group) -> list[float]:
+    return [float(len(sample.text or "")) for sample in group.samples]
+
+
+async def slow_length(group: Group) -> list[float]:
+    await asyncio.sleep(0.01)
+    return length(group)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """score = length."""
+
+    pointwise: ClassVar[bool] = True
+
+    def __call__(self, group: Group) -> list[float]:
+        return length(group)
+
+
+def odd(group: Group) -> Sequence[float | Scored | None]:
+    return [None, math.nan, Scored(0.5, {"half": 0.5})]
+
+
+def broken(group: Group) -> list[float]:
+    raise ZeroDivisionError("by design")
+
+
+def short(group: Group) -> list[float]:
+    return [1.0]
+
+
+def brightness(group: Group) -> list[float]:
+    return [float(np.asarray(sample.image).mean()) for sample in group.samples]
+
+
+FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, broken, short, brightness)} | {"pointwise": Pointwise()}
+
+
+@contextmanager
+def serving(limits: Limits = Limits(), token: str | None = None, **functions: Callable[[Group], Any]) -> Iterator[str]:
+    """The base URL of a server in a thread."""
+    served = {name: Served(name, function, "f1") for name, function in (functions or FUNCTIONS).items()}
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(served, limits, token), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+def test_served_and_local_scores_are_equal(base: str):
+    group = group_of("a", "bcd", "")
+    for name in ("length", "slow_length", "pointwise"):
+        remote = RemoteReward(f"{base}/{name}").connected()
+        assert remote.score(group) == length(group)
+        assert asyncio.run(remote(group)) == length(group)
+
+
+def test_none_nan_and_parts_come_back_as_the_reward_gave_them(base: str):
+    first, second, third = RemoteReward(f"{base}/odd").score(group_of("a", "b", "c"))
+    assert first is None
+    assert isinstance(second, float) and math.isnan(second)
+    assert third == Scored(0.5, {"half": 0.5})
+
+
+def test_pixels_arrive(base: str):
+    image = Image.fromarray(np.full((6, 9, 3), 77, np.uint8))
+    assert RemoteReward(f"{base}/brightness").score(group_of("a", image=image)) == [77.0]
+
+
+def test_a_reward_that_raises_is_told_from_a_broken_server(base: str):
+    with pytest.raises(RemoteRewardError, match="ZeroDivisionError: by design"):
+        RemoteReward(f"{base}/broken").score(group_of("a"))
+    with pytest.raises(RemoteRewardError, match="answered 1 values for 2 samples"):
+        RemoteReward(f"{base}/short").score(group_of("a", "b"))
+
+
+def test_wrong_names_are_refused_before_training(base: str):
+    with pytest.raises(ValueError, match=r"does not serve 'lenght', only length, slow_length"):
+        RemoteReward(f"{base}/lenght").connected()
+    with pytest.raises(ValueError, match="write http://host:port/name"):
+        RemoteReward(base)
+
+
+def test_nobody_there_is_said_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ValueError, match=r"does not answer .*is it running"):
+        RemoteReward(f"http://127.0.0.1:{port}/length").connected(wait_s=0.2)
+
+
+def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch):
+    body = wire.pack_group(group_of("a")).replace(b'protocol\\": 1', b'protocol\\": 9')
+    response = httpx.post(f"{base}/v1/score/length", content=body)
+    assert response.status_code == 400 and "protocol 9, this side 1" in response.text
+    monkeypatch.setattr(RemoteReward, "_request", lambda *_: httpx.Response(200, json={"protocol": 9, "rewards": {}}))
+    with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
+        RemoteReward(f"{base}/length").connected()
+
+
+def test_a_changed_reward_stops_the_run(base: str):
+    remote = replace(RemoteReward(f"{base}/length").connected(), fingerprint="another")
+    with pytest.raises(RewardUnavailableError, match="now serves another version"):
+        remote.score(group_of("a"))
+
+
+def test_pickles_and_garbage_are_refused(base: str):
+    for body in (pickle.dumps({"a": 1}), b"", b"garbage" * 10):
+        response = httpx.post(f"{base}/v1/score/length", content=body)
+        assert response.status_code == 400
+        assert "the body is" in response.text
+
+
+def test_limits_answer_413_with_the_limit(base: str):
+    image = Image.fromarray(np.zeros((64, 64, 3), np.uint8))
+    with serving(Limits(max_body_mb=0.01, max_pixels=100, max_samples=2)) as url:
+        large = httpx.post(f"{url}/v1/score/length", content=b"x" * 20_000)
+        assert (large.status_code, large.text) == (413, "the body is above the limit max_body_mb = 0.01")
+        small = Image.fromarray(np.zeros((20, 20, 3), np.uint8))
+        pixels = httpx.post(f"{url}/v1/score/brightness", content=wire.pack_group(group_of("a", image=small)))
+        assert pixels.status_code == 413 and "max_pixels = 100" in pixels.text
+        with pytest.raises(RewardUnavailableError, match=r"refuses a group of 3 samples: .*max_samples = 2.*group_size"):
+            RemoteReward(f"{url}/length").score(group_of("a", "b", "c"))
+        with pytest.raises(RewardUnavailableError, match="max_body_mb"):
+            RemoteReward(f"{url}/brightness").score(group_of("a", image=image))
+
+
+def test_a_pointwise_group_is_cut_and_joined_in_order():
+    with serving(Limits(max_samples=2), pointwise=Pointwise()) as url:
+        remote = RemoteReward(f"{url}/pointwise").connected()
+        assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_the_token_is_wanted_everywhere_but_for_health(monkeypatch: pytest.MonkeyPatch):
+    with serving(token="secret") as url:
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+        for path in ("/v1/rewards", "/metrics"):
+            assert httpx.get(url + path).status_code == 401
+        with pytest.raises(ValueError, match=r"401.*token is missing or wrong"):
+            RemoteReward(f"{url}/length").connected()
+        monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
+        assert RemoteReward(f"{url}/length").connected().score(group_of("ab")) == [2.0]
+
+
+def test_a_full_server_says_when_to_come_back_and_the_client_does():
+    gate = threading.Event()
+
+    def waits(group: Group) -> list[float]:
+        gate.wait(10)
+        return length(group)
+
+    with serving(Limits(max_waiting=1), waits=waits) as url:
+        remote, answers = RemoteReward(f"{url}/waits"), []
+        threads = [threading.Thread(target=lambda: answers.append(remote.score(group_of("abc")))) for _ in range(2)]
+        threads[0].start()
+        while "mmrl_waiting 1" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.005)
+        full = httpx.post(f"{url}/v1/score/waits", content=wire.pack_group(group_of("a")))
+        assert (full.status_code, full.headers["retry-after"]) == (503, "1")
+        threads[1].start()
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert answers == [[3.0], [3.0]]
+
+
+def test_a_repeated_request_is_scored_once():
+    calls: list[int] = []
+
+    def counts(group: Group) -> list[float]:
+        calls.append(1)
+        return length(group)
+
+    with serving(counts=counts) as url:
+        body = wire.pack_group(group_of("abc"))
+        replies = {httpx.post(f"{url}/v1/score/counts", content=body, headers={"x-request-id": "7"}).content for _ in range(3)}
+    assert len(calls) == 1 and len(replies) == 1
+
+
+def test_metrics_count_requests_samples_and_failures():
+    with serving() as url:
+        RemoteReward(f"{url}/length").score(group_of("a", "b"))
+        with pytest.raises(RemoteRewardError):
+            RemoteReward(f"{url}/broken").score(group_of("a"))
+        text = httpx.get(f"{url}/metrics").text
+    assert 'mmrl_requests_total{reward="length",code="200"} 1' in text
+    assert 'mmrl_samples_total{reward="length"} 2' in text
+    assert 'mmrl_failed_samples_total{reward="broken"} 1' in text
+
+
+SPEC = """
+port = {port}
+[[reward]]
+use = "./mine.py"
+bonus = 2.0
+"""
+MINE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    bonus: float = 0.0
+
+    def __call__(self, group):
+        return [len(sample.text) + self.bonus for sample in group.samples]
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "spec.toml").write_text(SPEC.format(port=port))
+    return tmp_path / "spec.toml"
+
+
+def start(spec: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mmrl", "reward", "serve", str(spec)]
+    return subprocess.Popen(
+        command, cwd=spec.parent, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+
+
+def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
+    process = start(spec)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split('"')[1]
+        remote = RemoteReward(url, deadline_s=60.0).connected(wait_s=60.0)
+        before = remote.score(group_of("abc"))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        answers: list[Any] = []
+        waiting = threading.Thread(target=lambda: answers.append(remote.score(group_of("abc"))))
+        waiting.start()
+        process = start(spec)
+        waiting.join()
+        assert before == [5.0] and answers == [[5.0]]
+    finally:
+        process.kill()
+    with pytest.raises(RewardUnavailableError, match="does not answer"):
+        replace(remote, deadline_s=0.3).score(group_of("abc"))
+
+
+def test_the_server_runs_without_torch(spec: Path):
+    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app import serve; from pathlib import Path; "
+    code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r})).rewards), 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=spec.parent, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["['mine']", "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "serves nothing"),
+        ("prot = 1\n[[reward]]\nuse = './mine.py'", "unknown key 'prot'.*port"),
+        ("[[reward]]\nuse = './mine.py'\nbonsu = 1", "unknown key 'bonsu'.*bonus"),
+        ("[[reward]]\nuse = './mine.py'\nbonus = 'x'", "bonus is 'x'"),
+        ("[[reward]]\nname = 'x'", "has no `use`"),
+        ("[[reward]]\nuse = './mine.py'\n[[reward]]\nuse = './mine.py'", "two rewards are called 'mine'"),
+        ("[[reward]]\nuse = 'iou'", "space"),
+        ("[[reward", "is not TOML"),
+    ],
+)
+def test_a_wrong_spec_is_named(text: str, message: str, spec: Path):
+    spec.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        serve.read_spec(spec)
+
+
+def test_listening_to_the_world_needs_a_token(spec: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("MMRL_REWARD_TOKEN", raising=False)
+    with pytest.raises(ValueError, match="without a token"):
+        serve.serve(spec, host="0.0.0.0")

@@ -1,0 +1,140 @@
+"""Groups and replies survive the wire; anything else is refused with a sentence."""
+
+import math
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import save
+
+from mmrl import Box, Group, Prompt, Sample, Scored
+from mmrl.core.samples import MediaSize, Status, Video
+from mmrl.serving import wire
+
+
+def picture(seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> Image.Image:
+    channels = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
+    array = np.random.default_rng(seed).integers(0, 256, (*reversed(size), *channels), dtype=np.uint8)
+    return Image.fromarray(array, mode)
+
+
+def round_trip(group: Group, folder: Path) -> Group:
+    return wire.unpack_group(wire.pack_group(group), folder)
+
+
+def a_group(**changes: Any) -> Group:
+    prompt = Prompt("p1", "where?", columns={"kind": "seven", "tags": ("a", "b"), "nested": {"x": [1, None, True], 3: "three"}})
+    samples = (
+        Sample("one", (1, 2), truncated=True, media_sizes=(MediaSize(10, 20, 28, 56),)),
+        Sample("two", role="injected", image=picture(1)),
+    )
+    values = {"id": 7, "prompt": prompt, "samples": samples, "probes": {"shuffled": (Sample("three"),)}}
+    return Group(**(values | changes))
+
+
+def test_everything_a_reward_sees_arrives(tmp_path: Path):
+    group = a_group()
+    back = round_trip(group, tmp_path)
+    assert (back.id, back.prompt, back.probes) == (group.id, group.prompt, group.probes)
+    assert back.samples[0] == group.samples[0]
+    assert back.samples[1].role == "injected"
+    assert np.array_equal(np.asarray(back.samples[1].image), np.asarray(picture(1)))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_pictures_keep_pixels_and_mode(mode: str, tmp_path: Path):
+    group = a_group(prompt=Prompt("p", media=(picture(2, (7, 3), mode),)))
+    (back,) = round_trip(group, tmp_path).prompt.media
+    assert back.mode == mode and back.size == (7, 3)
+    assert back.tobytes() == picture(2, (7, 3), mode).tobytes()
+
+
+def test_files_arrive_as_files_of_the_same_bytes(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(b"not really a clip")
+    still = tmp_path / "still.png"
+    picture(3).save(still)
+    group = a_group(prompt=Prompt("p", media=(str(still), Video(str(clip), start=1.0), Video((str(still), str(still)), fps=2.0))))
+    image, video, frames = round_trip(group, tmp_path / "there").prompt.media
+    assert Path(image).read_bytes() == still.read_bytes() and Path(image).suffix == ".png"
+    assert Path(video.source).read_bytes() == clip.read_bytes() and video.start == 1.0
+    assert Path(video.source).parent == tmp_path / "there"
+    assert len(frames.source) == 2 and frames.fps == 2.0
+
+
+def test_a_suffix_cannot_leave_the_folder(tmp_path: Path):
+    body = wire.pack_group(a_group(prompt=Prompt("p", media=(str(_file(tmp_path / "x.png")),))))
+    length = struct.unpack("<Q", body[:8])[0]
+    header = body[8 : 8 + length].replace(b'\\".png\\"', b'\\"/../evil\\"')
+    evil = struct.pack("<Q", len(header)) + header + body[8 + length :]
+    (tmp_path / "there").mkdir()
+    (name,) = wire.unpack_group(evil, tmp_path / "there").prompt.media
+    assert Path(name).parent == tmp_path / "there"
+
+
+def _file(file: Path) -> Path:
+    file.write_bytes(b"x")
+    return file
+
+
+def test_boxes_and_numbers_of_all_kinds_arrive(tmp_path: Path):
+    box = Box(1, 2, 3, 4, space="pixel", label="seven")
+    columns = {"nan": math.nan, "inf": -math.inf, "numpy": np.float32(0.5), "mask": torch.ones(2, 3)}
+    back = round_trip(a_group(prompt=Prompt("p", answer=[box], columns=columns)), tmp_path).prompt
+    assert back.answer == [box]
+    assert math.isnan(back.columns["nan"]) and back.columns["inf"] == -math.inf and back.columns["numpy"] == 0.5
+    assert back.columns["mask"].tolist() == [[1.0] * 3] * 2
+
+
+def test_what_cannot_travel_is_named():
+    with pytest.raises(wire.WireError, match=r"group\.prompt\.columns\['when'\] holds object, which cannot travel"):
+        wire.pack_group(a_group(prompt=Prompt("p", columns={"when": object()})))
+
+
+def test_nan_none_and_parts_survive_in_a_reply():
+    reply = wire.reply_of([0.25, None, math.nan, Scored(0.5, {"iou": 0.5, "odd": math.nan})], "f1")
+    back = wire.unpack_reply(wire.pack_reply(reply))
+    assert back.status == (Status.OK, Status.NA, Status.FAILED, Status.OK)
+    assert back.values[0] == 0.25 and back.values[3] == 0.5 and math.isnan(back.values[1]) and math.isnan(back.values[2])
+    assert back.parts[3]["iou"] == 0.5 and math.isnan(back.parts[3]["odd"])
+    assert back.fingerprint == "f1"
+
+
+class Boom:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("the pickle was executed",))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_are_refused_unread(protocol: int, tmp_path: Path):
+    with pytest.raises(wire.WireError, match="is a pickle"):
+        wire.unpack_group(pickle.dumps(Boom(), protocol), tmp_path)
+
+
+def test_other_safetensors_and_types_are_refused(tmp_path: Path):
+    with pytest.raises(wire.WireError, match="without mmrl's header"):
+        wire.unpack_group(save({"a": np.zeros(1)}), tmp_path)
+    body = wire.pack_group(a_group()).replace(b"Prompt", b"Popen!")
+    with pytest.raises(wire.WireError, match="not part of the protocol"):
+        wire.unpack_group(body, tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 400), st.booleans())
+def test_garbage_gives_a_wire_error_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, insert: bool
+):
+    good = wire.pack_group(a_group())
+    for body in (junk, good[:at], good[:at] + junk + good[at if insert else at + len(junk) :]):
+        try:
+            wire.unpack_group(body, tmp_path_factory.getbasetemp())
+        except wire.WireError:
+            continue
