@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -168,11 +168,14 @@ def export(
     folder: Annotated[Path, Argument(metavar="DIR", help="Where to write; must be new or empty.")],
     step: Annotated[int | None, Option(help="This checkpoint instead of the newest.")] = None,
     merge: Annotated[bool, Option(help="Merge LoRA into the model's own weights.")] = False,
+    weights: Annotated[
+        Literal["live", "ema"], Option(help="The trained weights, or the average that the run kept of them.")
+    ] = "live",
 ) -> None:
     """Write the trained model in the form its own library loads."""
     from mmrl.app.export import export as exported
 
-    typer.echo(exported(run, folder, step=step, merge=merge))
+    typer.echo(exported(run, folder, step=step, merge=merge, weights=weights))
 
 
 @data.command("check")
@@ -231,6 +234,41 @@ def data_filter(
     from mmrl.app.difficulty import keep_by_difficulty
 
     typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
+
+
+@reward.command("test")
+def reward_test(
+    target: Annotated[
+        str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
+    ],
+    settings: Overrides = None,
+    data: Annotated[str | None, Option(help="A JSONL file, a folder of pictures with prompts, or a data set's name.")] = None,
+    space: Annotated[
+        str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
+    ] = None,
+    template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
+    prompts: Annotated[int, Option(help="How many prompts to test on.")] = 32,
+    served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
+) -> None:
+    """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
+    from mmrl.app.reward_tools import test
+
+    if not test(target, settings or [], data, space, template, prompts, served):
+        raise typer.Exit(2)
+
+
+@reward.command("score")
+def reward_score(
+    target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
+    data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
+    settings: Overrides = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
+) -> None:
+    """Score finished pictures or completions, to see what a reward likes before training on it."""
+    from mmrl.app.reward_tools import score
+
+    score(target, settings or [], data, html, out)
 
 
 @reward.command("serve")
