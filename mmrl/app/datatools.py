@@ -1,21 +1,25 @@
 """`mmrl data`: from the words of a command line to the functions of mmrl.data."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from mmrl.app import plugins
 from mmrl.app.build import load_prompts
 from mmrl.app.config import load
 from mmrl.app.parts import check_keys, plain
 from mmrl.app.tables import Table
 from mmrl.data.grounding import Layout, check_file
 from mmrl.data.split import Part, split
+from mmrl.data.validate import check as check_prompts
 
 
 def check(source: str, settings: Sequence[str]) -> str:
-    """Read every row and picture of a grounding file, or every prompt of a config's data sets.
+    """Read every row and picture of a grounding file, every prompt of a config's data sets, or what `use=NAME` makes of a file.
 
-    `settings` are `key=value` for a file's Layout, such as box_format=xywh, or overrides of a config.
+    `settings` are `key=value` for a file's Layout, such as box_format=xywh, for the data set named by `use`, such as
+    videos=clips, or overrides of a config.
 
     Raises:
         ValueError: listing what is wrong.
@@ -27,7 +31,23 @@ def check(source: str, settings: Sequence[str]) -> str:
             if data is not None:
                 load_prompts(data, path, resolved.table)
         return f"{source}: {sum(data is not None for data in named.values())} data sets checked, nothing wrong"
+    if any(setting.startswith("use=") for setting in settings):
+        return _check_with(source, settings)
     report = check_file(source, layout(source, settings))
+    report.raise_if_bad()
+    return str(report)
+
+
+def _check_with(source: str, settings: Sequence[str]) -> str:
+    """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
+    table = Table.of({"path": source}, "default")
+    for assignment in settings:
+        table.override(assignment)
+    arguments = dict(table.values)
+    reader = plugins.load(str(arguments.pop("use")), "datasets")
+    check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
+    report = check_prompts(reader(**arguments))
+    report.source = source
     report.raise_if_bad()
     return str(report)
 

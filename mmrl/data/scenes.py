@@ -90,9 +90,9 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")
     rng = np.random.default_rng([seed, index, SPLITS.index(split)])
-    canvas = _BACKGROUNDS[style.background](rng, style.side)
+    canvas = background(rng, style.background, style.side)
     digits = _digits(rng, style)
-    inks = [_ink(rng, digit, split, style) for digit in digits]
+    inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]
     places = _layout(rng, [offset + ink.shape[::-1] for offset, ink in inks], style)
     placed: list[Placed] = []
     for digit, (x, y), (_, ink) in zip(digits, places, inks, strict=True):
@@ -103,6 +103,21 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
         placed.append(Placed(digit, (float(x), float(y), float(x + width), float(y + height))))
     image = Image.fromarray((canvas.clip(0, 1) * 255).astype(np.uint8))
     return Scene(image, placed[0], tuple(placed[1:]))
+
+
+def handwriting(rng: np.random.Generator, digit: int, split: str, sides: tuple[int, int]) -> tuple[tuple[int, int], Pixels]:
+    """One handwritten digit, its margin included as large as one of `sides`, cut to its ink: left and upper margin, opacities."""
+    images, _ = _collection()
+    glyph = images[rng.choice(_rows(split)[digit])]
+    side = int(rng.integers(sides[0], sides[1] + 1))
+    large = np.asarray(Image.fromarray(glyph).resize((side, side), Image.Resampling.BICUBIC)).clip(0, 1)
+    ys, xs = np.nonzero(large > _INK)
+    return (int(xs.min()), int(ys.min())), large[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
+
+
+def background(rng: np.random.Generator, kind: Literal["noise", "photo"], side: int) -> Pixels:
+    """A canvas of side x side pixels in colour, its values about 0 to 1."""
+    return _BACKGROUNDS[kind](rng, side)
 
 
 def glyph_rows(split: str) -> tuple[NDArray[np.intp], ...]:
@@ -133,16 +148,6 @@ def _digits(rng: np.random.Generator, style: SceneStyle) -> list[int]:
     asked = int(rng.choice(style.asked))
     others = [digit for digit in range(10) if digit != asked]
     return [asked, *(int(digit) for digit in rng.choice(others, style.num_distractors, replace=False))]
-
-
-def _ink(rng: np.random.Generator, digit: int, split: str, style: SceneStyle) -> tuple[tuple[int, int], Pixels]:
-    """One handwritten digit, enlarged and cut to its ink: its left and upper margin, and its opacities."""
-    images, _ = _collection()
-    glyph = images[rng.choice(_rows(split)[digit])]
-    side = int(rng.integers(style.glyph[0], style.glyph[1] + 1))
-    large = np.asarray(Image.fromarray(glyph).resize((side, side), Image.Resampling.BICUBIC)).clip(0, 1)
-    ys, xs = np.nonzero(large > _INK)
-    return (int(xs.min()), int(ys.min())), large[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1]
 
 
 def _layout(rng: np.random.Generator, shapes: list[tuple[int, ...]], style: SceneStyle) -> list[tuple[int, int]]:

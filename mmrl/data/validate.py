@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from mmrl.core.types import MediaSize, Prompt
+from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
+from mmrl.data.videos import check_video
 from mmrl.geometry.boxes import Box, check_inside
+from mmrl.geometry.intervals import Interval
 
+SPAN_SLACK = 1.0
+"""Seconds by which a true span may end after its clip: annotations and containers count differently."""
 FILE_ROW = "file_row"
 """The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
 
@@ -70,9 +74,10 @@ class Report:
 
 
 def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_rows: int | None = None) -> Report:
-    """Look at every prompt, of any data set: text, ids, pictures (read to their end if `decode`), boxes inside pictures.
+    """Look at every prompt, of any data set: text, ids, pictures and videos, boxes inside pictures, spans inside videos.
 
-    The caller decides with `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream.
+    With `decode` pictures are read to their end, and of videos the first and the last frame. The caller decides with
+    `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream.
     """
     report, ids = Report("data set", limit), set[str]()
     for number, prompt in _numbered(prompts, report, max_rows):
@@ -92,11 +97,11 @@ def check_new_id(prompt: Prompt, seen: set[str]) -> None:
     seen.add(prompt.id)
 
 
-def check_markers(text: str, num_pictures: int) -> None:
+def check_markers(text: str, num_pictures: int, marker: str = "<image>", called: str = "pictures") -> None:
     """ValueError unless the text holds no `<image>` marker, or one per picture."""
-    num_markers = text.count("<image>")
+    num_markers = text.count(marker)
     if num_markers not in (0, num_pictures):
-        raise ValueError(f"the text has {num_markers} <image> markers for {num_pictures} pictures: write none or one for each")
+        raise ValueError(f"the text has {num_markers} {marker} markers for {num_pictures} {called}: write none or one for each")
 
 
 def _numbered(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
@@ -123,12 +128,17 @@ def _check_prompt(prompt: Prompt, decode: bool) -> None:
         raise ValueError(f"the text is {type(text).__name__} and must be a string")
     if not text.strip() and not prompt.media:
         raise ValueError("there is neither text nor a picture or video")
-    check_markers(text, len(prompt.media))
+    clips = [media for media in prompt.media if isinstance(media, Video)]
+    check_markers(text, len(prompt.media) - len(clips))
+    check_markers(text, len(clips), "<video>", "videos")
     sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
-    boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
-    for box in boxes:
-        if isinstance(box, Box) and sizes:
-            check_inside(box, MediaSize(*sizes[0], *sizes[0]))
+    lengths = [check_video(clip, min_frames=1, decode=decode).seconds for clip in clips]
+    answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+    for answer in answers:
+        if isinstance(answer, Box) and sizes:
+            check_inside(answer, MediaSize(*sizes[0], *sizes[0]))
+        if isinstance(answer, Interval) and answer.unit == "seconds" and lengths and answer.end > lengths[0] + SPAN_SLACK:
+            raise ValueError(f"{answer} lies outside the clip, which lasts {lengths[0]:.2f} seconds")
 
 
 def _media_size(media: Any, decode: bool) -> tuple[int, int] | None:

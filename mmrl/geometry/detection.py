@@ -28,7 +28,11 @@ def match_boxes(predicted: Sequence[Box], truth: Sequence[Box], threshold: float
     """
     if not predicted or not truth:
         return []
-    overlaps = _overlaps(predicted, truth, labels)
+    return match(_overlaps(predicted, truth, labels), threshold)
+
+
+def match(overlaps: np.ndarray, threshold: float = 0.0) -> list[Match]:
+    """`match_boxes` for any kind of thing, from the IoU of every pair (predicted, true)."""
     allowed = (overlaps > 0) & (overlaps >= threshold)
     # a further pair is worth more than all IoU together, so that the number of pairs comes first
     worth = np.where(allowed, 1 + overlaps / (1 + min(overlaps.shape)), 0.0)
@@ -77,7 +81,8 @@ def mean_average_precision(
     for name in names:
         some = [box for box in predicted if box.label == name]
         true = [box for box in truth if box.label == name]
-        values.extend(_average_precision(some, true, threshold, ties) for threshold in thresholds)
+        overlaps = _overlaps(some, true, labels=False)
+        values.extend(average_precision(overlaps, threshold, ties) for threshold in thresholds)
     return sum(values) / len(values)
 
 
@@ -87,15 +92,17 @@ def point_in_box(point: tuple[float, float], box: Box) -> bool:
     return box.x1 <= x <= box.x2 and box.y1 <= y <= box.y2
 
 
-def _average_precision(predicted: Sequence[Box], truth: Sequence[Box], threshold: float, ties: Ties) -> float:
-    if not predicted or not truth:
+def average_precision(overlaps: np.ndarray, threshold: float, ties: Ties = "together") -> float:
+    """AP over 101 recall points, from the IoU of every pair (predicted, true); 0 where either side is empty."""
+    num_predicted, num_true = overlaps.shape
+    if not num_predicted or not num_true:
         return 0.0
     if ties == "together":
-        num_right = len(match_boxes(predicted, truth, threshold))
-        recall, precision = np.array([num_right / len(truth)]), np.array([num_right / len(predicted)])
+        num_right = len(match(overlaps, threshold))
+        recall, precision = np.array([num_right / num_true]), np.array([num_right / num_predicted])
     else:
-        right = np.cumsum(_greedy_hits(_overlaps(predicted, truth, labels=False), threshold))
-        recall, precision = right / len(truth), right / np.arange(1, len(predicted) + 1)
+        right = np.cumsum(_greedy_hits(overlaps, threshold))
+        recall, precision = right / num_true, right / np.arange(1.0, num_predicted + 1)
     best_from = np.maximum.accumulate(precision[::-1])[::-1]
     # recall 0.3 computed as 3 / 10 must reach the point 0.3 computed as 30 / 100
     places = np.searchsorted(recall + 1e-12, np.linspace(0, 1, 101))

@@ -1,0 +1,95 @@
+"""Generated video data: handwritten digits come, move, collide and go in mp4 files: when, which, how many, in what order?
+
+The handwriting is real (scikit-learn's `load_digits`, needs `pip install "mmrl[demo]"`). A file is written when its prompt is
+first read, always the same for the same seed, into a folder of the cache. Held-out clips show other handwriting.
+Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own code, Apache-2.0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl import Prompt, Video
+from mmrl.data import moving, scenes
+from mmrl.data.mp4 import clip_folder, written_once
+
+__all__ = ["load"]
+_TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
+
+
+def load(
+    split: str = "train",
+    size: int = 1024,
+    seed: int = 0,
+    questions: Sequence[str] = moving.KINDS,
+    clip: Mapping[str, Any] | None = None,
+    template: str = "{question}",
+    sample_fps: float | None = None,
+    folder: str | Path | None = None,
+) -> Sequence[Prompt]:
+    """Prompts with one clip; the answer is an Interval in seconds (when), letters such as "A,C" (which, order) or a number.
+
+    Columns: problem_type, question, question_kind, duration, fps, options, spans (digit -> seconds, of all that appear).
+
+    Args:
+        split: train or held_out.
+        size: how many.
+        seed: another seed gives other clips of the same kind.
+        questions: when, which, how_many, order; a clip's is drawn from this list, in which a kind may stand repeatedly.
+        clip: what clips look like: any field of mmrl.data.moving.ClipStyle, as in `clip = {side = 32, seconds = 6.0}`.
+        template: the prompt's text, with {question} in it.
+        sample_fps: frames per second the model is to see; the policy's setting by default.
+        folder: where to keep the files, in a folder named by a hash of what they show; by default MMRL_CACHE or ~/.cache/mmrl.
+
+    Raises:
+        ValueError: no such split or question, or clips that cannot be drawn.
+    """
+    if "{question}" not in template:
+        raise ValueError(f"template {template!r} must contain {{question}}")
+    style, kinds = moving.style_of(clip or {}), tuple(questions)
+    shown = {"style": asdict(style), "kinds": kinds}
+    root = None if folder is None else Path(folder)
+    files = clip_folder("moving-digits", shown, (moving.__file__, scenes.__file__), root)
+    prompts = _Clips(split, size, seed, kinds, style, template, sample_fps, files)
+    if size:
+        prompts[0]
+    return prompts
+
+
+@dataclass(frozen=True)
+class _Clips(Sequence[Prompt]):
+    split: str
+    size: int
+    seed: int
+    kinds: tuple[str, ...]
+    style: moving.ClipStyle
+    template: str
+    sample_fps: float | None
+    folder: Path
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"prompt {index} of {self.size}")
+        return self._prompt(index % self.size)
+
+    def _prompt(self, index: int) -> Prompt:
+        clip = moving.plan_clip(self.seed, index, self.split, self.style, self.kinds)
+        name = f"{self.split}-{self.seed}-{index}"
+        file = written_once(self.folder / f"{name}.mp4", self.style.fps, lambda: moving.draw(clip))
+        columns = {
+            "problem_type": _TYPES[clip.kind],
+            "question": clip.question,
+            "question_kind": clip.kind,
+            "duration": clip.duration,
+            "fps": float(self.style.fps),
+            "options": clip.options,
+            "spans": {actor.digit: clip.span(actor) for actor in clip.digits},
+        }
+        text = self.template.replace("{question}", clip.text)
+        return Prompt(name, text, (Video(str(file), fps=self.sample_fps),), clip.answer, columns)

@@ -1,0 +1,62 @@
+"""Writing H.264 files from drawn pictures, once and whole, into a folder named by what they show."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
+    """Pictures (frames, height, width, 3) as an H.264 file; the same pictures give the same bytes on the same machine.
+
+    It is written under another name and renamed, so that no reader meets half a file.
+
+    Args:
+        path: ends in .mp4.
+        frames: height and width are even.
+        fps: frame i is shown from i / fps to (i + 1) / fps seconds.
+        crf: x264's quality, 0 = lossless to 51.
+    """
+    # it takes a tenth of a second to import, and most readers of this module's data find their files written
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions
+        with av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
+            stream = file.add_stream("libx264", rate=fps)
+            stream.height, stream.width = frames.shape[1:3]
+            stream.pix_fmt = "yuv420p"
+            stream.options = {"crf": str(crf), "preset": "veryfast", "threads": "1", "bf": "0", "g": "16"}
+            for picture in frames:
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            file.mux(stream.encode(None))
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def written_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
+    """The file `path`, drawn and written now unless it is there."""
+    return path if path.is_file() else write_mp4(path, draw(), fps)
+
+
+def clip_folder(name: str, settings: Mapping[str, Any], code: tuple[str, ...], root: Path | None = None) -> Path:
+    """A folder named by a hash of the settings, these files of code, this one and PyAV's version.
+
+    It lies below `root`, by default $MMRL_CACHE or ~/.cache/mmrl.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for file in (*code, __file__):
+        digest.update(Path(file).read_bytes())
+    digest.update(version("av").encode())
+    cache = Path(os.environ.get("MMRL_CACHE") or Path.home() / ".cache" / "mmrl")
+    return (root or cache) / f"{name}-{digest.hexdigest()[:12]}"

@@ -1,0 +1,174 @@
+"""Rows that ask about a video -> prompts: finding the file, looking at its length, checking the answer."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from mmrl.core.types import Prompt, Video
+from mmrl.data.pictures import picture_size
+from mmrl.data.readers import Row
+from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
+from mmrl.data.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
+from mmrl.geometry.choices import LETTERS
+from mmrl.geometry.intervals import Interval
+from mmrl.geometry.questions import problem_type, true_letters, true_number, true_text
+from mmrl.geometry.spans import true_spans
+
+WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
+CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."
+ANSWER = "{question}\nWrite your answer as <answer>..</answer>."
+_CHECKS: Mapping[str, Callable[[Prompt], object]] = {
+    "choice": true_letters,
+    "number": true_number,
+    "regression": true_number,
+    "text": true_text,
+    "ocr": true_text,
+    "span": true_spans,
+}
+
+
+@dataclass(frozen=True)
+class VideoRow:
+    """One question of a file, in our words: `VideoRow("7", "AO8RW", "a person sits", "temporal grounding", Interval(2, 6))`."""
+
+    id: str
+    media: str
+    """The video (or picture) as the file names it: a path, a file's name, or a name without its ending."""
+    question: str
+    problem_type: str
+    answer: Any
+    options: tuple[str, ...] = ()
+    """The wordings of A, B, ..."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    is_picture: bool = False
+
+
+@dataclass(frozen=True)
+class VideoFolder:
+    """Where the videos are, in it or in folders below it."""
+
+    root: Path
+
+    def find(self, name: str) -> Path:
+        """The file called so, with one of the usual endings if the name has none.
+
+        Raises FileNotFoundError, or ValueError where several files of that name lie in different folders.
+        """
+        names = [name] if Path(name).suffix.lower() in VIDEO_SUFFIXES else [name + suffix for suffix in sorted(VIDEO_SUFFIXES)]
+        for candidate in names:
+            if (self.root / candidate).is_file():
+                return self.root / candidate
+        found = [path for candidate in names for path in self._below.get(Path(candidate).name, ())]
+        if len(found) > 1:
+            raise ValueError(f"video {name} is in {len(found)} folders below {self.root}: {', '.join(map(str, found[:3]))}")
+        if not found:
+            raise FileNotFoundError(
+                f"video {name} is nowhere below {self.root}: looked for {', '.join(Path(n).name for n in names)}"
+            )
+        return found[0]
+
+    @cached_property
+    def _below(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for path in sorted(self.root.rglob("*")):
+            if path.suffix.lower() in VIDEO_SUFFIXES:
+                found.setdefault(path.name, []).append(path)
+        return found
+
+
+def read_videos(
+    rows: Iterable[Row],
+    parse: Callable[[Row], Iterable[VideoRow]],
+    folder: Path,
+    report: Report,
+    template: str | None = None,
+    max_bad: int = 0,
+) -> list[Prompt]:
+    """All good prompts of a file, in its order.
+
+    Args:
+        rows: of the file.
+        parse: what a row asks; ValueError for a row that asks nothing we understand.
+        folder: where the videos are.
+        report: gets the bad rows.
+        template: the prompt's text, with {question} in it; one for the type of the question by default.
+        max_bad: so many bad rows are left out with a warning that names the first; one more is an error.
+
+    Raises:
+        ValueError: listing the first bad rows with file and line.
+    """
+    if template is not None and "{question}" not in template:
+        raise ValueError(f"template {template!r} must contain {{question}}")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the folder of videos {folder} does not exist: set `videos`")
+    videos, prompts, ids = VideoFolder(folder), list[Prompt](), set[str]()
+    for row in rows:
+        report.num_rows += 1
+        with report.collecting(row.place):
+            for asked in parse(row):
+                prompt = _prompt(asked, row.place, videos, template)
+                check_new_id(prompt, ids)
+                prompts.append(prompt)
+    report.note_if_empty()
+    if report.num_problems > max_bad or not prompts:
+        report.raise_if_bad()
+    if not report.ok:
+        warnings.warn(f"left out {report.num_problems} bad rows of at most {max_bad}\n{report}", stacklevel=3)
+    return prompts
+
+
+def facts_of(path: Path) -> VideoFacts:
+    """How long a video lasts and how many frames it has; looked at once per version of the file.
+
+    Raises FileNotFoundError or ValueError with the file's name, for a file that is missing, broken or no video.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"video {path} does not exist")
+    status = path.stat()
+    return _looked_at(str(path), status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _looked_at(path: str, changed: int, size: int) -> VideoFacts:
+    return probe_video(path)
+
+
+def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None) -> Prompt:
+    columns = {**row.columns, "question": row.question, "problem_type": row.problem_type, FILE_ROW: place}
+    if row.options:
+        columns["options"] = row.options
+    listed = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, row.options, strict=False))
+    answer, media = row.answer, _picture(row, videos) if row.is_picture else None
+    if media is None:
+        path = videos.find(row.media)
+        facts = facts_of(path)
+        columns |= {"duration": facts.seconds, "fps": facts.fps}
+        answer, media = _inside(row.answer, facts.seconds), Video(str(path))
+    kind = problem_type(Prompt(row.id, columns=columns))
+    form = template or {"span": WHEN, "choice": CHOOSE}.get(kind, ANSWER)
+    prompt = Prompt(row.id, form.replace("{question}", row.question.strip() + listed), (media,), answer, columns)
+    if not row.question.strip():
+        raise ValueError("the question is empty")
+    _CHECKS[kind](prompt)
+    return prompt
+
+
+def _picture(row: VideoRow, videos: VideoFolder) -> str:
+    path = videos.root / row.media
+    picture_size(path)
+    return str(path)
+
+
+def _inside(answer: Any, seconds: float) -> Any:
+    """Spans cut at the clip's end; ValueError for one that lies further outside."""
+    if isinstance(answer, tuple):
+        return tuple(_inside(span, seconds) for span in answer)
+    if not isinstance(answer, Interval):
+        return answer
+    cut = answer.clamped(seconds)
+    if cut is None or answer.end > seconds + SPAN_SLACK:
+        raise ValueError(f"{answer} lies outside the clip, which lasts {seconds:.2f} seconds")
+    return cut

@@ -1,0 +1,99 @@
+"""Looking at videos before training: what a file holds, and whether a prompt's clip is in it."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from mmrl.core.samples import Video
+from mmrl.data.pictures import picture_size
+from mmrl.geometry.timelines import Timeline, read_timeline
+
+VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
+
+
+class VideoFacts(NamedTuple):
+    """Of a part of a file: `VideoFacts(12.0, 25.0, 300, False)`."""
+
+    seconds: float
+    fps: float
+    """Frames per second, on average."""
+    frames: int
+    varies: bool
+    """Does the frame rate vary?"""
+
+
+def probe_video(source: str | Path | Video) -> VideoFacts:
+    """What a file, or the part of it that a `Video` names, holds; read from the container without decoding.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no video, sound only, an empty or cut file, an unknown codec, or a part outside the file.
+    """
+    video = source if isinstance(source, Video) else Video(str(source))
+    if not isinstance(video.source, str):
+        return probe_sequence(video)
+    timeline = read_timeline(video.source)
+    start, end = timeline.part(video.start, video.end)
+    times = [timeline.times[i] for i in timeline.inside(start, end)]
+    gaps = [b - a for a, b in pairwise(times)]
+    # Containers round to their own clock: a millisecond in mkv and webm.
+    return VideoFacts(end - start, timeline.fps, len(times), bool(gaps) and max(gaps) - min(gaps) > 0.0021)
+
+
+def probe_sequence(video: Video, fps: float = 1.0) -> VideoFacts:
+    """Pictures of one size, taken `video.fps` times a second (`fps` where it does not say)."""
+    sizes = {source: picture_size(source) for source in video.source}
+    if not sizes:
+        raise ValueError("a sequence of pictures holds none")
+    first = next(iter(sizes.values()))
+    for source, size in sizes.items():
+        if size != first:
+            raise ValueError(f"picture {source} is {size[0]} x {size[1]}, the first of its sequence {first[0]} x {first[1]}")
+    rate, number = video.fps or fps, len(video.source)
+    timeline = Timeline(tuple(i / rate for i in range(number)), number / rate, *first)
+    start, end = timeline.part(video.start, video.end)
+    return VideoFacts(end - start, rate, len(timeline.inside(start, end)), False)
+
+
+def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = True) -> VideoFacts:
+    """Raise for a clip that cannot be shown; messages name the file.
+
+    Args:
+        source: a file, or a prompt's `Video`.
+        min_frames: policy.video.min_frames of the run; a Video's own `frames` comes first.
+        decode: read the first and the last frame too, which finds codecs that cannot be decoded.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: anything else.
+    """
+    video = source if isinstance(source, Video) else Video(str(source))
+    name = repr(video.source if isinstance(video.source, str) else video.source[:1])
+    facts = probe_video(video)
+    if isinstance(video.source, str) and video.fps is not None and video.frames is not None:
+        raise ValueError(f"the video {name} names both fps and frames: name one of them")
+    if (video.fps is not None and video.fps <= 0) or (video.frames is not None and video.frames < 1):
+        raise ValueError(f"the video {name} asks for {video.frames or video.fps} frames: they must be more than 0")
+    wanted = video.frames or min_frames
+    if facts.frames < wanted:
+        raise ValueError(f"the video {name} holds {facts.frames} frames in the part that is shown, fewer than {wanted}")
+    if decode and isinstance(video.source, str):
+        decode_ends(video.source)
+    return facts
+
+
+def decode_ends(path: str) -> None:
+    """Raises ValueError unless the first and the last frame come out of the decoder."""
+    import av
+    from av.error import FFmpegError
+
+    try:
+        with av.open(path) as file:
+            stream = file.streams.video[0]
+            first = next(file.decode(stream), None)
+            file.seek(file.duration or 0)
+            last = max((1 for _ in file.decode(stream)), default=None)
+    except FFmpegError as error:
+        raise ValueError(f"the video {path!r} cannot be decoded: {error.strerror}") from None
+    if first is None or last is None:
+        raise ValueError(f"the video {path!r} cannot be decoded: no frame comes out")

@@ -1,0 +1,75 @@
+"""The reward that each row's own type of question asks for: letters, numbers, text read or written, or spans of time.
+
+    multiple choice -> right letters      numerical -> equal numbers        regression -> 1 - relative error
+    OCR -> 1 - word error rate            free-form -> mean of ROUGE-1/2/L  temporal grounding -> temporal IoU
+
+In Video-R1 the first row's type decides for the whole batch, and an error or an unknown type counts as 0; here every row has its
+own, and an unknown one is an error. Alone, with more options: choice, number, ocr_wer, rouge, temporal_iou.
+
+Modality: text
+Needs: column problem_type, an answer of that type; for OCR and free-form pip install "mmrl[rewards]"
+Range: [0, 1]
+Source: Video-R1, arXiv:2503.21776
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Sample, Scored
+from mmrl.geometry import numbers
+from mmrl.geometry.answers import Template, answer_block
+from mmrl.geometry.attempts import completion_text
+from mmrl.geometry.choices import choice_score
+from mmrl.geometry.intervals import Unit
+from mmrl.geometry.questions import is_off, problem_type, read_letters, true_letters, true_number, true_text
+from mmrl.geometry.spans import read_spans
+from mmrl.geometry.words import error_rate, rouge
+
+
+@dataclass(frozen=True)
+class ByType:
+    """Scored by the column of the row. ValueError naming the row for an unknown type; a prompt without answer gets None."""
+
+    column: str = "problem_type"
+    soft: bool = False
+    """True: of several right letters some are worth their share (TW-GRPO)."""
+    relative: float = 0.0
+    """Share of the true number by which an equal number may be off."""
+    absolute: float = 0.0
+    unit: Unit = "seconds"
+    """What numbers without a unit count in spans of time."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        kind = problem_type(group.prompt, self.column)
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        return [self._score(kind, group, sample) for sample in group.samples]
+
+    def _score(self, kind: str, group: Group, sample: Sample) -> Scored:
+        off = is_off(group.prompt, sample, self.template)
+        value, unparsed = self._value(kind, group, sample)
+        value = 0.0 if off else value
+        return Scored(value, {kind: value, "unparsed": float(unparsed and not off), "format": float(not off)})
+
+    def _value(self, kind: str, group: Group, sample: Sample) -> tuple[float, bool]:
+        """The score, and whether nothing in the text could be read as an answer."""
+        prompt, text = group.prompt, completion_text(group.prompt, sample)
+        if kind == "span":
+            attempt = read_spans(prompt, sample, self.unit)
+            return attempt.iou, bool(attempt.parts()["unparsed"])
+        if kind == "choice":
+            letters = read_letters(prompt, sample)
+            return choice_score(letters, true_letters(prompt), self.soft), not letters
+        if kind in ("number", "regression"):
+            truth, number = true_number(prompt), numbers.parse_number(text)
+            if number is None:
+                return 0.0, True
+            close = float(numbers.is_close(number, truth, self.relative, self.absolute))
+            return (close if kind == "number" else numbers.regression_score(number, truth)), False
+        written, wanted = answer_block(text), true_text(prompt)
+        if kind == "ocr":
+            return max(0.0, 1 - error_rate(written.split(), wanted.split())), not written
+        scores = rouge(written, wanted)
+        return sum(scores.values()) / len(scores), not written

@@ -1,0 +1,47 @@
+"""Are the letters of a multiple choice the right ones, one or several?
+
+    exact  1 if the predicted letters are the right ones, else 0
+    soft   |predicted| / |right| as long as no predicted letter is wrong, else 0
+
+TW-GRPO's math check of the whole text is left out. Unlike Video-R1, "B." is B and the last answer counts; unlike VLM-R1, a lone
+capital among words ("I", "A") is no answer.
+
+Modality: text
+Needs: letters as answer; column options (the wordings) if answers may be written out
+Range: [0, 1]
+Source: soft: the multi-level reward of TW-GRPO, arXiv:2505.24718
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.choices import choice_score
+from mmrl.geometry.questions import is_off, read_letters, true_letters
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Right letters. Text that names none scores 0 and is counted; no answer gets None.
+
+    The prompt's answer is "B", "A,C" or a list; its column `options`, if there is one, holds the wordings.
+    """
+
+    kind: Literal["exact", "soft"] = "exact"
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        truth = true_letters(group.prompt)
+        return [self._score(group, i, truth) for i in range(len(group.samples))]
+
+    def _score(self, group: Group, i: int, truth: frozenset[str]) -> Scored:
+        off = is_off(group.prompt, group.samples[i], self.template)
+        letters = frozenset[str]() if off else read_letters(group.prompt, group.samples[i])
+        exact, soft = (choice_score(letters, truth, soft) for soft in (False, True))
+        parts = {"exact": exact, "soft": soft, "unparsed": float(not letters and not off), "format": float(not off)}
+        return Scored(soft if self.kind == "soft" else exact, parts)

@@ -1,0 +1,40 @@
+"""Do the times that the model names lie in the true span?
+
+    r = share of the named times that lie in a true span, borders included; 0 for text that names more than `most`
+
+A reward for pointing at evidence ("it is seen at 12.5 s") where spans are not asked for.
+
+Modality: text
+Needs: a true span or several as answer
+Range: [0, 1]
+Source: own
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.intervals import Unit
+from mmrl.geometry.spans import SpanAttempt, score_spans
+from mmrl.geometry.temporal import key_frame_hit
+
+
+@dataclass(frozen=True)
+class KeyFrame:
+    """Share of named times inside the true spans. Text without a time scores 0 and is counted; no answer gets None."""
+
+    unit: Unit = "seconds"
+    """What numbers without a unit count."""
+    most: int = 8
+    """Text that names more times scores 0."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return score_spans(group, self.unit, self.template, self._score)
+
+    def _score(self, attempt: SpanAttempt) -> Scored:
+        value = key_frame_hit(attempt.times, attempt.truth) if len(attempt.times) <= self.most else 0.0
+        parts = {**attempt.parts(), "unparsed": float(not attempt.times and attempt.keeps_format)}
+        return Scored(value, {"hit": value, "times": float(len(attempt.times)), **parts})

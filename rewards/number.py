@@ -1,0 +1,56 @@
+"""Is the number right, or how near is it?
+
+    exact       1 if |x - y| <= max(absolute, relative * |y|), else 0
+    regression  1 - min(1, |x - y| / |y|)
+    relative    mean over t = .5, .55, .. .95 of [|x - y| / |y| < 1 - t]
+
+Unlike Video-R1, 3.0 is 3 and 1,000 is 1000; several different numbers are no answer.
+
+Modality: text
+Needs: a number as answer
+Range: [0, 1]
+Source: regression: Video-R1 (arXiv:2503.21776); relative: mean relative accuracy, arXiv:2412.14171
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Sample, Scored
+from mmrl.geometry import numbers
+from mmrl.geometry.answers import Template
+from mmrl.geometry.attempts import completion_text
+from mmrl.geometry.questions import is_off, true_number
+
+
+@dataclass(frozen=True)
+class Number:
+    """Right or near numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
+
+    kind: Literal["exact", "regression", "relative"] = "exact"
+    relative: float = 0.0
+    """Share of the true number by which `exact` may be off."""
+    absolute: float = 0.0
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __post_init__(self) -> None:
+        if self.relative < 0 or self.absolute < 0:
+            raise ValueError(f"{self}: tolerances must be 0 or more")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        truth = true_number(group.prompt)
+        return [self._score(group, sample, truth) for sample in group.samples]
+
+    def _score(self, group: Group, sample: Sample, truth: numbers.Number) -> Scored:
+        off = is_off(group.prompt, sample, self.template)
+        number = None if off else numbers.parse_number(completion_text(group.prompt, sample))
+        parts = {"unparsed": float(number is None and not off), "format": float(not off)}
+        if number is None:
+            return Scored(0.0, {"exact": 0.0, **parts})
+        exact = float(numbers.is_close(number, truth, self.relative, self.absolute))
+        nearness = {"regression": numbers.regression_score, "relative": numbers.relative_accuracy}
+        value = exact if self.kind == "exact" else nearness[self.kind](number, truth)
+        return Scored(value, {"exact": exact, **parts})

@@ -1,0 +1,47 @@
+"""How well a text was read off a picture or video: 1 - error rate of words or characters.
+
+    r = max(0, 1 - (insertions + deletions + replacements) / number of true words)
+
+Characters suit scripts that write no blanks.
+
+Modality: text
+Needs: pip install "mmrl[rewards]" (rapidfuzz), the text that can be read as answer
+Range: [0, 1]
+Source: the OCR reward of Video-R1, arXiv:2503.21776
+Licence: own code Apache-2.0; rapidfuzz MIT
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Sample, Scored
+from mmrl.geometry.answers import Template, answer_block
+from mmrl.geometry.attempts import completion_text
+from mmrl.geometry.questions import is_off, true_text
+from mmrl.geometry.words import error_rate
+
+
+@dataclass(frozen=True)
+class OcrWer:
+    """1 - WER or 1 - CER with the true text, never below 0. A prompt without answer gets None."""
+
+    of: Literal["words", "characters"] = "words"
+    ignore_case: bool = False
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        truth = true_text(group.prompt)
+        return [self._score(group, sample, truth) for sample in group.samples]
+
+    def _score(self, group: Group, sample: Sample, truth: str) -> Scored:
+        if is_off(group.prompt, sample, self.template):
+            return Scored(0.0, {"error_rate": 1.0, "format": 0.0})
+        rate = error_rate(self._pieces(answer_block(completion_text(group.prompt, sample))), self._pieces(truth))
+        return Scored(max(0.0, 1 - rate), {"error_rate": rate, "format": 1.0})
+
+    def _pieces(self, text: str) -> list[str]:
+        text = text.casefold() if self.ignore_case else text
+        return text.split() if self.of == "words" else list(" ".join(text.split()))

@@ -1,0 +1,39 @@
+"""Does the completion repeat itself?
+
+    r = -penalty * (1 - different n-grams / all n-grams), of tokens; 0 for a text shorter than n tokens
+
+On tokens in place of words, so that it works in any language.
+
+Modality: text
+Needs: nothing
+Range: [-penalty, 0]
+Source: the repetition penalty of TRL and Open-R1, after arXiv:2502.03373
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Sample, Scored
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """Penalty for repeated runs of tokens. ValueError if a sample has no tokens."""
+
+    size: int = 3
+    """Tokens of an n-gram."""
+    penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.penalty < 0:
+            raise ValueError(f"{self}: repetition needs size >= 1 and penalty >= 0")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return [self._score(sample, group.prompt.id) for sample in group.samples]
+
+    def _score(self, sample: Sample, prompt_id: str) -> float:
+        tokens = sample.token_ids
+        if tokens is None:
+            raise ValueError(f"a sample of prompt {prompt_id!r} has no tokens: this reward is for policies that write")
+        runs = [tokens[i : i + self.size] for i in range(len(tokens) - self.size + 1)]
+        return -self.penalty * (1 - len(set(runs)) / len(runs)) if runs else 0.0

@@ -1,0 +1,44 @@
+"""How much of the true text is in the answer: mean F-measure of ROUGE-1, ROUGE-2 and ROUGE-L.
+
+    F = 2 P R / (P + R), of words (1), pairs of words (2) and the longest common subsequence (L)
+
+Where a script writes no blanks every character is a word: the package alone sees nothing there.
+
+Modality: text
+Needs: pip install "mmrl[rewards]" (rouge-score), a text as answer
+Range: [0, 1]
+Source: the free-form reward of Video-R1, arXiv:2503.21776
+Licence: own code Apache-2.0; rouge-score Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Sample, Scored
+from mmrl.geometry.answers import Template, answer_block
+from mmrl.geometry.attempts import completion_text
+from mmrl.geometry.questions import is_off, true_text
+from mmrl.geometry.words import ROUGE_KINDS, rouge
+
+
+@dataclass(frozen=True)
+class Rouge:
+    """ROUGE with the true text. An empty answer scores 0; a prompt without answer gets None."""
+
+    kinds: tuple[str, ...] = ROUGE_KINDS
+    """rouge1, rouge2, .. and rougeL; their mean is the reward."""
+    stem: bool = True
+    """Compare stems of English words."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if group.prompt.answer is None:
+            return [None] * len(group.samples)
+        truth = true_text(group.prompt)
+        return [self._score(group, sample, truth) for sample in group.samples]
+
+    def _score(self, group: Group, sample: Sample, truth: str) -> Scored:
+        off = is_off(group.prompt, sample, self.template)
+        text = "" if off else answer_block(completion_text(group.prompt, sample))
+        parts = rouge(text, truth, self.kinds, self.stem)
+        return Scored(sum(parts.values()) / len(parts), {**parts, "format": float(not off)})

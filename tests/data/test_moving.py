@@ -1,0 +1,185 @@
+"""Clips whose truth is what their pictures show, handwriting that never crosses splits, and the same file for the same seed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from mmrl.app.plugins import load
+from mmrl.data import moving, scenes
+from mmrl.data.moving import KINDS, LETTERS, ClipStyle, draw, plan_clip
+from mmrl.data.mp4 import write_mp4
+from mmrl.data.scenes import glyph_rows
+
+SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "moving_digits.py"
+SMALL = {"side": 32, "glyph": [14, 16], "seconds": 5.0, "stay": [1.5, 3.0], "crossing": 0.2}
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    return lambda *args, **fields: load(str(SHIPPED), "datasets")(*args, folder=tmp_path, **fields)
+
+
+@pytest.fixture
+def dark(monkeypatch):
+    """Clips on a black canvas, so that every lit pixel is an actor's."""
+    monkeypatch.setitem(scenes._BACKGROUNDS, "noise", lambda rng, side: np.zeros((side, side, 3), np.float32))
+
+
+def clips(number, kind, style=ClipStyle(), split="train"):
+    return [plan_clip(3, index, split, style, (kind,)) for index in range(number)]
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_spans_are_exactly_the_frames_that_show_the_digit(dark, split):
+    for clip in clips(25, "when", split=split):
+        alone = replace(clip, actors=clip.actors[:1])
+        lit = np.flatnonzero(draw(alone).max(axis=(1, 2, 3)) > 0)
+        assert clip.answer.start * 10 == pytest.approx(lit[0]) and clip.answer.end * 10 == pytest.approx(lit[-1] + 1)
+        assert len(lit) == lit[-1] + 1 - lit[0]
+
+
+def test_digits_are_whole_between_their_crossings(dark):
+    for clip in clips(15, "how_many", ClipStyle(num_discs=0)):
+        first = clip.actors[0]
+        ink = draw(replace(clip, actors=(first,)))[first.first + 3 : first.last - 3] > 0
+        assert len({int(frame.sum()) for frame in ink}) == 1
+
+
+def test_borders_keep_off_the_models_grid_of_time():
+    for grid, margin in ((1.0, 0.2), (0.5, 0.4), (2.0, 0.25)):
+        for clip in clips(30, "how_many", ClipStyle(time_grid=grid, margin=margin)):
+            borders = np.array([border for a in clip.actors for border in (a.first, a.last)]) / 10 / grid % 1
+            assert (borders >= margin - 1e-6).all() and (borders <= 1 - margin + 1e-6).all()
+
+
+def test_answers_are_true():
+    for clip in clips(60, "when"):
+        asked = clip.actors[0]
+        assert clip.question == f"When is the {asked.digit} visible?" and clip.answer == clip.span(asked)
+        assert 2 <= clip.answer.length <= 5 and clip.answer.start > 0 and clip.answer.end < clip.duration
+    for clip in clips(60, "which"):
+        right = {clip.options[LETTERS.index(letter)] for letter in clip.answer.split(",")}
+        assert right == {str(actor.digit) for actor in clip.digits} and len(clip.options) == 4
+        assert list(clip.options) == sorted(clip.options) and clip.text.endswith(
+            f"appear? A: {clip.options[0]} B: {clip.options[1]} C: {clip.options[2]} D: {clip.options[3]}"
+        )
+    for clip in clips(60, "how_many"):
+        assert clip.answer == len(clip.digits) == len({actor.digit for actor in clip.digits})
+    for clip in clips(60, "order"):
+        come = sorted(clip.digits, key=lambda actor: actor.first)
+        assert clip.options[LETTERS.index(clip.answer)] == " ".join(str(actor.digit) for actor in come)
+        assert len(set(clip.options)) == len(clip.options) and np.diff([actor.first for actor in come]).min() >= 10
+
+
+def test_neither_letter_nor_number_of_answers_is_given_away():
+    letters = [clip.answer for clip in clips(300, "order")]
+    assert 0.4 < np.mean([letter in "AB" for letter in letters if letter]) < 0.85
+    which = [clip.answer for clip in clips(400, "which", ClipStyle(shown=(1, 3)))]
+    assert all(0.3 < np.mean([letter in answer for answer in which]) < 0.7 for letter in "ABCD")
+    counts = [clip.answer for clip in clips(300, "how_many", ClipStyle(shown=(1, 3)))]
+    assert all(0.25 < np.mean([count == n for count in counts]) < 0.42 for n in (1, 2, 3))
+
+
+def test_the_mix_of_questions_is_a_parameter():
+    drawn = [plan_clip(0, index, kinds=("when", "when", "order")).kind for index in range(300)]
+    assert 0.58 < np.mean([kind == "when" for kind in drawn]) < 0.75
+    assert {plan_clip(0, index).kind for index in range(40)} == set(KINDS)
+    assert {clip.actors[0].digit for clip in clips(40, "when", ClipStyle(asked=(7, 3)))} == {7, 3}
+
+
+def test_some_digits_collide(monkeypatch):
+    """With no bouncing off each other, paths differ."""
+    crowded = ClipStyle(shown=(4, 4), stay=(4.0, 7.0), speed=40.0)
+    plans = clips(10, "how_many", crowded)
+    before = [draw(clip) for clip in plans]
+    alone = [draw(replace(clip, actors=clip.actors[:1])) for clip in plans]
+    assert any(not np.array_equal(a, b) for a, b in zip(before, alone, strict=True))
+    real = moving._move
+
+    def blind(roaming, *rest):
+        for i in roaming:
+            real([i], *rest)
+
+    monkeypatch.setattr(moving, "_move", blind)
+    changed = [not np.array_equal(a, draw(clip)) for a, clip in zip(before, plans, strict=True)]
+    assert sum(changed) >= 5
+
+
+def test_clips_show_handwriting_of_their_split_only(monkeypatch):
+    plans = clips(10, "which")
+    before = [draw(clip) for clip in plans]
+    images, labels = scenes._collection()
+    blank = images.copy()
+    blank[np.concatenate(glyph_rows("held_out"))] = np.nan
+    monkeypatch.setattr(scenes, "_collection", lambda: (blank, labels))
+    assert all(np.array_equal(a, draw(clip)) for a, clip in zip(before, plans, strict=True))
+
+
+def test_files_are_h264_whole_and_the_same_again(prompts, tmp_path):
+    asked = prompts(size=4, clip=SMALL)
+    files = [Path(prompt.media[0].source) for prompt in asked]
+    first = [file.read_bytes() for file in files]
+    with av.open(str(files[0])) as film:
+        (stream,) = film.streams.video
+        times = [float(picture.time) for picture in film.decode(video=0)]
+        assert stream.codec_context.name == "h264" and (stream.width, stream.height) == (32, 32)
+    assert times == pytest.approx(np.arange(50) / 10)
+    assert sorted(path.name for path in files[0].parent.iterdir()) == sorted(file.name for file in files)
+    changed = files[1].stat().st_mtime_ns
+    files[0].unlink()
+    again = prompts(size=4, clip=SMALL)
+    assert [Path(prompt.media[0].source).read_bytes() for prompt in again] == first
+    assert files[1].stat().st_mtime_ns == changed
+    others = [prompts(size=4, seed=1, clip=SMALL), prompts("held_out", size=4, clip=SMALL), prompts(size=4)]
+    assert all(Path(other[1].media[0].source).read_bytes() != first[1] for other in others)
+
+
+def test_a_file_shows_what_was_drawn(tmp_path):
+    clip = clips(1, "which")[0]
+    drawn = draw(clip)
+    with av.open(str(write_mp4(tmp_path / "a.mp4", drawn, 10))) as film:
+        shown = np.stack([picture.to_ndarray(format="rgb24") for picture in film.decode(video=0)])
+    assert shown.shape == drawn.shape
+    # half of the colour's grain goes with 4:2:0, the greys stay
+    grey, true = shown.mean(axis=3), drawn.mean(axis=3)
+    assert np.abs(grey - true).mean() < 5 < np.abs(grey - true[::-1]).mean()
+
+
+def test_half_a_file_is_never_left(tmp_path):
+    with pytest.raises(Exception, match=r"."):
+        write_mp4(tmp_path / "a.mp4", np.zeros((3, 31, 31, 3), np.uint8), 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_carry_what_rewards_need(prompts):
+    asked = prompts("held_out", size=30, clip=SMALL, template="{question} Answer briefly.", sample_fps=2.0)
+    assert len({prompt.id for prompt in asked}) == 30 and asked[-1].id == asked[29].id and asked[1:3][0].id == asked[1].id
+    types = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
+    for prompt in asked:
+        columns = prompt.columns
+        assert columns["problem_type"] == types[columns["question_kind"]] and columns["duration"] == 5.0
+        assert prompt.text.endswith(" Answer briefly.") and prompt.media[0].fps == 2.0
+        if columns["question_kind"] == "when":
+            assert prompt.answer == columns["spans"][int(prompt.text.split()[3])]
+    with pytest.raises(IndexError):
+        asked[30]
+
+
+def test_mistakes_are_refused_with_a_reason(prompts):
+    with pytest.raises(ValueError, match="one of train, held_out"):
+        prompts("test")
+    with pytest.raises(ValueError, match="'why'"):
+        prompts(questions=["why"])
+    with pytest.raises(ValueError, match="sides is not understood; its fields are side,"):
+        prompts(clip={"sides": 32})
+    with pytest.raises(ValueError, match="side is 33, it must be an even number"):
+        ClipStyle(side=33)
+    with pytest.raises(ValueError, match="raise fps or seconds, or lower margin"):
+        ClipStyle(fps=1, margin=0.4, crossing=1.0)
+    with pytest.raises(ValueError, match="lower shown or time_grid"):
+        clips(1, "order", ClipStyle(shown=(6, 6), time_grid=3.0))
+    with pytest.raises(ValueError, match="must contain"):
+        prompts(template="When?")

@@ -1,0 +1,262 @@
+"""Public layouts of video questions, on small files in those layouts: good rows become prompts, bad rows are named."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.app import datatools
+from mmrl.app.plugins import load
+from mmrl.core.types import Prompt, Video
+from mmrl.data.mp4 import write_mp4
+from mmrl.data.validate import FILE_ROW, check
+from mmrl.geometry.intervals import Interval
+
+NEXT_HEADER = "video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"
+LOADERS = ("charades_sta", "activitynet_captions", "next_gqa", "video_r1", "clevrer")
+
+
+@pytest.fixture
+def film(tmp_path):
+    """Write a film of so many seconds at 5 frames per second; gives its path."""
+
+    def write(name, seconds=4.0):
+        frames = np.full((round(5 * seconds), 32, 32, 3), 60, np.uint8)
+        return write_mp4(tmp_path / name, frames, 5)
+
+    return write
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Write a text, or anything else as JSON; gives the path."""
+
+    def write(name, content):
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def read():
+    """name, arguments -> what a shipped data set gives."""
+    return lambda name, *args, **fields: load(name, "datasets")(*args, **fields)
+
+
+def test_charades_sta(film, save, read, tmp_path):
+    for name in ("AO8RW", "more/XX0", "more/XX1"):
+        film(f"videos/{name}.mp4")
+    path = save("sta.txt", "AO8RW 0.4 2.0##a person sits down.\n\nXX1  1  4.6##a person # reads\n")
+    first, second = read("charades_sta", path, videos=tmp_path / "videos")
+    assert first.answer == Interval(0.4, 2.0) and first.media == (Video(str(tmp_path / "videos/AO8RW.mp4")),)
+    assert first.text.startswith("a person sits down.\nWhen does this happen?") and first.id == "AO8RW-1"
+    assert first.columns == {
+        "problem_type": "temporal grounding",
+        "question": "a person sits down.",
+        "duration": 4.0,
+        "fps": 5.0,
+        FILE_ROW: "sta.txt:1",
+    }
+    # a span that ends 0.6 seconds after the film is cut at its end
+    assert second.answer == Interval(1, 4) and second.media[0].source.endswith("more/XX1.mp4")
+    assert (
+        read("charades_sta", path, videos=tmp_path / "videos", template="Find: {question}")[0].text == "Find: a person sits down."
+    )
+    assert check([first, second]).ok
+
+
+def test_charades_rows_that_cannot_be_trained_on_are_named(film, save, read, tmp_path):
+    for name in ("AO8RW", "a/TWICE", "b/TWICE"):
+        film(f"{name}.mp4")
+    (tmp_path / "CUT.mp4").write_bytes(film("WHOLE.mp4").read_bytes()[:-200])
+    (tmp_path / "EMPTY.mp4").write_bytes(b"")
+    lines = [
+        "AO8RW 0.4 2.0##good", "AO8RW 2.0 0.4##inverted", "AO8RW 1 9##too long", "AO8RW 7 9##after the end", "GONE 0 1##no film",
+        "TWICE 0 1##two films", "CUT 0 1##cut", "EMPTY 0 1##empty", "AO8RW x 1##no number", "AO8RW 0.4 2.0 no hashes",
+        "AO8RW 0 1##  ",
+    ]  # fmt: skip
+    path = save("sta.txt", "\n".join(lines))
+    with pytest.raises(ValueError, match="11 rows, 10 problems") as error:
+        read("charades_sta", path)
+    told = str(error.value)
+    for number, words in enumerate(
+        [
+            "2 to 0.4", "1 to 9 (seconds) lies outside the clip, which lasts 4.00 seconds", "7 to 9",
+            "video GONE is nowhere below", "video TWICE is in 2 folders", "CUT.mp4", "EMPTY.mp4", "start is 'x'",
+            "is not like 'AO8RW 0.0 6.9##", "question is empty",
+        ],
+        start=2,
+    ):  # fmt: skip
+        line = next(line for line in told.splitlines() if f"sta.txt:{number}: " in line)
+        assert words in line
+    with pytest.warns(UserWarning, match=r"left out 10 bad rows of at most 10\n(.|\n)*sta.txt:2"):
+        assert len(read("charades_sta", path, max_bad=10)) == 1
+    with pytest.raises(ValueError, match="10 problems"):
+        read("charades_sta", path, max_bad=9)
+
+
+def test_activitynet_captions(film, save, read):
+    film("v_abc.mp4")
+    film("v_def.mp4", 10.0)
+    entries = {
+        "v_abc": {"duration": 4.0, "timestamps": [[0.83, 2.5], [1, 4]], "sentences": ["A woman sings.", " She bows. "]},
+        "v_def": {"duration": 10.0, "timestamps": [[5, 9.5]], "sentences": ["A dog."]},
+    }
+    one, two, three = read("activitynet_captions", save("train.json", entries))
+    assert (one.answer, two.answer, three.answer) == (Interval(0.83, 2.5), Interval(1, 4), Interval(5, 9.5))
+    assert two.id == "v_abc-2" and two.columns[FILE_ROW] == "train.json:v_abc:2" and two.text.startswith("She bows.\n")
+    entries["v_def"]["timestamps"] = [[5, 9.5, 11]]
+    entries["v_abc"]["sentences"].pop()
+    with pytest.raises(ValueError, match="both of one length") as error:
+        read("activitynet_captions", save("bad.json", entries))
+    assert "bad.json:v_def:1: a span must be two numbers" in str(error.value)
+    with pytest.raises(ValueError, match="one object with a key per video"):
+        read("activitynet_captions", save("list.json", []))
+
+
+def test_next_gqa(film, save, read, tmp_path):
+    film("vids/1164/42.mp4", 6.0)
+    rows = [
+        "42,180,640,480,why did the boy run,to get ball,3,CW,fun,to get ball,tired,angry,play",
+        "42,180,640,480,what next,4,5,TN,a,b,c,d,e",
+    ]
+    path = save("val.csv", "\n".join([NEXT_HEADER, *rows]))
+    spans = save("gsub_val.json", {"42": {"duration": 6, "location": {"3": [[1.2, 2], [4, 5.5]], "5": [[0, 1]]}, "fps": 5.0}})
+    first, second = read("next_gqa", path, videos=tmp_path / "vids", spans=spans)
+    assert first.answer == "B" and first.columns["options"] == ("fun", "to get ball", "tired", "angry", "play")
+    assert first.columns["spans"] == (Interval(1.2, 2), Interval(4, 5.5)) and first.columns["question_kind"] == "CW"
+    assert (
+        first.text.startswith("why did the boy run\nA. fun\nB. to get ball\n")
+        and first.columns["problem_type"] == "multiple choice"
+    )
+    assert second.answer == "E" and second.id == "42-5" and second.columns[FILE_ROW] == "val.csv:3"
+    (when, _) = read("next_gqa", path, videos=tmp_path / "vids", spans=spans, ask="when")
+    assert when.answer == (Interval(1.2, 2), Interval(4, 5.5)) and "why did the boy run Answer: to get ball" in when.text
+    assert read("next_gqa", path, videos=tmp_path / "vids")[0].columns["spans"] is None
+    with pytest.raises(ValueError, match="set `spans`"):
+        read("next_gqa", path, ask="when")
+    bad = save("bad.csv", "\n".join([NEXT_HEADER, rows[0].replace("ball,3", "bat,3"), rows[1].replace(",5,TN", ",6,TN")]))
+    with pytest.raises(ValueError, match=r"bad\.csv:2: the answer 'to get bat' is none of the options"):
+        read("next_gqa", bad, videos=tmp_path / "vids", spans=spans)
+    with pytest.raises(ValueError, match=r"bad\.csv:3: question 6 of video 42 has no span"):
+        read("next_gqa", bad, videos=tmp_path / "vids", spans=spans, ask="when")
+
+
+def video_r1_row(number, kind, solution, **others):
+    return {
+        "problem_id": number, "problem": "What is it?", "data_type": "video", "problem_type": kind, "options": [],
+        "solution": f"<answer>{solution}</answer>", "path": "./clips/a.mp4", "data_source": "mine", **others,
+    }  # fmt: skip
+
+
+def test_video_r1(film, save, read, tmp_path):
+    film("clips/a.mp4")
+    Image.new("RGB", (20, 10)).save(tmp_path / "b.png")
+    rows = [
+        video_r1_row(2, "multiple choice", "B", options=["A. a cat", "B. a dog"]), video_r1_row(3, "numerical", "1,200"),
+        video_r1_row(4, "regression", "3.5"), video_r1_row(5, "OCR", "STOP here", data_type="image", path="b.png"),
+        video_r1_row(6, "free-form", "A dog runs."),
+    ]  # fmt: skip
+    prompts = read("video_r1", save("r1.json", rows))
+    assert [prompt.answer for prompt in prompts] == ["B", "1,200", "3.5", "STOP here", "A dog runs."]
+    assert [prompt.columns["problem_type"] for prompt in prompts] == [row["problem_type"] for row in rows]
+    assert prompts[0].text.startswith("What is it?\nA. a cat\nB. a dog\n") and prompts[0].columns["options"] == ("a cat", "a dog")
+    assert prompts[0].columns["data_source"] == "mine" and prompts[0].id == "2" and prompts[0].columns["duration"] == 4.0
+    assert prompts[3].media == (str(tmp_path / "b.png"),) and "duration" not in prompts[3].columns
+    renamed = [{("q" if key == "problem" else key): value for key, value in row.items()} for row in rows]
+    lines = save("r1.jsonl", "\n".join(map(json.dumps, renamed)))
+    assert [p.text for p in read("video_r1", lines, columns={"problem": "q"})] == [p.text for p in prompts]
+    assert check(prompts).ok
+
+
+def test_video_r1_rows_of_unknown_types_are_named(film, save, read):
+    film("clips/a.mp4")
+    rows = [
+        video_r1_row(1, "multiple choice", "B", options=["A. x", "B. y"]), video_r1_row(2, "essay", "B"),
+        video_r1_row(3, "multiple choice", "the dog", options=["A. x", "B. y"]), video_r1_row(4, "numerical", "many"),
+        video_r1_row(5, "numerical", "3", path="gone.mp4"), video_r1_row(6, "numerical", "3", data_type="audio"),
+        video_r1_row(1, "numerical", "3"),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="7 rows, 6 problems") as error:
+        read("video_r1", save("r1.json", rows))
+    for words in [
+        "json:2: .*essay",
+        "json:3: .*'the dog'",
+        "json:4: .*'many'",
+        "json:5: .*gone.mp4",
+        "json:6: .*audio",
+        "json:7: .*'1'",
+    ]:
+        assert error.match(words)
+    with pytest.raises(ValueError, match="which Video-R1's rows do not have"):
+        read("video_r1", save("r1.json", rows), columns={"picture": "x"})
+
+
+def test_clevrer(film, save, read):
+    film("video_00000-01000/video_7.mp4")
+    choices = [
+        {"choice_id": i, "choice": f"event {i}", "answer": answer} for i, answer in enumerate(["correct", "wrong", "correct"])
+    ]
+    questions = [
+        {"question_id": 0, "question": "How many cubes?", "question_type": "descriptive", "program": [], "answer": "2"},
+        {"question_id": 1, "question": "What colour?", "question_type": "descriptive", "answer": "green"},
+        {"question_id": 2, "question": "Without it, what happens?", "question_type": "counterfactual", "choices": choices},
+    ]
+    content = [{"scene_index": 7, "video_filename": "video_7.mp4", "questions": questions}]
+    number, word, several = read("clevrer", save("train.json", content))
+    assert (number.answer, word.answer, several.answer) == ("2", "green", "A,C")
+    assert [p.columns["problem_type"] for p in (number, word, several)] == ["numerical", "free-form", "multiple choice"]
+    assert (
+        several.columns["options"] == ("event 0", "event 1", "event 2")
+        and several.columns[FILE_ROW] == "train.json:video_7.mp4:3"
+    )
+    assert [p.id for p in read("clevrer", save("train.json", content), kinds=["counterfactual"])] == ["video_7-3"]
+    questions[1]["question_type"] = "poetic"
+    questions[2]["choices"] = choices[1:2]
+    with pytest.raises(ValueError, match=r"video_7\.mp4:2: question_type is 'poetic'") as error:
+        read("clevrer", save("bad.json", content))
+    assert error.match("video_7.mp4:3: no choice is correct")
+    with pytest.raises(ValueError, match="choose from descriptive"):
+        read("clevrer", save("bad.json", content), kinds=["poetic"])
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_files_and_folders_that_are_not_there(name, read, save, tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        read(name, tmp_path / "gone.json")
+    with pytest.raises(FileNotFoundError, match="set `videos`"):
+        read(name, save("a.json", "[]"), videos=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="must contain"):
+        read(name, save("a.json", "[]"), template="When?")
+
+
+def test_data_check_reads_a_layout_and_its_videos(film, save, tmp_path):
+    film("AO8RW.mp4")
+    path = save("sta.txt", "AO8RW 0.4 2.0##a person sits down.\n")
+    assert datatools.check(str(path), ["use=charades_sta"]).endswith("1 rows, 0 problems")
+    assert datatools.check(str(path), ["use=charades_sta", f"videos={tmp_path}", "max_bad=2"]).endswith("1 rows, 0 problems")
+    with pytest.raises(ValueError, match="folder"):
+        datatools.check(str(path), ["use=charades_sta", "folder=x"])
+
+
+def test_any_prompt_with_a_video_is_looked_at(film, tmp_path):
+    film("a.mp4")
+    whole = Video(str(tmp_path / "a.mp4"))
+    (tmp_path / "cut.mp4").write_bytes((tmp_path / "a.mp4").read_bytes()[:-200])
+    Image.new("RGB", (20, 10)).save(tmp_path / "b.png")
+    prompts = [
+        Prompt("1", "When?", (whole,), Interval(1, 4.5)),
+        Prompt("2", "When?", (whole,), Interval(1, 6)),
+        Prompt("3", "When?", (Video(str(tmp_path / "cut.mp4")),)),
+        Prompt("4", "When?", (Video(str(tmp_path / "gone.mp4")),)),
+        Prompt("5", "<image> and <video>", (str(tmp_path / "b.png"), whole)),
+        Prompt("6", "<video> and <video>", (whole,)),
+    ]
+    report = check(prompts)
+    assert [problem.place for problem in report.problems] == ["row 2", "row 3", "row 4", "row 6"]
+    told = [problem.text for problem in report.problems]
+    assert "outside the clip, which lasts 4.00" in told[0] and "cut.mp4" in told[1] and "gone.mp4" in told[2]
+    assert "2 <video> markers for 1 videos" in told[3]
