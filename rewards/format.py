@@ -2,9 +2,15 @@
 
     r = 1 if the whole text, blanks at its ends aside, follows the template, else 0
 
-Range {0, 1}. direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`, the opening tag optional because
-chat templates may write it. json: one JSON value. Every tag at most once: unlike the expression used by Video-R1 and VLM-R1,
-a second `<answer>` fails and a newline at the end passes. Licence: Apache-2.0, own code.
+direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`, the opening tag optional because chat templates may
+write it. json: one JSON value. Every tag at most once: unlike the expression used by Video-R1 and VLM-R1, a second `<answer>`
+fails and a newline at the end passes.
+
+Modality: text
+Needs: nothing
+Range: {0, 1}
+Source: the format rewards of Video-R1 (arXiv:2503.21776) and VLM-R1 (arXiv:2504.07615)
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,14 @@
 
     r = (1 + IoU - |hull \\ union| / |hull|) / 2, of the best predicted box, divided by the number of predicted boxes
 
-Range [0, 1]: graded also where the boxes miss each other, so that a group of misses still has a best. Shifted, because text
-without a readable box scores 0 and must not beat a bad box. Source: arXiv 1902.09630. Licence: Apache-2.0, own code.
+Graded also where the boxes miss each other, so that a group of misses still has a best. Shifted, because text without a readable
+box scores 0 and must not beat a bad box.
+
+Modality: text
+Needs: a true box as answer
+Range: [0, 1]
+Source: arXiv:1902.09630
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

@@ -2,9 +2,14 @@
 
     r = max over predicted boxes b of |b n t| / |b u t|, divided by the number of predicted boxes
 
-Range [0, 1]. Source: the usual grounding reward (VLM-R1, GUI-G1), with plain float overlap: theirs subtracts a pixel, so that
-boxes one pixel wide, or written as shares of the picture, score 0 even against themselves.
-Licence: Apache-2.0, own code.
+Plain float overlap: VLM-R1 and GUI-G1 subtract a pixel, so that boxes one pixel wide, or written as shares of the picture, score
+0 even against themselves.
+
+Modality: text
+Needs: a true box as answer
+Range: [0, 1]
+Source: the usual grounding reward, as in VLM-R1 (arXiv:2504.07615) and GUI-G1 (arXiv:2505.15810)
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

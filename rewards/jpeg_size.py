@@ -2,9 +2,14 @@
 
     r = -s / scale (compressible) or s / scale (incompressible), s = kB of the picture as a JPEG of quality 95
 
-A kB is 1000 bytes. Range: below 0 or above 0; a picture of 512 x 512 has some 20 kB when plain and over 300 kB of noise.
-Source: compressibility and incompressibility of DDPO, arXiv:2305.13301. Nothing is learned and no model is needed, so it shows
-whether training works at all. Licence: Apache-2.0, own code.
+A kB is 1000 bytes: a picture of 512 x 512 has some 20 when plain and over 300 of noise. Nothing is learned and no model is
+needed, so it shows whether training works at all.
+
+Modality: image
+Needs: nothing
+Range: below 0 (compressible) or above 0 (incompressible)
+Source: compressibility and incompressibility of DDPO, arXiv:2305.13301
+Licence: own code Apache-2.0
 """
 
 import io

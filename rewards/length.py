@@ -2,7 +2,13 @@
 
     r = 1 for low <= n <= high, falling linearly to 0 over `slope` tokens on either side; n = tokens, the stop token included
 
-Range [0, 1]. Not DAPO's overlong penalty, which is negative and one-sided. Licence: Apache-2.0, own code.
+Not DAPO's overlong penalty, which is negative and one-sided.
+
+Modality: text
+Needs: nothing
+Range: [0, 1]
+Source: none; the usual length band
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

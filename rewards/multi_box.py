@@ -5,9 +5,14 @@
     map       COCO's average precision over IoU .5:.95, all boxes scored alike
     r = max(0, that - count_penalty * |predicted - true| / max(predicted, true))
 
-Range [0, 1]. Source: the detection rewards of VLM-R1, with optimal in place of greedy matching. Unlike there, a box with an
-unknown label counts as a false one, and in `map` false boxes cost the same wherever they stand in the list.
-Licence: Apache-2.0, own code.
+Matching is optimal, not greedy as in VLM-R1. Unlike there, a box with an unknown label counts as a false one, and in `map` false
+boxes cost the same wherever they stand in the list.
+
+Modality: text
+Needs: true boxes as answer
+Range: [0, 1]
+Source: the detection rewards of VLM-R1, arXiv:2504.07615
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

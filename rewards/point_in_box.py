@@ -3,9 +3,14 @@
     r = hit + iou_coef * IoU + size_coef * 4 / sum over corners c of 1 / (1 - |c - c*| / side)
 
 hit: the centre of the predicted box lies in the true one, edges included. side: the picture's width for x1 and x2, its height
-for y1 and y2. Of several boxes the best counts, divided by their number. Range [0, 1 + iou_coef + size_coef]. Source:
-GUI-G1 (arXiv 2505.15810) and its public code, whose coefficients are the defaults; iou_coef = size_coef = 0 leaves the hit
-alone. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here. Licence: Apache-2.0, own code.
+for y1 and y2. Of several boxes the best counts, divided by their number. The coefficients are those of GUI-G1's
+public code; iou_coef = size_coef = 0 leaves the hit alone. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here.
+
+Modality: text
+Needs: a true box as answer
+Range: [0, 1 + iou_coef + size_coef]
+Source: GUI-G1, arXiv:2505.15810
+Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass

@@ -10,6 +10,8 @@ from mmrl.app.plugins import Listed, folders, listing
 from mmrl.app.suggest import did_you_mean
 
 KINDS = ("rewards", "datasets", "algorithms", "configs")
+FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
+"""What a reward's documentation says in lines of its own, each beginning with the word and a colon."""
 
 
 def catalog(kind: str) -> list[Listed]:
@@ -25,6 +27,29 @@ def catalog(kind: str) -> list[Listed]:
     if kind == "algorithms":
         return presets()
     raise ValueError(f"nothing of the kind {kind!r} can be listed: {did_you_mean(kind, KINDS)}")
+
+
+def details(file: Path) -> dict[str, str]:
+    """The fields of a reward's documentation, in the order of FIELDS; those it does not name are left out.
+
+    A field goes on over the lines below it, up to the next field or a blank line. Nothing is imported.
+    """
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except SyntaxError:
+        return {}
+    found: dict[str, list[str]] = {}
+    current = ""
+    for line in text.splitlines():
+        word, colon, rest = line.partition(":")
+        if colon and word in FIELDS:
+            current = word
+            found[current] = [rest.strip()]
+        elif not line.strip():
+            current = ""
+        elif current:
+            found[current].append(line.strip())
+    return {name: " ".join(found[name]).strip() for name in FIELDS if name in found}
 
 
 def find_config(name: str) -> Path:

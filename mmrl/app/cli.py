@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from mmrl.app.demo import DEMOS
+
 TRACEBACK = "MMRL_TRACEBACK"
 EXTRAS = {
     "jinja2": "report",
@@ -125,16 +127,23 @@ def evaluate(
     jobs.evaluate(name, overrides or [], step)
 
 
-@demo.command("grounding")
-def demo_grounding(
-    output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
-    seed: Annotated[int, Option(help="Of data, warm start and training.")] = 0,
-    overrides: Overrides = None,
-) -> None:
-    """Teach a tiny Qwen3-VL to draw tight boxes around digits; ends with numbers before and after, and a report."""
-    from mmrl.app.demo import grounding
+def add_demo(name: str, summary: str) -> None:
+    """The command `mmrl demo NAME`."""
 
-    grounding(output, seed, overrides or [])
+    def command(
+        output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
+        seed: Annotated[int, Option(help="Of imitation, data and training.")] = 0,
+        overrides: Overrides = None,
+    ) -> None:
+        from mmrl.app.demo import run
+
+        run(name, output, seed, overrides or [])
+
+    demo.command(name, help=summary)(command)
+
+
+for _name, _demo in DEMOS.items():
+    add_demo(_name, _demo.summary)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -289,8 +298,8 @@ def ls(
         str | None, Argument(metavar="[rewards|datasets|algorithms|configs]", help="What to list; everything by default.")
     ] = None,
 ) -> None:
-    """List what is there, shipped and yours: name and one line each."""
-    from mmrl.app.catalog import KINDS, catalog
+    """List what is there, shipped and yours: name and one line each; `mmrl ls rewards` also what each needs and gives."""
+    from mmrl.app.catalog import KINDS, catalog, details
 
     for listed in (kind,) if kind else KINDS:
         rows = catalog(listed)
@@ -299,6 +308,8 @@ def ls(
         width = max((len(row.name) for row in rows), default=0)
         for row in rows:
             typer.echo(f"  {row.name:<{width}}  {row.summary}")
+            for field, text in details(row.file).items() if kind == "rewards" else ():
+                typer.echo(f"  {'':<{width}}    {field.lower():<8}  {text}")
 
 
 @app.command(rich_help_panel=MAKE)

@@ -60,9 +60,20 @@ def test_ls_lists_shipped_things_and_yours(tmp_path: Path):
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "short.py").write_text('"""Short answers."""\n')
     lines = mmrl("ls", cwd=tmp_path).stdout.splitlines()
-    assert "  short         Short answers." in lines
+    assert [line.split(maxsplit=1) for line in lines if line.startswith("  short ")] == [["short", "Short answers."]]
     for name in ("iou", "digits_grounding", "dr_grpo", "tiny/image", "image/qwen3vl_4b_refcoco_24gb"):
         assert [line for line in lines if line.split()[0] == name], name
+
+
+def test_ls_rewards_says_what_each_needs_and_gives(tmp_path: Path):
+    (tmp_path / "rewards").mkdir()
+    text = '"""Short answers.\n\nModality: text\nRange: [0, 1], or\n  more\n\nSource: me\n"""\n'
+    (tmp_path / "rewards" / "short.py").write_text(text)
+    lines = [line.split() for line in mmrl("ls", "rewards", cwd=tmp_path).stdout.splitlines()]
+    at = lines.index(["short", "Short", "answers."])
+    assert lines[at + 1 : at + 4] == [["modality", "text"], ["range", "[0,", "1],", "or", "more"], ["source", "me"]]
+    at = next(i for i, words in enumerate(lines) if words[0] == "pick_score")
+    assert [words[0] for words in lines[at + 1 : at + 6]] == ["modality", "needs", "range", "source", "licence"]
 
 
 def test_ls_of_something_else():

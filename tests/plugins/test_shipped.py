@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.catalog import FIELDS, details
 from mmrl.app.plugins import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,14 @@ def test_plugins_are_short_and_import_public_rooms_only(file):
     rooms = {".".join(name.split(".")[:2]) for name in imported if name.split(".")[0] == "mmrl"}
     assert rooms <= MAY_IMPORT
     assert len(file.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)
+def test_rewards_say_what_they_need_and_give(file):
+    said = details(file)
+    assert tuple(said) == FIELDS, f"{file.name} lacks lines that start with {', '.join(set(FIELDS) - set(said))}"
+    assert all(said.values())
+    assert set(said["Modality"].split(", ")) <= {"text", "image", "video"}
 
 
 @pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)

@@ -19,7 +19,6 @@ ALONE = [
     "sounddevice",
     "cffi",
     "pycparser",
-    "scikit-image==0.26.0",
 ]
 """Without what they depend on: mediapipe also asks for jax and others that segmentation never imports."""
 WITH_DEPENDENCIES = ["numpy==1.26.4", "matplotlib", "fastapi", "uvicorn", "safetensors", "typer", "pillow"]

@@ -53,8 +53,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteReward]:
 
 
 def test_masks_are_scored_by_a_model_on_numpy_1(remote: RemoteReward):
-    file = next(PYTHON.parents[1].rglob("skimage/data/astronaut.png"))
-    astronaut = Image.open(file).convert("RGB")
+    astronaut = Image.open(ROOT / ".cache" / "real-weights" / "skimage" / "data" / "astronaut.png").convert("RGB")
     pictures = (astronaut, ImageOps.mirror(astronaut), Image.new("RGB", astronaut.size))
     group = Group(
         0, Prompt("astronaut", answer=[polygon(ASTRONAUT), polygon(HELMET)]), tuple(Sample(image=picture) for picture in pictures)

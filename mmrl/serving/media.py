@@ -1,0 +1,62 @@
+"""Pictures and frames of samples, as rewards take them; and as text for servers that read JSON. Imports no torch."""
+
+import base64
+import io
+from typing import Any, Literal
+
+from mmrl.core.samples import Group, Sample
+
+PictureFormat = Literal["png", "jpeg"]
+
+
+def pictures_of(group: Group) -> list[Any]:
+    """The group's pictures in RGB, in order.
+
+    Raises:
+        ValueError: a sample has none.
+    """
+    found = [sample.image for sample in group.samples]
+    if any(not hasattr(picture, "convert") for picture in found):
+        raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
+    return [picture.convert("RGB") for picture in found]
+
+
+def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Any]:
+    """At most `count` frames, evenly spread from the first to the last, as pictures in RGB.
+
+    Raises:
+        ValueError: the sample has no video, or not pictures or an array of bytes (frames, height, width, 3).
+    """
+    from PIL import Image
+
+    video = sample.video
+    if video is None or not hasattr(video, "__len__") or len(video) == 0:
+        raise ValueError(f"a sample of prompt {prompt_id!r} has no video: this reward is for policies that make videos")
+    last = len(video) - 1
+    places = range(len(video)) if len(video) <= count else [round(i * last / max(count - 1, 1)) for i in range(count)]
+    frames: list[Any] = []
+    for place in places:
+        frame = video[place]
+        if not hasattr(frame, "convert"):
+            array = frame.numpy() if hasattr(frame, "numpy") else frame
+            if str(getattr(array, "dtype", "")) != "uint8" or array.ndim != 3 or array.shape[-1] != 3:
+                raise ValueError(
+                    f"the video of a sample of prompt {prompt_id!r} is neither pictures nor bytes (frames, height, width, 3)"
+                )
+            frame = Image.fromarray(array)
+        frames.append(frame.convert("RGB"))
+    return frames
+
+
+def data_url(picture: Any, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
+    """The picture as `data:image/png;base64,...`, its longer side shrunk to at most `max_side` pixels (0 = as it is)."""
+    from PIL import Image
+
+    small = picture.convert("RGB")
+    if max_side and max(small.size) > max_side:
+        share = max_side / max(small.size)
+        width, height = (max(1, round(side * share)) for side in small.size)
+        small = small.resize((width, height), Image.Resampling.BICUBIC)
+    file = io.BytesIO()
+    small.save(file, picture_format.upper(), **({"quality": 95} if picture_format == "jpeg" else {}))
+    return f"data:image/{picture_format};base64,{base64.b64encode(file.getvalue()).decode()}"

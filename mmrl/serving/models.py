@@ -1,0 +1,219 @@
+"""Models that score: found on the hub or in a folder, checked against their architecture, held once per process."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.serving.files import first_line, not_found, warn_once
+
+T = TypeVar("T")
+
+
+@dataclass
+class Held:
+    """A model on its device, used by one thread at a time."""
+
+    model: Any
+    device: torch.device
+    dtype: torch.dtype
+    lock: Any = field(default_factory=threading.RLock)
+
+    def to(self, device: str) -> None:
+        """Move the weights: a run that lends a reward its GPU for a while calls this between steps."""
+        with self.lock:
+            self.device = device_of(device)
+            self.model.to(self.device)
+
+    @contextmanager
+    def ready(self) -> Iterator[Any]:
+        """The model, without gradients."""
+        with self.lock, torch.inference_mode():
+            yield self.model
+
+
+_HELD: dict[Hashable, Held] = {}
+_COMPANIONS: dict[Hashable, Any] = {}
+_LOCK = threading.RLock()
+
+
+def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") -> Held:
+    """The model that `build` makes, once per process for one key and device: equal rewards share it.
+
+    In bfloat16 on a GPU, in float32 on a CPU; parts named in its `keep_float32` always in float32.
+    """
+    where = device_of(device)
+    full = (key, str(where))
+    with _LOCK:
+        if full not in _HELD:
+            # weights made in inference_mode could never be moved outside it
+            with torch.inference_mode(False):
+                model = build().eval().requires_grad_(False)
+                held = Held(model, where, torch.bfloat16 if where.type == "cuda" else torch.float32)
+                model.to(where, held.dtype)
+                for name in getattr(model, "keep_float32", ()):
+                    model.get_submodule(name).float()
+            _HELD[full] = held
+        return _HELD[full]
+
+
+def release() -> None:
+    """Forget every held model; the next use loads it again."""
+    with _LOCK:
+        _HELD.clear()
+        _COMPANIONS.clear()
+
+
+def device_of(name: str) -> torch.device:
+    """auto = the GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device {name!r} does not exist: write auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device {name!r} was asked for, but this machine has {torch.cuda.device_count()} GPUs: write auto or cpu"
+        )
+    return device
+
+
+def pretrained(load: Callable[..., Any], source: str, what: str, **settings: Any) -> Any:
+    """`Class.from_pretrained(source)` of transformers; weights that do not fit are an error, not a warning.
+
+    Args:
+        load: the class's `from_pretrained`.
+        source: hub id or folder.
+        what: name of the setting that holds `source`, for errors.
+        settings: passed on.
+
+    Raises:
+        FileNotFoundError: no such folder or hub model.
+        ValueError: the checkpoint is of another architecture.
+    """
+    is_model = hasattr(getattr(load, "__self__", None), "base_model_prefix") or "AutoModel" in repr(load)
+    try:
+        found = load(source, **settings, **({"output_loading_info": True} if is_model else {}))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, OSError):
+            raise FileNotFoundError(not_found(what, source, error)) from None
+        raise ValueError(f"{what} {source!r} cannot be loaded by {_name(load)}: {first_line(error)}") from None
+    if not is_model:
+        return found
+    model, report = found
+    unused = [key for key in report["unexpected_keys"] if not key.endswith(("position_ids", "inv_freq"))]
+    if unused:
+        warn_once(
+            f"{what} {source!r} holds {len(unused)} weights that {type(model).__name__} does not use: {', '.join(unused[:3])}"
+        )
+    wrong = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    refuse_other_keys(
+        report["missing_keys"], unused if report["missing_keys"] else (), wrong, f"{what} {source!r}", type(model).__name__
+    )
+    return model
+
+
+def companion(kind: str, source: str, what: str, **settings: Any) -> Any:
+    """A tokenizer, processor or configuration of transformers, read once per process: `companion("AutoTokenizer", ...)`."""
+    key = (kind, source, tuple(sorted(settings.items())))
+    with _LOCK:
+        if key not in _COMPANIONS:
+            import transformers
+
+            _COMPANIONS[key] = pretrained(getattr(transformers, kind).from_pretrained, source, what, **settings)
+        return _COMPANIONS[key]
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Names and tensors of a .safetensors file or a torch file, out of a wrapping `state_dict` or `model`.
+
+    Raises:
+        ValueError: the file holds something else than tensors; nothing of it is executed.
+    """
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - unpicklers raise whatever a foreign file provokes
+        raise ValueError(f"{file} cannot be read as tensors alone: {first_line(error)}") from None
+    for wrapping in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(wrapping), Mapping):
+            found = found[wrapping]
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{file} holds a {type(found).__name__}, not the names and tensors of a model")
+    return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+
+
+def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str, optional: Sequence[str] = ()) -> None:
+    """Load weights that must fit; keys that start with one of `optional` may be too many.
+
+    Raises:
+        ValueError: missing or unexpected keys or shapes, by name.
+    """
+    own = model.state_dict()
+    missing = [key for key in own if key not in weights]
+    unexpected = [key for key in weights if key not in own and not key.startswith(tuple(optional))]
+    wrong = [key for key in own if key in weights and own[key].shape != weights[key].shape]
+    refuse_other_keys(missing, unexpected, wrong, source, type(model).__name__)
+    model.load_state_dict({key: weights[key] for key in own})
+
+
+def refuse_other_keys(
+    missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[str], source: str, architecture: str
+) -> None:
+    """ValueError that names keys which do not fit an architecture."""
+    parts = []
+    for word, keys in (("missing", sorted(missing)), ("unexpected", sorted(unexpected)), ("of another shape", sorted(misshapen))):
+        if keys:
+            parts.append(f"{len(keys)} keys {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})")
+    if parts:
+        raise ValueError(f"{source} is a checkpoint of another architecture than {architecture}: {'; '.join(parts)}")
+
+
+def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Rows in order, at most `size` at a time.
+
+    Raises:
+        ValueError: size below 1.
+    """
+    if size < 1:
+        raise ValueError(f"batch_size is {size}: it must be at least 1")
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def _name(load: Callable[..., Any]) -> str:
+    owner = getattr(load.func if isinstance(load, partial) else load, "__self__", None)
+    return getattr(owner, "__name__", repr(load))
+
+
+def collapsed(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
+    """Linear layers that follow each other without activations as one row and one bias, added up in float64.
+
+    Keys end in `<number>.weight` and `<number>.bias`; the numbers are the order.
+
+    Raises:
+        ValueError: the layers do not fit each other, or do not end in one number.
+    """
+    order = sorted({key.rpartition(".")[0] for key in weights}, key=lambda name: int(name.rpartition(".")[2]))
+    row, bias = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    try:
+        for name in reversed(order):
+            bias = bias + row @ weights[f"{name}.bias"].double()
+            row = row @ weights[f"{name}.weight"].double()
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{source} holds no row of linear layers that ends in one number: {first_line(error)}") from None
+    return row[0].float(), bias[0].float()

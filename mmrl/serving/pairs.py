@@ -1,0 +1,53 @@
+"""Comparing the samples of a group two at a time, each pair in both orders. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from math import nan
+
+from mmrl.core.samples import Scored
+
+Pair = tuple[int, int]
+"""Numbers of the samples in the order they are shown."""
+
+
+def schedule(count: int, opponents: int = 0) -> list[Pair]:
+    """Ordered pairs: everyone against everyone (opponents = 0), or against so many next ones in a ring; always both orders.
+
+    Raises:
+        ValueError: fewer than two samples, or opponents below 0.
+    """
+    if count < 2 or opponents < 0:
+        raise ValueError(f"{count} samples with {opponents} opponents each cannot be compared: needs two samples, opponents >= 0")
+    steps = range(1, count) if opponents == 0 else range(1, min(opponents, count - 1) + 1)
+    pairs = {tuple(sorted((i, (i + step) % count))) for i in range(count) for step in steps}
+    return [pair for a, b in sorted(pairs) for pair in ((a, b), (b, a))]
+
+
+def win_rates(count: int, pairs: Sequence[Pair], outcomes: Mapping[Pair, float | None]) -> list[Scored]:
+    """Mean share each sample won, over the pairs judged in both orders, so that a liking for the first one cancels.
+
+    Args:
+        count: samples of the group.
+        pairs: of `schedule`.
+        outcomes: the share of the first of a pair, None where the judgement failed. A pair with a failed order is left out.
+    """
+    won: list[list[float]] = [[] for _ in range(count)]
+    left_out = [0] * count
+    biases: list[float] = []
+    for a, b in (pair for pair in pairs if pair[0] < pair[1]):
+        there, back = outcomes.get((a, b)), outcomes.get((b, a))
+        if there is None or back is None:
+            left_out[a] += 1
+            left_out[b] += 1
+            continue
+        share = (there + 1 - back) / 2
+        won[a].append(share)
+        won[b].append(1 - share)
+        biases.append((there + back) / 2)
+    first = sum(biases) / len(biases) if biases else nan
+    return [
+        Scored(
+            sum(shares) / len(shares) if shares else nan,
+            {"comparisons": float(len(shares)), "left_out": float(out), "first_wins": first},
+        )
+        for shares, out in zip(won, left_out, strict=True)
+    ]

@@ -1,0 +1,123 @@
+"""Reading a judge's answer: a number, JSON, yes or no, the better of two. What cannot be read is an error, never 0."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.serving.judge import JudgeError, Reply
+
+NUMBER = r"(-?\d+(?:\.\d+)?)"
+
+
+def filled(template: str, /, **values: Any) -> str:
+    """The template with {prompt}, {answer}, ... replaced; other braces stay, for templates show JSON.
+
+    Raises:
+        ValueError: the template has no {prompt}.
+    """
+    if "{prompt}" not in template:
+        raise ValueError("the template has no {prompt}: say where the prompt goes")
+    return re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), template)
+
+
+def template_text(template: str, default: str) -> str:
+    """The default, the text of a file (`./mine.txt`), or the template itself if it says {prompt}.
+
+    Raises:
+        FileNotFoundError: it is neither.
+    """
+    if not template:
+        return default
+    if "{prompt}" in template:
+        return template
+    file = Path(template).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"template {template!r} is no file, and no text with {{prompt}} in it")
+    return file.read_text(encoding="utf-8")
+
+
+def final_text(reply: Reply) -> str:
+    """The answer without thoughts: behind `</think>`, inside `<answer>` if there is one.
+
+    Raises:
+        JudgeError: the thoughts do not end.
+    """
+    text = reply.text
+    if "</think>" in text:
+        text = text.rpartition("</think>")[2]
+    elif "<think>" in text:
+        raise unreadable(reply, "its thoughts do not end")
+    inside = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return (inside[-1] if inside else text).strip()
+
+
+def number(reply: Reply, low: float, high: float, label: str = "") -> float:
+    """The last number behind `label` (without label: the last one at all), which must lie in [low, high]."""
+    pattern = rf"{re.escape(label)}\W{{0,12}}?{NUMBER}" if label else NUMBER
+    found = re.findall(pattern, final_text(reply), re.IGNORECASE)
+    if not found:
+        raise unreadable(reply, f"no number{f' behind {label!r}' if label else ''}")
+    value = float(found[-1])
+    if not low <= value <= high:
+        raise unreadable(reply, f"{value} is not within {low} to {high}")
+    return value
+
+
+def json_object(reply: Reply) -> Mapping[str, Any]:
+    """The JSON object of an answer: all of it, a fenced block, or what its outermost braces hold."""
+    text = final_text(reply)
+    fenced = re.findall(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
+    braces = text[text.find("{") : text.rfind("}") + 1]
+    for candidate in (text, *fenced, braces):
+        try:
+            found = json.loads(candidate)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    raise unreadable(reply, "no JSON object")
+
+
+def json_number(reply: Reply, key: str, low: float, high: float) -> float:
+    """The number under a key of the answer's JSON object, which must lie in [low, high]."""
+    value = json_object(reply).get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise unreadable(reply, f"no number under {key!r}")
+    if not low <= value <= high:
+        raise unreadable(reply, f"{value} is not within {low} to {high}")
+    return float(value)
+
+
+def yes_share(reply: Reply, yes: Sequence[str] = ("yes",), no: Sequence[str] = ("no",), among_both: bool = True) -> float:
+    """P(yes) / (P(yes) + P(no)) at the first token, all spellings added up; with among_both False P(yes) alone."""
+    shares = {word.lower(): 0.0 for word in (*yes, *no)}
+    for token, probability in reply.first.items():
+        word = token.strip().strip("\u2581\u0120").lower()
+        if word in shares:
+            shares[word] += probability
+    for_yes, for_no = sum(shares[word.lower()] for word in yes), sum(shares[word.lower()] for word in no)
+    if not reply.first:
+        raise unreadable(reply, "the server gave no log-probabilities")
+    if for_yes + for_no <= 0:
+        raise unreadable(reply, f"neither yes nor no among its first tokens {sorted(reply.first)[:5]}")
+    return for_yes / (for_yes + for_no) if among_both else min(for_yes, 1.0)
+
+
+def preferred(reply: Reply) -> float:
+    """1 if the first of two is better, 0 if the second, a half if neither."""
+    text = final_text(reply).lower()
+    says = [f"{kind} {i} is better" in text for i in (1, 2) for kind in ("image", "video", "picture")]
+    first, second = any(says[:3]), any(says[3:])
+    if first == second:
+        if not first and re.search(r"equal|tie\b|same quality", text):
+            return 0.5
+        raise unreadable(reply, "it names no better one")
+    return float(first)
+
+
+def unreadable(reply: Reply, why: str) -> JudgeError:
+    """What was wrong with an answer."""
+    cut = "; it was cut at server.max_tokens" if reply.cut else ""
+    return JudgeError(f"the judge's answer cannot be read: {why}{cut}: {reply.text[-200:]!r}")

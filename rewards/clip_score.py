@@ -1,0 +1,49 @@
+"""cos(picture, prompt) of a CLIP or SigLIP model, or CLIPScore: 2.5 max(0, cos(picture, "A photo depicts " + prompt)).
+
+Reinforcement learning uses the cosine; CLIPScore is the measure of the paper. The rest of a prompt that is longer than what the
+encoder reads is cut off, counted in the part `cut_prompt`.
+
+Modality: image
+Needs: model (hub id or folder, transformers or open_clip)
+Range: [-1, 1], usually .15 to .40; CLIPScore [0, 2.5]
+Source: arXiv:2104.08718, jmhessel/clipscore
+Licence: own code Apache-2.0; OpenAI's CLIP weights MIT, others see their cards (DFN: Apple's own terms)
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Scored
+from mmrl.serving.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.media import pictures_of
+
+CAPTION = "A photo depicts "
+
+
+@dataclass(frozen=True)
+class ClipScore:
+    """How close the picture is to its prompt."""
+
+    model: str = "openai/clip-vit-large-patch14"
+    """Hub id or folder; or open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:owner/name`."""
+    form: Literal["cosine", "paper"] = "cosine"
+    processor: str = ""
+    """Where tokenizer and preprocessing come from, if not from the model."""
+    device: str = "auto"
+    batch_size: int = 16
+    pointwise = True
+
+    def to(self, device: str) -> None:
+        self._encoder().held.to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        text = (CAPTION if self.form == "paper" else "") + group.prompt.text
+        found = cosines(self._encoder(), pictures_of(group), text, self.batch_size)
+        values = 2.5 * found.values.clamp(min=0) if self.form == "paper" else found.values
+        return [
+            Scored(value, {"cosine": cosine, "cut_prompt": float(cut)})
+            for value, cosine, cut in zip(values.tolist(), found.values.tolist(), found.cut, strict=True)
+        ]
+
+    def _encoder(self) -> Encoder:
+        return encoder_of(self.model, self.processor, self.device)

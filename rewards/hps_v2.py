@@ -1,0 +1,72 @@
+"""cos(picture, prompt) of HPSv2's CLIP ViT-H/14, in float32 and without temperature.
+
+The picture keeps its shape: its longer side becomes 224 (bicubic, on the tensor), black bars fill the square, and only then is it
+normalized. Whoever uses open_clip's own preprocessing crops instead: the same for squares, other numbers for all others.
+
+Modality: image
+Needs: checkpoint (hub id, folder or file, 4 GB), open_clip
+Range: about .20 to .35
+Source: arXiv:2306.09341, tgxs002/HPSv2; its package's default is version 2.0, ours 2.1
+Licence: own code Apache-2.0; HPSv2 code and weights Apache-2.0
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mmrl import Group, Scored
+from mmrl.serving.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
+from mmrl.serving.files import hub_file
+from mmrl.serving.media import pictures_of
+from mmrl.serving.models import read_weights
+
+FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class HpsV2:
+    """Human preference score of the picture for its prompt."""
+
+    checkpoint: str = "xswu/HPSv2"
+    version: Literal["2.0", "2.1"] = "2.1"
+    """Which file of the checkpoint's repository or folder."""
+    architecture: str = "ViT-H-14"
+    """A name of open_clip's, or the path of a JSON file with the settings of one."""
+    device: str = "auto"
+    batch_size: int = 16
+    pointwise = True
+
+    def to(self, device: str) -> None:
+        self._encoder().held.to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        found = cosines(self._encoder(), pictures_of(group), group.prompt.text, self.batch_size)
+        return [Scored(cosine, {"cut_prompt": float(cut)}) for cosine, cut in zip(found.values.tolist(), found.cut, strict=True)]
+
+    def _encoder(self) -> OpenClipEncoder:
+        name = FILES[self.version]
+        held, tokenizer = open_clip_checkpoint(
+            self.architecture,
+            lambda: read_weights(hub_file(self.checkpoint, name, "checkpoint")),
+            f"checkpoint {self.checkpoint!r} ({name})",
+            self.device,
+        )
+        size = held.model.visual.image_size
+        side = size[0] if isinstance(size, tuple) else size
+        return OpenClipEncoder(held, lambda picture: _letterboxed(picture, side), tokenizer)
+
+
+def _letterboxed(picture: Any, side: int) -> Any:
+    """(3, side, side), normalized, with black bars."""
+    from torch.nn.functional import pad
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import normalize, resize, to_tensor
+
+    pixels = to_tensor(picture)
+    height, width = pixels.shape[1:]
+    if (share := side / max(height, width)) != 1:
+        height, width = max(1, round(height * share)), max(1, round(width * share))
+        pixels = resize(pixels, [height, width], InterpolationMode.BICUBIC, antialias=True)
+    across, down = side - width, side - height
+    pixels = pad(pixels, (across // 2, across - across // 2, down // 2, down - down // 2))
+    return normalize(pixels, list(MEAN), list(STD))

@@ -1,0 +1,145 @@
+"""Are the objects there that the prompt names: so many, in this colour, at this place? (GenEval)
+
+    dense    mean over clauses: max(0, 1 - |wanted - found| / wanted) for the count; if that is right, the same for the colour,
+             and 1 or 0 for the place
+    strict   1 if every count, colour and place is right, else 0
+    correct  GenEval's benchmark: at least so many (the best boxes count), `exclude` caps them
+
+Metadata are columns of the prompt: tag, include = [{class, count, color?, position = [relation, number of another clause]?}],
+exclude; lists or JSON text. Unlike the widely copied server, a wrong place earns nothing and no clause is below 0.
+
+Modality: image
+Needs: detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights), columns include and tag
+Range: [0, 1]
+Source: arXiv:2310.11513, djghosh13/geneval; dense score of Flow-GRPO, arXiv:2505.05470
+Licence: own code Apache-2.0; GenEval MIT; the detector's weights see their card
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from mmrl import Group, Scored
+from mmrl.serving.detectors import COLOURS, Detector, Found, canonical, detector_of, lab_colour
+from mmrl.serving.encoders import encoder_of, picture_features
+from mmrl.serving.media import pictures_of
+
+MOST = 16
+MARGIN = 0.1
+RELATIONS = ("left of", "right of", "above", "below")
+
+
+@dataclass(frozen=True)
+class ObjectCounts:
+    """GenEval's clauses, checked with a detector."""
+
+    detector: str = "PekingU/rtdetr_v2_r50vd"
+    """Hub id or folder of transformers, or ssd_mobilenet."""
+    score: Literal["dense", "strict", "correct"] = "dense"
+    threshold: float = 0.3
+    counting_threshold: float = 0.9
+    """For prompts tagged `counting`: GenEval's number, fitted to Mask2Former; weaker detectors want less."""
+    colour: str = "lab"
+    """lab = nearest mean colour of the box's middle; or a CLIP that names it, as GenEval's openai/clip-vit-large-patch14."""
+    device: str = "auto"
+    batch_size: int = 8
+    pointwise = True
+
+    def to(self, device: str) -> None:
+        if (held := detector_of(self.detector, self.device).held) is not None:
+            held.to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        columns = group.prompt.columns
+        if columns.get("include") is None:
+            return [None] * len(group.samples)
+        detector = detector_of(self.detector, self.device)
+        include = _clauses(columns["include"], detector, group.prompt.id)
+        exclude = _clauses(columns.get("exclude") or [], detector, group.prompt.id)
+        threshold = self.counting_threshold if columns.get("tag") == "counting" else self.threshold
+        pictures, scored = pictures_of(group), []
+        for start in range(0, len(pictures), self.batch_size):
+            some = pictures[start : start + self.batch_size]
+            for picture, found in zip(some, detector(some, threshold), strict=True):
+                scored.append(self._score(picture, found, include, exclude))
+        return scored
+
+    def _score(self, picture: Any, found: Sequence[Found], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
+        by_class = [[one for one in found if one.label == clause["class"]][:MOST] for clause in include]
+        dense: list[float] = []
+        correct = True
+        for clause, mine in zip(include, by_class, strict=True):
+            wanted = clause["count"]
+            dense.append(_closeness(wanted, len(mine)))
+            best, exact = mine[:wanted], len(mine) == wanted
+            correct &= len(mine) >= wanted
+            if "color" in clause:
+                colours = [self._colour(picture, one) for one in best]
+                dense.append(_closeness(wanted, colours.count(clause["color"])) if exact else 0.0)
+                correct &= colours.count(clause["color"]) >= wanted
+            if "position" in clause:
+                relation, other = clause["position"]
+                others = by_class[other][: include[other]["count"]]
+                right = bool(best and others) and all(relation in _relations(a, b) for a in best for b in others)
+                dense.append(float(right and exact))
+                correct &= right
+        strict = all(value == 1 for value in dense)
+        for clause in exclude:
+            correct &= sum(one.label == clause["class"] for one in found) < clause["count"]
+        parts = {"dense": sum(dense) / len(dense), "strict": float(strict), "correct": float(correct)}
+        return Scored(parts[self.score], {**parts, "objects": float(len(found))})
+
+    def _colour(self, picture: Any, one: Found) -> str:
+        if self.colour == "lab":
+            return lab_colour(picture, one.corners)
+        encoder, names = encoder_of(self.colour, device=self.device), list(COLOURS)
+        phrasings = ("a photo of a {} " + one.label, "a photo of a {}-colored " + one.label, "a photo of a {} object")
+        with encoder.held.ready():
+            texts = [encoder.encode_texts(encoder.tokens([p.format(name) for name in names]).tokens) for p in phrasings]
+        directions = torch.nn.functional.normalize(torch.stack(texts).mean(0), dim=-1).cpu()
+        (seen,) = picture_features(encoder, [picture.crop(tuple(map(round, one.corners)))])
+        return names[int((directions @ seen).argmax())]
+
+
+def _relations(a: Found, b: Found) -> set[str]:
+    """Where a lies as seen from b; sides of the boxes give a margin, and a diagonal counts for both directions above a half."""
+    centers = [((one.corners[0] + one.corners[2]) / 2, (one.corners[1] + one.corners[3]) / 2) for one in (a, b)]
+    sides = [[one.corners[i + 2] - one.corners[i] for one in (a, b)] for i in (0, 1)]
+    moves = [centers[0][i] - centers[1][i] for i in (0, 1)]
+    moves = [max(abs(move) - MARGIN * sum(side), 0) * (1 if move > 0 else -1) for move, side in zip(moves, sides, strict=True)]
+    length = (moves[0] ** 2 + moves[1] ** 2) ** 0.5
+    if length == 0:
+        return set()
+    x, y = moves[0] / length, moves[1] / length
+    holds = (x < -0.5, x > 0.5, y < -0.5, y > 0.5)
+    return {name for name, true in zip(RELATIONS, holds, strict=True) if true}
+
+
+def _closeness(wanted: int, found: int) -> float:
+    return max(0.0, 1 - abs(wanted - found) / wanted)
+
+
+def _clauses(given: Any, detector: Detector, prompt_id: str) -> list[dict[str, Any]]:
+    """The clauses with COCO's names, checked."""
+    clauses = [dict(clause) for clause in (json.loads(given) if isinstance(given, str) else given)]
+    for clause in clauses:
+        clause["class"], clause["count"] = canonical(str(clause.get("class"))), int(clause.get("count") or 1)
+        # Arrow fills what a row lacks with None
+        clause |= {} if clause.get("position") is None else {"position": _position(clause["position"], clauses, prompt_id)}
+        for key in [key for key, value in clause.items() if value is None]:
+            del clause[key]
+        if clause["class"] not in detector.labels:
+            raise ValueError(f"prompt {prompt_id!r} asks for {clause['class']!r}, which the detector does not know")
+        if clause.get("color", "red") not in COLOURS:
+            raise ValueError(f"prompt {prompt_id!r} asks for the colour {clause['color']!r}: known are {', '.join(COLOURS)}")
+    return clauses
+
+
+def _position(position: Any, clauses: Sequence[Mapping[str, Any]], prompt_id: str) -> tuple[str, int]:
+    relation, other = str(position[0]), int(position[1])
+    if relation not in RELATIONS or not 0 <= other < len(clauses):
+        raise ValueError(f"prompt {prompt_id!r}: position {position!r} must be one of {RELATIONS} and the number of a clause")
+    return relation, other

@@ -1,0 +1,55 @@
+"""exp(s) cos(picture, prompt) of PickScore's CLIP ViT-H/14: which of two pictures would people pick?
+
+    r = (exp(s) cos - shift) / scale, exp(s) the learnt temperature, about 100; softmax over two pictures = share of picks
+
+Raw scores are about 18 to 24. Elsewhere they are divided by 26 (Flow-GRPO), (x - 18) / 8 (MixGRPO) or bare cosines (Pref-GRPO):
+set scale and shift when rewards are added up. Parts: raw, cosine, cut_prompt (the prompt was longer than 77 tokens).
+
+Modality: image
+Needs: model (hub id or folder, 4 GB)
+Range: about 18 to 24 before shift and scale
+Source: arXiv:2305.01569, yuvalkirstain/PickScore
+Licence: own code Apache-2.0; PickScore's code MIT, its weights' card states none
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Scored
+from mmrl.serving.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.media import pictures_of
+
+
+@dataclass(frozen=True)
+class PickScore:
+    """How likely people are to prefer the picture for its prompt."""
+
+    model: str = "yuvalkirstain/PickScore_v1"
+    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    """Tokenizer and preprocessing, which the model's repository lacks; empty: those of the model."""
+    scale: float = 1.0
+    shift: float = 0.0
+    device: str = "auto"
+    batch_size: int = 16
+    pointwise = True
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale of pick_score is {self.scale}: it must be above 0")
+
+    def to(self, device: str) -> None:
+        self._encoder().held.to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        encoder = self._encoder()
+        found = cosines(encoder, pictures_of(group), group.prompt.text, self.batch_size)
+        temperature = encoder.scale()
+        return [
+            Scored(
+                (temperature * cosine - self.shift) / self.scale,
+                {"raw": temperature * cosine, "cosine": cosine, "cut_prompt": float(cut)},
+            )
+            for cosine, cut in zip(found.values.tolist(), found.cut, strict=True)
+        ]
+
+    def _encoder(self) -> Encoder:
+        return encoder_of(self.model, self.processor, self.device)

@@ -1,0 +1,62 @@
+"""(x - low) / (high - low), x the number a vision-language model gives to frames of a video, or P(yes) of its first token.
+
+The frames are spread evenly from the first to the last and sent as pictures in order, so any OpenAI-compatible server with vision
+will do. An answer that cannot be read, or lies outside low..high, fails and never scores 0.
+
+Modality: video
+Needs: server (OpenAI-compatible, several pictures per request)
+Range: [0, 1]
+Source: frames as pictures as UnifiedReward's servers take them; template in our own words
+Licence: own code Apache-2.0; the judge's weights see their card
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mmrl import Group, Scored
+from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.media import frames_of
+from mmrl.serving.verdicts import filled, number, template_text, yes_share
+
+NUMBER = """These {frames} pictures are frames of one video, in order. It was made for this description: {prompt}
+Does it show what is described, does it move as things move, and do the frames fit each other?
+Reply with one number from {low} (not at all) to {high} (entirely) and nothing else."""
+YES = """These {frames} pictures are frames of one video, in order. Does the video show this: {prompt}
+Reply with yes or no."""
+
+
+@dataclass(frozen=True)
+class VideoJudge:
+    """What a judge thinks of the videos a policy made."""
+
+    server: Endpoint = field(default_factory=Endpoint)
+    frames: int = 8
+    """At most so many of each video."""
+    scoring: Literal["number", "yes"] = "number"
+    template: str = ""
+    """A text with {prompt}, or a file with one; empty: our own words."""
+    low: float = 0.0
+    high: float = 10.0
+    label: str = ""
+    """For `number`: the words the number stands behind, such as "Final score"."""
+    pointwise = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or self.frames < 1:
+            raise ValueError(f"{self}: needs low < high and at least one frame")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        template = template_text(self.template, YES if self.scoring == "yes" else NUMBER)
+        questions = []
+        for sample in group.samples:
+            shown = frames_of(sample, self.frames, group.prompt.id)
+            numbers = {"frames": len(shown), "low": f"{self.low:g}", "high": f"{self.high:g}"}
+            text = filled(template, prompt=group.prompt.text, **numbers)
+            questions.append(Question(text, shown, probabilities=self.scoring == "yes"))
+        return list(judged(self.server, questions, self._read))
+
+    def _read(self, reply: Reply) -> Scored:
+        if self.scoring == "yes":
+            return Scored(yes_share(reply))
+        raw = number(reply, self.low, self.high, self.label)
+        return Scored((raw - self.low) / (self.high - self.low), {"raw": raw})

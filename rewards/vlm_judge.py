@@ -1,0 +1,82 @@
+"""A vision-language model behind an OpenAI-compatible server says how good a picture, or an answer about one, is.
+
+    number   (x - low) / (high - low) of the last number of its answer
+    json     the same of the number under `key` of its JSON answer
+    yes      P(yes) / (P(yes) + P(no)) at its first token, all spellings added up; needs log-probabilities
+
+An answer that cannot be read, or lies outside low..high, fails and never scores 0.
+
+Modality: image, text
+Needs: server (OpenAI-compatible, with vision), prompts with answers if the template says {answer}
+Range: [0, 1]
+Source: the usual judge of RL code (Flow-Factory, verl recipes); default templates in our own words
+Licence: own code Apache-2.0; the judge's weights see their card
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mmrl import Group, Sample, Scored
+from mmrl.data.pictures import open_picture
+from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.verdicts import filled, json_number, number, template_text, yes_share
+
+SHOWN = """You see a picture that was made for this description: {prompt}
+Does it show everything the description names, as described, and is it well made? """
+WRITTEN = """Question: {prompt}
+Reference answer: {answer}
+Answer to judge: {completion}
+Is the answer to judge right? """
+ENDINGS = {
+    "number": "Reply with one number from {low} (not at all) to {high} (entirely) and nothing else.",
+    "json": 'Reply with JSON and nothing else: {"{key}": a number from {low} (not at all) to {high} (entirely)}',
+    "yes": "Reply with yes or no.",
+}
+
+
+@dataclass(frozen=True)
+class VlmJudge:
+    """What a judge thinks. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
+
+    server: Endpoint = field(default_factory=Endpoint)
+    scoring: Literal["number", "json", "yes"] = "number"
+    template: str = ""
+    """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: our own words."""
+    low: float = 0.0
+    high: float = 10.0
+    key: str = "score"
+    label: str = ""
+    """For `number`: the words the number stands behind, such as "Final score"."""
+    pointwise = True
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low} and high {self.high} of vlm_judge: low must be below high")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        return list(judged(self.server, [self._question(group, sample) for sample in group.samples], self._read))
+
+    def _question(self, group: Group, sample: Sample) -> Question:
+        prompt = group.prompt
+        if sample.image is not None:
+            pictures, default = [sample.image], SHOWN
+        elif sample.text is not None:
+            # clips are for video_judge
+            pictures, default = [open_picture(m) for m in prompt.media if not hasattr(m, "fps")], WRITTEN
+        else:
+            raise ValueError(f"a sample of prompt {prompt.id!r} has neither picture nor text to judge")
+        values: dict[str, Any] = {**prompt.columns, "low": f"{self.low:g}", "high": f"{self.high:g}", "key": self.key}
+        values |= {"prompt": prompt.text, "answer": prompt.answer, "completion": sample.text or ""}
+        text = template_text(self.template, default + ENDINGS[self.scoring])
+        if prompt.answer is None and "{answer}" in text:
+            raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
+        return Question(filled(text, **values), pictures, probabilities=self.scoring == "yes")
+
+    def _read(self, reply: Reply) -> Scored:
+        if self.scoring == "yes":
+            return Scored(yes_share(reply))
+        if self.scoring == "json":
+            raw = json_number(reply, self.key, self.low, self.high)
+        else:
+            raw = number(reply, self.low, self.high, self.label)
+        return Scored((raw - self.low) / (self.high - self.low), {"raw": raw})

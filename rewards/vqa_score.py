@@ -1,0 +1,86 @@
+"""P("Yes") that a vision-language model gives to: does this figure show "prompt"?
+
+    r = P(yes), all spellings added up; with among_both = true P(yes) / (P(yes) + P(no))
+
+Of a local model one forward pass reads it at the last place; of a server, the log-probabilities of the first token. If neither
+word is among those, the judgement fails and does not score 0. The original's CLIP-FlanT5 is not in transformers: not loadable.
+
+Modality: image
+Needs: model (hub id or folder of a vision-language model), or server.url with among its options log-probabilities
+Range: [0, 1]
+Source: arXiv:2404.01291, linzhiqiu/t2v_metrics, its form for decoders
+Licence: own code Apache-2.0; the model's weights see their card
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmrl import Group, Scored
+from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.media import pictures_of
+from mmrl.serving.models import Held, chunks, companion, hold, pretrained
+from mmrl.serving.verdicts import filled, yes_share
+
+SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
+
+
+@dataclass(frozen=True)
+class VqaScore:
+    """How sure a model is that the picture shows its prompt."""
+
+    model: str = ""
+    """Hub id or folder; empty: ask the server."""
+    server: Endpoint = field(default_factory=Endpoint)
+    question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
+    among_both: bool = False
+    device: str = "auto"
+    batch_size: int = 8
+    pointwise = True
+
+    def to(self, device: str) -> None:
+        if self.model:
+            self._held().to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        text, pictures = filled(self.question, prompt=group.prompt.text), pictures_of(group)
+        if not self.model:
+            return list(judged(self.server, [Question(text, [picture], probabilities=True) for picture in pictures], self._read))
+        return [score for some in chunks(pictures, self.batch_size) for score in self._local(some, text)]
+
+    def _read(self, reply: Reply) -> Scored:
+        return Scored(yes_share(reply, among_both=self.among_both))
+
+    def _local(self, pictures: Sequence[Any], text: str) -> list[Scored]:
+        processor = companion("AutoProcessor", self.model, "model", padding_side="left")
+        held = self._held()
+        turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+        asked = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        inputs = processor(
+            text=[asked] * len(pictures), images=[[picture] for picture in pictures], padding=True, return_tensors="pt"
+        )
+        with held.ready() as model:
+            moved = {
+                key: value.to(held.device, held.dtype if value.is_floating_point() else None) for key, value in inputs.items()
+            }
+            shares = model(**moved, logits_to_keep=1).logits[:, -1].float().softmax(-1).cpu()
+        yes, no = (shares[:, _first_tokens(processor.tokenizer, word)].sum(-1) for word in ("yes", "no"))
+        values = yes / (yes + no) if self.among_both else yes
+        return [
+            Scored(value, {"p_yes": a, "p_no": b}) for value, a, b in zip(values.tolist(), yes.tolist(), no.tolist(), strict=True)
+        ]
+
+    def _held(self) -> Held:
+        from transformers import AutoModelForImageTextToText
+
+        load = AutoModelForImageTextToText.from_pretrained
+        return hold(("image_text_to_text", self.model), lambda: pretrained(load, self.model, "model"), self.device)
+
+
+def _first_tokens(tokenizer: Any, word: str) -> list[int]:
+    """The tokens that spell the word on their own."""
+    found = [tokenizer.encode(spelling, add_special_tokens=False) for spelling in SPELLINGS[word]]
+    alone = sorted({tokens[0] for tokens in found if len(tokens) == 1})
+    if not alone:
+        raise ValueError(f"the model's tokenizer has no single token for {word!r}: choose another model")
+    return alone

@@ -1,0 +1,445 @@
+"""Rewards that ask a server: a real HTTP server on this machine plays the model, and all that servers do wrong."""
+
+import base64
+import io
+import json
+import math
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.core.types import Group, Prompt, Sample
+from mmrl.serving import judge
+from mmrl.serving.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
+from mmrl.serving.pairs import schedule, win_rates
+from mmrl.serving.verdicts import filled, json_object, number, preferred, yes_share
+
+
+class Server:
+    """An OpenAI-compatible server: `answer(text, pictures)` is a string, an object for the whole body, or (status, headers)."""
+
+    def __init__(self, answer):
+        self.answer, self.asked, self.busy, self.most = answer, [], 0, 0
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format, *args):
+                """Quiet."""
+
+            def do_GET(self):
+                self.reply(200, json.dumps({"data": [{"id": "small-judge"}]}).encode())
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with outer.lock:
+                    outer.asked.append((body, dict(self.headers)))
+                    outer.busy += 1
+                    outer.most = max(outer.most, outer.busy)
+                *pictures, text = body["messages"][0]["content"]
+                opened = [decode(part["image_url"]["url"]) for part in pictures]
+                said = outer.answer(text["text"], opened)
+                with outer.lock:
+                    outer.busy -= 1
+                if isinstance(said, tuple):
+                    return self.reply(said[0], b'{"error": "as told"}', said[1])
+                if isinstance(said, bytes):
+                    return self.reply(200, said)
+                if isinstance(said, str):
+                    said = completion(said)
+                return self.reply(200, json.dumps(said).encode())
+
+            def reply(self, status, data, headers=None):
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def endpoint(self, **fields):
+        return Endpoint(**{"url": self.url, "timeout_s": 5.0, **fields})
+
+
+def completion(text, tokens=(), finish="stop"):
+    """A chat completion; `tokens` = (token, probability) at its first place."""
+    top = [{"token": token, "logprob": math.log(share)} for token, share in tokens]
+    logprobs = {"content": [{"token": top[0]["token"], "logprob": top[0]["logprob"], "top_logprobs": top}]} if top else None
+    choice = {"message": {"role": "assistant", "content": text}, "logprobs": logprobs, "finish_reason": finish}
+    return {"choices": [choice], "usage": {"total_tokens": 11}}
+
+
+def decode(url):
+    kind, _, data = url.partition(",")
+    assert kind in ("data:image/png;base64", "data:image/jpeg;base64")
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def shade(picture):
+    """How bright a picture is: what our fake model calls quality."""
+    return float(np.asarray(picture.convert("L")).mean()) / 255
+
+
+@pytest.fixture
+def serve():
+    """answer -> Server; all are shut down."""
+    servers = []
+
+    def start(answer):
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Pauses between retries are noted, not made."""
+    pauses = []
+    monkeypatch.setattr(judge.time, "sleep", pauses.append)
+    return pauses
+
+
+def grey(value, size=(40, 30)):
+    return Image.new("RGB", size, (value, value, value))
+
+
+def group(*images, text="a fox"):
+    return Group(0, Prompt("p7", text), tuple(Sample(image=image) for image in images))
+
+
+SHADES = [grey(51), grey(204), grey(153)]
+
+
+def test_a_number_per_picture_in_order(serve, reward):
+    def answer(text, pictures):
+        if shade(pictures[0]) < 0.5:
+            threading.Event().wait(0.1)
+        return f"I would say 3 of it is good. Score: {10 * shade(pictures[0]):.0f}"
+
+    server = serve(answer)
+    scores = reward("vlm_judge", server=server.endpoint(), label="Score")(group(*SHADES))
+    assert [score.value for score in scores] == [pytest.approx(x) for x in (0.2, 0.8, 0.6)]
+    assert scores[1].parts == {"raw": 8.0, "tokens": 11.0}
+    body, headers = server.asked[0]
+    assert body["model"] == "small-judge" and body["temperature"] == 0 and "a fox" in body["messages"][0]["content"][-1]["text"]
+    assert "Authorization" not in headers
+
+
+def test_json_and_probabilities(serve, reward):
+    server = serve(lambda text, pictures: f'Sure:\n```json\n{{"score": {5 * shade(pictures[0]):.1f}, "why": "{{}}"}}\n```')
+    scores = reward("vlm_judge", server=server.endpoint(), scoring="json", high=5.0)(group(*SHADES))
+    assert [score.value for score in scores] == [pytest.approx(x) for x in (0.2, 0.8, 0.6)]
+
+    shares = [("Yes", 0.5), (" yes", 0.1), ("No", 0.15), ("no", 0.05), ("Maybe", 0.2)]
+    server = serve(lambda text, pictures: completion("Yes", shares))
+    (score,) = reward("vlm_judge", server=server.endpoint(), scoring="yes")(group(SHADES[0]))
+    assert score.value == pytest.approx(0.6 / 0.8)
+    assert server.asked[0][0]["max_tokens"] == 1 and server.asked[0][0]["top_logprobs"] == 20
+    (score,) = reward("vqa_score", server=server.endpoint())(group(SHADES[0]))
+    assert score.value == pytest.approx(0.6)
+    assert 'show "a fox"' in server.asked[1][0]["messages"][0]["content"][-1]["text"]
+
+
+def test_what_cannot_be_read_fails_and_is_not_zero(serve, reward, caplog):
+    said = {51: "no idea", 204: "7", 153: "99"}
+    server = serve(lambda text, pictures: said[round(255 * shade(pictures[0]))])
+    scores = reward("vlm_judge", server=server.endpoint())(group(*SHADES))
+    assert math.isnan(scores[0].value) and scores[1].value == 0.7 and math.isnan(scores[2].value)
+    assert "2 of 3 questions" in caplog.text and "no number" in caplog.text
+    with pytest.raises(JudgeError, match="cannot be read: no number"):
+        reward("vlm_judge", server=server.endpoint())(group(SHADES[0]))
+    server = serve(lambda text, pictures: completion("Perhaps", [("Perhaps", 0.9)]))
+    with pytest.raises(JudgeError, match="neither yes nor no"):
+        reward("vqa_score", server=server.endpoint())(group(SHADES[0]))
+    server = serve(lambda text, pictures: "Yes")
+    with pytest.raises(JudgeError, match="no log-probabilities"):
+        reward("vqa_score", server=server.endpoint())(group(SHADES[0]))
+
+
+@pytest.mark.parametrize("body", [b"<html>busy</html>", b"{}", b'{"choices": []}', b'{"choices": [{"message": "x"}]}', b"[1]"])
+def test_a_malformed_body_fails(body, serve, reward):
+    server = serve(lambda text, pictures: body)
+    with pytest.raises(JudgeError, match=r"not JSON|no chat completion"):
+        reward("vlm_judge", server=server.endpoint())(group(SHADES[0]))
+    assert len(server.asked) == 1
+
+
+def test_busy_servers_are_asked_again(serve, reward, no_pauses):
+    seen = Counter()
+    trouble = [(500, {}), (429, {"Retry-After": "7"}), (503, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}), (408, {})]
+
+    def answer(text, pictures):
+        key = round(255 * shade(pictures[0]))
+        seen[key] += 1
+        return trouble[seen[key] - 1] if key == 51 and seen[key] <= 4 else "5"
+
+    server = serve(answer)
+    scores = reward("vlm_judge", server=server.endpoint())(group(*SHADES))
+    assert [score.value for score in scores] == [0.5] * 3
+    assert seen == {51: 5, 204: 1, 153: 1}
+    assert no_pauses[1] == 7 and no_pauses[2] == 0 and 0.5 <= no_pauses[0] <= 1
+
+
+def test_it_gives_up_with_the_last_trouble(serve, reward, no_pauses):
+    server = serve(lambda text, pictures: (500, {}))
+    with pytest.raises(JudgeError, match=r"answered 500: .*as told.*gave up after 3 attempts"):
+        reward("vlm_judge", server=server.endpoint(retries=2))(group(SHADES[0]))
+    assert len(server.asked) == 3 and no_pauses[1] > no_pauses[0]
+    server = serve(lambda text, pictures: (429, {"Retry-After": "3600"}))
+    with pytest.raises(JudgeError, match="gave up after 1 attempts"):
+        reward("vlm_judge", server=server.endpoint(deadline_s=60.0))(group(SHADES[0]))
+    assert len(server.asked) == 1, "a pause beyond the deadline is not made"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_hopeless_requests_are_not_repeated(status, serve, reward):
+    server = serve(lambda text, pictures: (status, {}))
+    with pytest.raises(HopelessError, match=rf"answered {status}.*check server\.url"):
+        reward("vlm_judge", server=server.endpoint())(group(SHADES[0]))
+    assert len(server.asked) == 1
+
+
+def test_a_refused_question_fails_alone(serve, reward):
+    server = serve(lambda text, pictures: (400, {}) if shade(pictures[0]) < 0.5 else "5")
+    first, second, _ = reward("vlm_judge", server=server.endpoint())(group(*SHADES))
+    assert math.isnan(first.value) and second.value == 0.5
+    assert len(server.asked) == 3
+
+
+def test_no_server_and_slow_servers(serve, reward):
+    with pytest.raises(JudgeError, match=r"cannot be reached.*gave up after 2 attempts"):
+        reward("vlm_judge", server=Endpoint(url="http://127.0.0.1:9/v1", model="m", retries=1))(group(SHADES[0]))
+    server = serve(lambda text, pictures: threading.Event().wait(2) or "5")
+    with pytest.raises(JudgeError, match="timed out"):
+        reward("vlm_judge", server=server.endpoint(timeout_s=0.2, retries=0))(group(SHADES[0]))
+
+
+def test_keys_come_from_the_environment(serve, reward, monkeypatch):
+    server = serve(lambda text, pictures: "5")
+    scored = reward("vlm_judge", server=server.endpoint(api_key_env="JUDGE_KEY", model="m"))
+    with pytest.raises(HopelessError, match=r"JUDGE_KEY.*is not set"):
+        scored(group(SHADES[0]))
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    scored(group(SHADES[0]))
+    assert server.asked[0][1]["Authorization"] == "Bearer secret"
+    assert "secret" not in repr(scored)
+
+
+def test_a_configs_table_becomes_an_endpoint():
+    from mmrl.app.build import load_reward
+    from mmrl.app.config import RewardConfig
+    from mmrl.app.tables import Table
+
+    def made(**server) -> Any:
+        return load_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))
+
+    assert made(url="http://h:1/v1", extra={"seed": 1}).server == Endpoint(url="http://h:1/v1", extra={"seed": 1})
+    with pytest.raises(ValueError, match=r"server\.adress"):
+        made(adress="http://h:1/v1")
+
+
+def test_never_more_than_the_agreed_number_at_once(serve):
+    server = serve(lambda text, pictures: threading.Event().wait(0.05) or "5")
+    replies = ask(server.endpoint(concurrency=3, model="m"), [Question("x")] * 9)
+    assert [getattr(reply, "text", reply) for reply in replies] == ["5"] * 9
+    assert 1 < server.most <= 3
+
+
+def test_pictures_are_shrunk_with_their_shape_and_arrive_whole(serve):
+    sizes = []
+    server = serve(lambda text, pictures: sizes.append([picture.size for picture in pictures]) or "5")
+    noise = Image.effect_noise((60, 30), 90).convert("RGB")
+    ask(server.endpoint(max_side=30, model="m"), [Question("x", [noise, grey(9, (10, 20))])])
+    assert sizes == [[(30, 15), (10, 20)]]
+    got = []
+    server = serve(lambda text, pictures: got.extend(pictures) or "5")
+    ask(server.endpoint(model="m"), [Question("x", [noise])])
+    ask(server.endpoint(model="m", picture_format="jpeg", extra={"seed": 4}), [Question("x", [noise])])
+    assert np.array_equal(np.asarray(got[0]), np.asarray(noise)) and got[1].format == "JPEG"
+    assert server.asked[1][0]["seed"] == 4
+
+
+def test_written_answers_are_judged_with_the_prompts_pictures(serve, reward, tmp_path):
+    grey(204).save(tmp_path / "a.png")
+    seen = []
+    server = serve(lambda text, pictures: seen.append((text, len(pictures))) or "10")
+    prompt = Prompt("p7", "How bright?", (str(tmp_path / "a.png"),), answer="very")
+    samples = (Sample("quite bright"), Sample("dark {prompt}"))
+    scores = reward("vlm_judge", server=server.endpoint(concurrency=1))(Group(0, prompt, samples))
+    assert [score.value for score in scores] == [1.0, 1.0]
+    assert all(word in seen[0][0] for word in ("How bright?", "very", "quite bright")) and seen[0][1] == 1
+    assert "dark {prompt}" in seen[1][0], "what a policy writes is not filled in again"
+    with pytest.raises(ValueError, match="'p7' has no answer"):
+        reward("vlm_judge", server=server.endpoint())(Group(0, Prompt("p7", "How bright?"), samples))
+    with pytest.raises(ValueError, match="neither picture nor text"):
+        reward("vlm_judge", server=server.endpoint())(Group(0, prompt, (Sample(),)))
+
+
+def test_templates(serve, reward, tmp_path):
+    seen = []
+    server = serve(lambda text, pictures: seen.append(text) or "10")
+    (tmp_path / "mine.txt").write_text('Is it {mood}? {prompt} {"score": x}')
+    prompt = Prompt("p7", "a fox", columns={"mood": "calm", "template": "a column like any other"})
+    reward("vlm_judge", server=server.endpoint(), template=str(tmp_path / "mine.txt"))(Group(0, prompt, (Sample(image=grey(9)),)))
+    assert seen == ['Is it calm? a fox {"score": x}']
+    with pytest.raises(FileNotFoundError, match=r"no file, and no text with \{prompt\}"):
+        reward("vlm_judge", server=server.endpoint(), template="nowhere.txt")(group(grey(9)))
+    with pytest.raises(ValueError, match="low must be below high"):
+        reward("vlm_judge", low=3.0, high=3.0)
+    with pytest.raises(ValueError, match=r"server\.url is 'localhost:8000'"):
+        Endpoint(url="localhost:8000")
+
+
+def test_unified_reward_scores_of_one_picture(serve, reward):
+    def answer(text, pictures):
+        x = 1 + 4 * shade(pictures[0])
+        if "Final Score" in text:
+            return f"<think>Final Score: 1</think> It has 2 ears.\nFinal Score: {x:.2f}"
+        return f"Alignment Score (1-5): {x:.2f}\nCoherence Score (1-5): 3.0\n**Style Score (1-5):** 1"
+
+    server = serve(answer)
+    point = reward("unified_reward", server=server.endpoint(), form="point")(group(*SHADES))
+    assert [score.value for score in point] == [pytest.approx(x, abs=2e-3) for x in (0.2, 0.8, 0.6)]
+    axes = reward("unified_reward", server=server.endpoint(), form="axes")(group(*SHADES))
+    # ((1 + 4 * .2) + 3 + 1) / 3 = 1.933..., minus 1, over 4
+    assert axes[0].value == pytest.approx(((1.8 + 3 + 1) / 3 - 1) / 4)
+    assert axes[0].parts == {"alignment": 1.8, "coherence": 3.0, "style": 1.0, "tokens": 11.0}
+    server = serve(lambda text, pictures: "Alignment Score (1-5): 4\nCoherence Score (1-5): 9\n")
+    with pytest.raises(JudgeError, match="no score from 1 to 5 for coherence, style"):
+        reward("unified_reward", server=server.endpoint(), form="axes")(group(SHADES[0]))
+
+
+def pair_answer(bias=0.0):
+    def answer(text, pictures):
+        a, b = (shade(picture) for picture in pictures)
+        if "Alignment Score" in text:
+            share = min(max(0.5 + (a - b) / 2 + bias, 0), 1)
+            return "\n".join(
+                f"{axis} Score:\n Image 1: {share:.4f}\n Image 2: {1 - share:.4f}" for axis in ("Alignment", "Coherence", "Style")
+            )
+        better = 1 if a + bias > b else 2
+        return f"<think>Image {3 - better} is better at first sight</think><answer>Image {better} is better</answer>"
+
+    return answer
+
+
+def test_unified_reward_win_rates(serve, reward):
+    server = serve(pair_answer())
+    wins = reward("unified_reward", server=server.endpoint(), form="pair")(group(*SHADES))
+    assert [score.value for score in wins] == [0, 1, 0.5]
+    assert len(server.asked) == 6 and wins[0].parts["comparisons"] == 2
+    soft = reward("unified_reward", server=server.endpoint(), form="pair_axes")(group(*SHADES))
+    # differences of brightness .6, .4, .2; share = .5 + half of it
+    assert [score.value for score in soft] == [pytest.approx(x, abs=1e-3) for x in (0.25, 0.7, 0.55)]
+
+
+def test_a_judge_that_prefers_the_first_picture_gives_no_one_an_advantage(serve, reward):
+    server = serve(pair_answer(bias=5.0))
+    for form in ("pair", "pair_axes"):
+        wins = reward("unified_reward", server=server.endpoint(), form=form)(group(*SHADES))
+        assert [score.value for score in wins] == [0.5] * 3 and wins[0].parts["first_wins"] == 1
+    server = serve(pair_answer(bias=0.1))
+    fair = reward("unified_reward", server=server.endpoint(), form="pair_axes")(group(*SHADES))
+    assert [score.value for score in fair] == [pytest.approx(x, abs=1e-3) for x in (0.25, 0.7, 0.55)]
+
+
+def test_a_failed_comparison_is_left_out_and_counted(serve, reward):
+    honest = pair_answer()
+
+    def answer(text, pictures):
+        first, second = (round(255 * shade(picture)) for picture in pictures)
+        return "cannot say" if (first, second) == (51, 204) else honest(text, pictures)
+
+    server = serve(answer)
+    wins = reward("unified_reward", server=server.endpoint(), form="pair")(group(*SHADES))
+    assert [score.value for score in wins] == [0, 1, 0.5]
+    assert [score.parts["left_out"] for score in wins] == [1, 1, 0]
+    server = serve(lambda text, pictures: "cannot say")
+    with pytest.raises(JudgeError, match="names no better one"):
+        reward("unified_reward", server=server.endpoint(), form="pair")(group(*SHADES))
+    with pytest.raises(ValueError, match="needs two samples"):
+        reward("unified_reward", server=server.endpoint(), form="pair")(group(SHADES[0]))
+
+
+def test_schedules():
+    assert schedule(3) == [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]
+    assert len(schedule(8)) == 56
+    ring = schedule(6, opponents=1)
+    assert len(ring) == 12 and Counter(i for pair in ring for i in pair) == {i: 4 for i in range(6)}
+    assert schedule(4, opponents=9) == schedule(4)
+
+
+def test_win_rates_without_judgements_are_failures():
+    outcomes = {(0, 1): 1.0, (1, 0): 0.0, (0, 2): None, (2, 0): 1.0, (1, 2): None, (2, 1): None}
+    rates = win_rates(3, schedule(3), outcomes)
+    assert [rates[0].value, rates[1].value] == [1, 0] and math.isnan(rates[2].value or 0)
+
+
+def video(*values):
+    return np.stack([np.full((20, 30, 3), value, np.uint8) for value in values])
+
+
+def test_video_judge_sends_frames_in_order(serve, reward):
+    seen = []
+
+    def answer(text, pictures):
+        seen.append([round(255 * shade(picture)) for picture in pictures])
+        return f"{10 * np.mean([shade(picture) for picture in pictures]):.0f}"
+
+    server = serve(answer)
+    clips = (video(*range(0, 250, 25)), video(0, 255))
+    made = Group(0, Prompt("p7", "a fox runs"), tuple(Sample(video=clip) for clip in clips))
+    scores = reward("video_judge", server=server.endpoint(concurrency=1, max_side=512), frames=4)(made)
+    assert seen == [[0, 75, 150, 225], [0, 255]]
+    assert [score.value for score in scores] == [0.4, 0.5]
+    text = server.asked[0][0]["messages"][0]["content"][-1]["text"]
+    assert "These 4 pictures" in text and "a fox runs" in text
+    as_pictures = Group(0, made.prompt, (Sample(video=[Image.fromarray(frame) for frame in clips[1]]),))
+    assert reward("video_judge", server=server.endpoint())(as_pictures)[0].value == 0.5
+    with pytest.raises(ValueError, match="'p7' has no video"):
+        reward("video_judge", server=server.endpoint())(Group(0, made.prompt, (Sample(image=grey(3)),)))
+    with pytest.raises(ValueError, match="neither pictures nor bytes"):
+        reward("video_judge", server=server.endpoint())(Group(0, made.prompt, (Sample(video=clips[0] / 255),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7", 7), ("Score: 3 of 10: 8.5", 8.5), ("<think>9</think>4", 4), ("<answer> 2 </answer> 9", 2), ("-0", 0)],
+)
+def test_numbers(text, value):
+    assert number(Reply(text), 0.0, 10.0) == value
+
+
+@pytest.mark.parametrize("text", ["", "none", "11", "-1", "<think> 5"])
+def test_no_numbers(text):
+    with pytest.raises(JudgeError, match="cannot be read"):
+        number(Reply(text), 0.0, 10.0)
+
+
+def test_labelled_numbers_json_and_preferences():
+    assert number(Reply("Score: 2 ... Final score = **4**, 9 words"), 1.0, 5.0, "final score") == 4
+    assert json_object(Reply('well {"a": {"b": 1}} so'))["a"] == {"b": 1}
+    for text in ("[1]", "{broken", "none"):
+        with pytest.raises(JudgeError, match="no JSON object"):
+            json_object(Reply(text, cut=True))
+    with pytest.raises(JudgeError, match=r"cut at server\.max_tokens"):
+        json_object(Reply('{"a": ', cut=True))
+    assert preferred(Reply("Image 1 is better")) == 1 and preferred(Reply("<answer>Image 2 is better</answer>")) == 0
+    assert preferred(Reply("Both images are equally good")) == 0.5
+    with pytest.raises(JudgeError, match="names no better"):
+        preferred(Reply("Image 1 is better. Image 2 is better."))
+    assert filled('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
+    assert yes_share(Reply("", {"\u2581Yes": 0.2, "NO": 0.6})) == pytest.approx(0.25)
