@@ -7,20 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from mmrl import __version__
 from mmrl.algorithms.samplers import Shuffled, Streamed
-from mmrl.app import plugins
-from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig
+from mmrl.app import adapters, plugins
+from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
 from mmrl.app.kinds import KINDS, Kind, PolicyConfig, kind_of
 from mmrl.app.parts import check_keys, made_of
 from mmrl.app.rundir import RunDir
 from mmrl.app.tables import KeyPath, Table
 from mmrl.app.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
-from mmrl.core.protocols import Policy, PromptSampler, Tracker
+from mmrl.core.protocols import Policy, PromptSampler, Tracker, View
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -31,6 +32,8 @@ from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.trainer import Records, Trainer
 
 TINY = "tiny:"
+LOOK = 5000
+"""Prompts of a sequence whose text and pictures are looked at before training."""
 STREAM_LOOK = 64
 """Prompts of a stream that are looked at before training."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
@@ -62,22 +65,31 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     config, table = resolved.config, resolved.table
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     check_ranks(config, ranks)
-    loaded = [load_reward(reward, ("reward", str(i)), table) for i, reward in enumerate(config.reward)]
+    known: dict[str, Any] = {}
+    loaded = load_rewards(config.reward, ("reward",), table, known)
+    loaded_more = load_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)
     train_prompts = load_prompts(config.data, ("data",), table)
     held_out = held_out_prompts(config, table)
     config = with_local_model(config, ranks)
     kind = kind_of(config.policy)
+    looked_at = [*seen(train_prompts), *(held_out or ())]
+    kind.check_prompts(looked_at)
     algorithm = kind.prepared(config.algorithm.algorithm, config.policy, config.algorithm.label)
     space = kind.box_space(config.policy)
     rewards = RewardRunner([named(*pair, space, kind) for pair in zip(config.reward, loaded, strict=True)])
+    more = [named(*pair, space, kind) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
     torch.manual_seed(config.seed)
-    policy = build_policy(config.policy, algorithm.shadows, algorithm.ema_decay)
+    shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
+    policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
     algorithm.check(policy)
+    kind.look(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None:
         policy.prepare(accelerator)
     evaluator = None
     if held_out is not None:
-        evaluator = Evaluator(policy, held_out, rewards, config.evaluation, kind.how(config.evaluation), ranks)
+        how, variants = kind.how(config.evaluation), kind.variants(config.evaluation)
+        evaluator = Evaluator(policy, held_out, watched, config.evaluation, how, ranks, variants)
     config = replace(resolved.config, policy=kind.with_box_space(resolved.config.policy, space))
     records = build_records(config, run, space, ranks)
     sampler = build_sampler(train_prompts, config.seed)
@@ -93,21 +105,59 @@ def check_ranks(config: RunConfig, ranks: Ranks) -> None:
         )
 
 
-def load_reward(reward: RewardConfig, path: KeyPath, table: Table) -> Callable[..., Any]:
+def load_rewards(rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Any]) -> list[Any]:
+    """The plug-ins of a list of rewards; equal entries are one object, which `known` remembers."""
+    found = []
+    for i, reward in enumerate(rewards):
+        key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
+        if key not in known:
+            known[key] = load_reward(reward, (*path, str(i)), table)
+        found.append(known[key])
+    return found
+
+
+def load_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[..., Any]:
     """The plug-in with its own fields filled in; one behind HTTP, once its server has said that it serves it."""
-    own = [f.name for f in fields(RewardConfig) if f.name != "args"]
-    if is_url(reward.use):
-        check_keys(reward.args, [*own, "deadline_s", "token_env"], path, table)
-        return made_of(RemoteReward, {"url": reward.use, **reward.args}, path, table).connected()
-    function = plugins.load(reward.use, "rewards")
-    return made_of(function, reward.args, path, table, beside=own)
+    own = [f.name for f in fields(reward) if f.name != "args"]
+    return reward_of(reward.use, reward.args, path, table, own)
 
 
-def named(reward: RewardConfig, function: Any, space: str | None, kind: Kind = KINDS["text"]) -> NamedReward:
+def reward_of(use: str, args: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()) -> Callable[..., Any]:
+    """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`."""
+    args = {key: with_rewards(value, (*path, key), table) for key, value in args.items()}
+    if is_url(use):
+        check_keys(args, [*beside, "deadline_s", "token_env"], path, table)
+        return made_of(RemoteReward, {"url": use, **args}, path, table).connected()
+    style, plug_in = adapters.split(use)
+    function = plugins.load(plug_in, "rewards")
+    if style:
+        return adapters.adapt(style, function, args, table.at(path))
+    adapters.refuse_foreign(function, use, table.at(path))
+    return made_of(function, args, path, table, beside=beside)
+
+
+def with_rewards(value: Any, path: KeyPath, table: Table) -> Any:
+    """A setting of a reward, in which every table with a `use` has become the reward it names."""
+    if isinstance(value, Mapping):
+        inside = {key: with_rewards(item, (*path, key), table) for key, item in value.items()}
+        return reward_of(inside.pop("use"), inside, path, table) if isinstance(inside.get("use"), str) else inside
+    if isinstance(value, list):
+        return [with_rewards(item, (*path, str(i)), table) for i, item in enumerate(value)]
+    return value
+
+
+def named(reward: WatchedReward, function: Any, space: str | None, kind: Kind = KINDS["text"]) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
+    function = with_inside(function, lambda inner: named(reward, inner, space, kind).function)
     name, declared = reward.name or plugins.default_name(reward.use), declared_space(function)
     if declared is not None:
         kind.refuse_box_reward(name)
+    wanted = plugins.modalities(function)
+    if wanted and kind.draws not in wanted:
+        raise ValueError(
+            f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind.name!r}, whose samples are {kind.draws}: "
+            "take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
+        )
     if declared == "auto":
         if space is None:
             raise ValueError(
@@ -120,7 +170,18 @@ def named(reward: RewardConfig, function: Any, space: str | None, kind: Kind = K
             f"reward {name!r} reads boxes in {declared!r}, but the policy writes them in {space!r}: "
             f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
         )
-    return NamedReward(name, function, reward.weight, reward.timeout_s, reward.max_failed)
+    weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
+    return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
+
+
+def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
+    """A reward whose rewards inside are changed."""
+    if not is_dataclass(function) or isinstance(function, type):
+        return function
+    inside = {f.name: getattr(function, f.name) for f in fields(function) if f.init}
+    held = {name: value for name, value in inside.items() if is_dataclass(value) and callable(value)}
+    changed = {name: change(value) for name, value in held.items()}
+    return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
 
 
 def declared_space(function: Any) -> str | None:
@@ -156,12 +217,22 @@ def load_prompts(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
     return prompts
 
 
+def seen(prompts: Prompts) -> Sequence[Prompt]:
+    """The prompts that are looked at before training."""
+    return [*islice(prompts, LOOK if isinstance(prompts, Sequence) else STREAM_LOOK)]
+
+
 def build_sampler(prompts: Prompts, seed: int) -> PromptSampler:
     return Shuffled(prompts, seed) if isinstance(prompts, Sequence) else Streamed(prompts, seed)
 
 
-def build_policy(config: PolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None = None) -> Policy:
-    return kind_of(config).build(config, shadows, ema_decay)
+def build_policy(
+    config: PolicyConfig,
+    shadows: frozenset[str],
+    ema_decay: Callable[[int], float] | None = None,
+    views: Mapping[str, View] = MappingProxyType({}),
+) -> Policy:
+    return kind_of(config).build(config, shadows, ema_decay, views)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
@@ -176,16 +247,17 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
 
 
 def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
-    """The folder of a small model, made once: `tiny:grounding` is the demo's and taught its task, `tiny:<family>` is random.
+    """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
     Raises:
         ValueError: there is no such family.
     """
     from mmrl.tiny import grounding
+    from mmrl.tiny.taught import TAUGHT
 
     family = name.removeprefix(TINY)
-    if family == "grounding" and kind.name == "text":
-        return grounding.warm_start()
+    if family in TAUGHT.get(kind.name, {}):
+        return TAUGHT[kind.name][family](0, None)
     folder = grounding.cache_folder() / f"random-{__version__}" / family
     if not (folder / kind.index_file).is_file():
         partial = folder.with_name(f"{family}.{os.getpid()}.partial")

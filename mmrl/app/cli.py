@@ -19,6 +19,10 @@ EXTRAS = {
     "fastapi": "server",
     "uvicorn": "server",
     "httpx": "server",
+    "math_verify": "rewards",
+    "pycocotools": "rewards",
+    "rapidfuzz": "rewards",
+    "rouge_score": "rewards",
 }
 """Package -> the extra that brings it."""
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"

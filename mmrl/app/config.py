@@ -20,7 +20,9 @@ from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, check_keys, plain, w
 from mmrl.app.suggest import did_you_mean
 from mmrl.app.tables import KeyPath, Table, dotted, leaves
 from mmrl.policies.settings import Sampling
-from mmrl.training.evaluate import EvaluationSettings
+from mmrl.training.evaluate import EvaluationSettings, Weights
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import Transform
 from mmrl.training.settings import TrainSettings
 
 
@@ -34,26 +36,55 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class RewardConfig:
-    """A reward: which plug-in, how much it counts, and its own fields."""
+class WatchedReward:
+    """A reward that is only looked at: which plug-in, how it is called, and its own fields."""
 
     use: str
-    weight: float = 1.0
-    """0 = logged, never trained on."""
     name: str = ""
     """Empty: the callable's name if `use` gives one, else the file's."""
     timeout_s: float | None = None
     """Per group; longer counts as failed."""
     max_failed: float = 0.5
     """Share of a step's samples that may fail before the run stops."""
+    call: Calling = field(default_factory=Calling)
+    transform: Transform | None = None
+    """None: the reward counts as it is."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """All other keys of the table."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.weight):
-            raise ValueError(f"the weight of reward {self.use!r} is {self.weight}: it must be finite")
         if not 0 <= self.max_failed <= 1:
             raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+
+
+@dataclass(frozen=True)
+class RewardConfig(WatchedReward):
+    """A reward to train on, and how much it counts."""
+
+    weight: float = 1.0
+    """0 = logged, never trained on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.weight):
+            raise ValueError(f"the weight of reward {self.use!r} is {self.weight}: it must be finite")
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """Flow only: one more way to draw the held-out prompts; its figures are eval/<name>/..."""
+
+    name: str
+    num_steps: int | None = None
+    """None: as evaluation.num_steps."""
+    guidance: float | None = None
+    """None: as evaluation.guidance."""
+    weights: Weights | None = None
+    """None: as evaluation.weights."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"evaluation.also.name is {self.name!r}: give it a name without a slash")
 
 
 @dataclass(frozen=True)
@@ -62,14 +93,31 @@ class EvaluationConfig(EvaluationSettings):
 
     data: DataConfig | None = None
     """None: nothing is evaluated."""
+    reward: tuple[WatchedReward, ...] = ()
+    """Held-out rewards, for watching only: what the run does not train on but might ruin."""
     sampling: Sampling | None = None
     """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
     num_steps: int | None = None
     """Flow only: deterministic denoising steps of a picture; 28 unless given."""
+    guidance: float | None = None
+    """Flow only: 1 = none; None = policy.guidance."""
+    also: tuple[VariantConfig, ...] = ()
+    """Flow only: further ways to draw the same prompts, such as without guidance."""
 
     def __post_init__(self) -> None:
-        if self.num_steps is not None and self.num_steps < 1:
-            raise ValueError(f"evaluation.num_steps is {self.num_steps}: it must be 1 or more")
+        for one, place in ((self, "evaluation"), *((one, f"evaluation.also {one.name!r}") for one in self.also)):
+            if one.num_steps is not None and one.num_steps < 1:
+                raise ValueError(f"{place}.num_steps is {one.num_steps}: it must be 1 or more")
+            if one.guidance is not None and not one.guidance >= 1:
+                raise ValueError(f"{place}.guidance is {one.guidance}: it must be 1 (none) or more")
+        names = [one.name for one in self.also]
+        if len(set(names)) < len(names):
+            raise ValueError(f"evaluation.also has the names {names}: give each its own")
+
+    @property
+    def all_weights(self) -> frozenset[str]:
+        """Of all ways to answer."""
+        return frozenset({self.weights, *(one.weights or self.weights for one in self.also)})
 
 
 @dataclass(frozen=True)
@@ -162,13 +210,13 @@ def fill_by_kind(values: dict[str, Any], policy: PolicyConfig, table: Table) -> 
     if not isinstance(evaluation, dict):
         return
     for other in KINDS.values():
-        if other is not kind and other.evaluation_key in evaluation:
-            place = table.at(("evaluation", other.evaluation_key))
-            raise ValueError(
-                f"{place} is for policy.kind = {other.name!r}, and this is {kind.name!r}: use evaluation.{kind.evaluation_key}"
-            )
-    own = kind.evaluation_key
-    evaluation[own] = kind.evaluated(policy, evaluation.get(own), table)
+        for key in other.evaluation_keys if other is not kind else ():
+            if evaluation.get(key) not in (None, [], ()):
+                raise ValueError(
+                    f"{table.at(('evaluation', key))} is for policy.kind = {other.name!r}, and this is {kind.name!r}: "
+                    f"use evaluation.{kind.evaluation_keys[0]}"
+                )
+    evaluation |= kind.evaluated(policy, evaluation, table)
 
 
 def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:

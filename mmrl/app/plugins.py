@@ -7,6 +7,7 @@
 import ast
 import hashlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from typing import Any
 from mmrl.app.suggest import did_you_mean
 
 SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
+
+REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
+"""What the extra `rewards` brings."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def default_name(spec: str) -> str:
     """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
     if "://" in spec:
         return spec.rstrip("/").rpartition("/")[2]
+    spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
     place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
     return wanted or Path(place).stem
 
@@ -123,9 +128,19 @@ def execute(file: Path, kind: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
         if isinstance(error, ModuleNotFoundError):
-            raise ValueError(f"{file} imports {error.name!r}, which is not installed: pip install it first") from None
+            package = (error.name or "").partition(".")[0]
+            remedy = 'pip install "mmrl[rewards]"' if package in REWARD_PACKAGES else "pip install it first"
+            raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy}") from None
         raise
     return module
+
+
+def modalities(function: Any) -> tuple[str, ...]:
+    """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
+    owner = function if hasattr(function, "__module__") else type(function)
+    document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
+    found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)
+    return tuple(word.strip() for word in found[1].split(",")) if found else ()
 
 
 def public_callables(module: ModuleType) -> list[str]:

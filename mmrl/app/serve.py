@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.app import plugins
+from mmrl.app import adapters, plugins
 from mmrl.app.suggest import did_you_mean
 from mmrl.serving.reward_server import Limits, Served, create_app, fingerprint
 
@@ -91,12 +91,13 @@ def served(entry: Mapping[str, Any], where: str) -> Served:
     if "use" not in entry:
         raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
     use = entry["use"]
-    function = plugins.load(use, "rewards")
+    style, plug_in = adapters.split(use)
+    function = plugins.load(plug_in, "rewards")
     settings = {key: value for key, value in entry.items() if key not in OWN}
-    reward = made(function, settings, where)
+    reward = adapters.adapt(style, function, settings, where) if style else made(function, settings, where)
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
-    file, _ = plugins.locate(use, "rewards")
+    file, _ = plugins.locate(plug_in, "rewards")
     return Served(entry.get("name") or plugins.default_name(use), reward, fingerprint(file, settings))
 
 

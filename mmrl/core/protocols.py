@@ -46,7 +46,10 @@ class Policy(Protocol):
         ...
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
-        """Evaluate quantities of the recorded actions, (n, t, ...); finite everywhere, exact where mask is True."""
+        """Evaluate quantities of the recorded actions, (n, t, ...); finite everywhere, exact where mask is True.
+
+        A quantity whose name begins with `group_` compares the rows of the trace, which then are those of one group.
+        """
         ...
 
     def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
@@ -91,6 +94,31 @@ class Planner(Protocol):
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Look at all groups so far (all ranks; `group_ids` are the rows' of scores); `wanted` = groups the step should have."""
         ...
+
+
+@runtime_checkable
+class View(Protocol):
+    """Another way to show a prompt. The same seed shows it the same way again."""
+
+    def __call__(self, prompt: Prompt, seed: int, /) -> Prompt: ...
+
+
+@runtime_checkable
+class Viewing(Protocol):
+    """A part that needs views of prompts: a planner that samples under one, a term that reads under one."""
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """By the names its requests and readings give them."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part that remembers from step to step: every run has a copy of its own, and checkpoints hold what it knows."""
+
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 @runtime_checkable

@@ -31,6 +31,17 @@ class MediaSize(NamedTuple):
     seen_height: int
 
 
+class ClipTime(NamedTuple):
+    """Time of one clip as the model saw it: `ClipTime(10.0, 25.0, 20)`. Second 0 is where the part that was shown begins."""
+
+    seconds: float
+    """How long the part that was shown lasts."""
+    fps: float
+    """Frames per second of the file, on average."""
+    frames: int
+    """How many frames the model saw."""
+
+
 @dataclass(frozen=True)
 class Video:
     """A clip as a prompt names it: which file, which part of it, how many of its frames. `Video("a.mp4", fps=2.0, end=30.0)`."""
@@ -78,6 +89,8 @@ class Sample:
     media_sizes: tuple[MediaSize, ...] = ()
     """One per picture of the prompt: needed to read boxes in the model's own pixels."""
     role: Role = "policy"
+    clips: tuple[ClipTime, ...] = ()
+    """One per video of the prompt: needed to read spans in frames or shares of the clip."""
 
 
 @dataclass(frozen=True)

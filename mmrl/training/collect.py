@@ -1,5 +1,6 @@
 """One step's rollouts: plan -> sample -> score -> revise, until the planner is content or its rounds are used up."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.probes import column
 from mmrl.core.protocols import Planner, Policy, PromptSampler
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Group, Request, Revision, Rollouts, Scores
+from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
+
+ProbeScores = dict[str, Tensor]
 
 
 @dataclass
@@ -45,31 +49,64 @@ class Collector:
         self.policy, self.sampler, self.rewards, self.planner, self.ranks = policy, sampler, rewards, planner, ranks
         self.group_size, self.num_prompts, self.seed = group_size, num_prompts, seed
         self.next_group = 0
+        self.parts = 1
+        """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
     def collect(self, how: Any = None) -> Collected:
         """Rows of this rank whose groups the planner kept."""
         times: dict[str, float] = {}
+        # what an evaluation measured since the last step is not this step's
+        self.rewards.measures()
         rollouts: Rollouts | None = None
         tables: dict[int, GroupScores] = {}
+        owned: set[int] = set()
+        probed: dict[int, ProbeScores] = {}
         requests, rounds, drawn = self.plan(self.num_prompts), 0, 0
         while True:
-            with stopwatch(times, "rollout"):
-                fresh = self.policy.rollout(requests, how)
-            drawn += len(fresh)
-            rollouts = fresh if rollouts is None else merged(self.policy, rollouts, fresh)
-            touched = {request.group_id for request in requests}
+            before = 0 if rollouts is None else len(rollouts)
+            rollouts, again, fresh_tables = self.sample_and_score(requests, how, rollouts, times)
+            drawn += len(rollouts) - before
+            owned |= {group.id for group in again}
+            tables |= {group.id: table for group, table in zip(again, fresh_tables, strict=True)}
             with stopwatch(times, "reward"):
-                again = [group for group in rollouts.groups if group.id in touched]
-                tables |= {group.id: table for group, table in zip(again, self.rewards.score(again), strict=True)}
+                probed |= self.score_probes(again)
             scores = self.rewards.scores(rollouts, tables)
             revision = self.revise(rollouts, scores, rounds)
             rollouts = without(rollouts, revision)
             rounds += 1
-            requests = self.requests_of(revision)
+            requests = self.requests_of(revision, owned)
             if not self.ranks.most(len(requests)) or rounds >= self.planner.max_rounds:
                 break
         discarded = sum(self.ranks.gather(drawn - len(rollouts)))
-        return Collected(rollouts, self.rewards.scores(rollouts, tables), tables, rounds, discarded, times)
+        scores = self.with_probes(self.rewards.scores(rollouts, tables), rollouts, probed)
+        return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.measures())
+
+    def sample_and_score(
+        self, requests: Sequence[Request], how: Any, rollouts: Rollouts | None, times: dict[str, float]
+    ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
+        """The rollouts with the requested ones added, the groups these belong to, and their scores."""
+        parts, again = self.parted(requests), list[Group]()
+        with self.rewards.scoring(beside=len(parts) > 1) as scoring:
+            for part in parts:
+                with stopwatch(times, "rollout"):
+                    fresh = self.policy.rollout(part, how)
+                rollouts = fresh if rollouts is None else merged(self.policy, rollouts, fresh)
+                touched = {request.group_id for request in part}
+                finished = [group for group in rollouts.groups if group.id in touched]
+                again += finished
+                with stopwatch(times, "reward"):
+                    scoring.add(finished)
+            with stopwatch(times, "reward"):
+                tables = scoring.tables()
+        assert rollouts is not None
+        return rollouts, again, tables
+
+    def parted(self, requests: Sequence[Request]) -> list[list[Request]]:
+        """The requests in `parts` lists of whole groups; as many on every rank, for they sample together."""
+        ids = list(dict.fromkeys(request.group_id for request in requests))
+        count = max(1, self.ranks.most(min(self.parts, len(ids))))
+        part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}
+        return [[request for request in requests if part_of[request.group_id] == part] for part in range(count)]
 
     def plan(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
@@ -90,11 +127,50 @@ class Collector:
         )
         return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
 
-    def requests_of(self, revision: Revision) -> list[Request]:
-        """More of known groups stay with the rank that owns them; fresh prompts are rounded up to the ranks."""
+    def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
+        """More of known groups stay with the rank that sampled them first; fresh prompts are rounded up to the ranks."""
         world = self.ranks.world
         fresh = -(-revision.fresh_prompts // world) * world
-        return [*self.ranks.share_out(list(revision.requests)), *(self.plan(fresh) if fresh else [])]
+        if revision.requests:
+            strangers = {request.group_id for request in revision.requests}.difference(*self.ranks.gather(owned))
+            if strangers:
+                raise ValueError(
+                    f"{type(self.planner).__name__} asks for more of the groups {sorted(strangers)}, which this step has not "
+                    "sampled: new prompts are asked for with Revision.fresh_prompts"
+                )
+        mine = [request for request in revision.requests if request.group_id in owned]
+        return [*mine, *(self.plan(fresh) if fresh else [])]
+
+    def score_probes(self, groups: Sequence[Group]) -> dict[int, ProbeScores]:
+        """Group -> view -> the mean of every reward over the probes drawn under it, NaN where it does not apply."""
+        found: dict[int, ProbeScores] = {group.id: {} for group in groups}
+        shown = [(view, replace(group, samples=drawn, probes={})) for group in groups for view, drawn in group.probes.items()]
+        shown = [(view, group) for view, group in shown if group.samples]
+        tables = self.rewards.score([group for _, group in shown]) if shown else []
+        for (view, group), table in zip(shown, tables, strict=True):
+            found[group.id][view] = means(table)
+        return found
+
+    def with_probes(self, scores: Scores, rollouts: Rollouts, probed: Mapping[int, ProbeScores]) -> Scores:
+        """The scores with a column per reward and view that any rank probed: of no weight, the same for all rows of a group."""
+        views = sorted(set().union(*self.ranks.gather({view for found in probed.values() for view in found})))
+        nothing = scores.values.new_full((len(self.rewards.names),), math.nan)
+        for view in views:
+            rows = [probed[group_id].get(view, nothing) for group_id in rollouts.group_ids.tolist()]
+            values = torch.stack(rows) if rows else scores.values[:, :0].new_zeros(0, len(nothing))
+            status = torch.where(values.isnan(), int(Status.NA), int(Status.OK))
+            scores = Scores(
+                (*scores.names, *(column(name, view) for name in self.rewards.names)),
+                torch.cat([scores.values, values], dim=1),
+                torch.cat([scores.status, status], dim=1),
+                torch.cat([scores.weights, torch.zeros_like(nothing)]),
+            )
+        return scores
+
+
+def means(table: GroupScores) -> Tensor:
+    """The mean of every reward over the samples it answered for, NaN where there are none."""
+    return torch.where(table.status == Status.OK, table.values, math.nan).nanmean(dim=0)
 
 
 def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:

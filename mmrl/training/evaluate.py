@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from mmrl.core.protocols import Policy
 from mmrl.core.types import Group, Prompt, Request, Scores
 from mmrl.training.distributed import Ranks
+from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
 from mmrl.training.rewards import GroupScores, RewardRunner
+
+Weights = Literal["live", "ema"]
+MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
+"""How requests call these weights."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,18 @@ class EvaluationSettings:
     num_samples: int = 1
     """Samples per prompt, averaged."""
     seed: int = 1234
+    weights: Weights = "live"
+    """ema: an average of them, which the run then keeps even if its algorithm has no use for one."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One more way to answer the same prompts."""
+
+    name: str
+    """Its metrics are eval/<name>/..."""
+    how: Any = None
+    weights: Weights = "live"
 
 
 class Evaluator:
@@ -37,25 +54,42 @@ class Evaluator:
         settings: EvaluationSettings,
         how: Any = None,
         ranks: Ranks | None = None,
+        variants: Sequence[Variant] = (),
     ) -> None:
         if not len(prompts):
             raise ValueError("the evaluation set is empty: check [evaluation] data, or set evaluation.num_prompts = 0")
         self.policy, self.rewards, self.settings, self.how = policy, rewards, settings, how
-        self.ranks = ranks or Ranks()
+        self.ranks, self.variants = ranks or Ranks(), tuple(variants)
         self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
 
     def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
-        """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length; then groups and scores of all ranks."""
+        """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
+        eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.
+        """
+        metrics, groups, scores = self.answered(self.how, self.settings.weights)
+        for variant in self.variants:
+            found = self.answered(variant.how, variant.weights)[0]
+            metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
+        return metrics, groups, scores
+
+    def answered(self, how: Any, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+        """Metrics, groups and scores of one way to answer, the same on all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []
         tables: list[GroupScores] = []
         for start in range(0, len(numbered), self.settings.batch_size):
             chunk = numbered[start : start + self.settings.batch_size]
             requests = [
-                Request(prompt, self.settings.num_samples, group_id=i, seed=self.settings.seed * 1_000_003 + i)
+                Request(
+                    prompt,
+                    self.settings.num_samples,
+                    group_id=i,
+                    model=MODELS[weights],
+                    seed=self.settings.seed * 1_000_003 + i,
+                )
                 for i, prompt in chunk
             ]
-            rollouts = self.policy.rollout(requests, self.how)
+            rollouts = self.policy.rollout(requests, how)
             groups += rollouts.groups
             tables += self.rewards.score(rollouts.groups)
         pairs = [pair for part in self.ranks.gather(list(zip(groups, tables, strict=True))) for pair in part]
@@ -74,4 +108,9 @@ class Evaluator:
         metrics |= {f"eval/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
         metrics["eval/total"] = mean(scores.total().tolist())
         lengths = [float(len(sample.token_ids)) for sample in samples if sample.token_ids is not None]
-        return metrics | ({"eval/completion_length": mean(lengths)} if lengths else {})
+        spread = diversity(groups)
+        return (
+            metrics
+            | ({"eval/completion_length": mean(lengths)} if lengths else {})
+            | ({"eval/diversity": mean(spread)} if spread else {})
+        )

@@ -1,5 +1,6 @@
 """Readings under weights that do not move during a step: old, reference and averaged ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from mmrl.training.settings import TrainSettings
 
 SAMPLED = Reading("logprobs", "sampler")
 PLACE = Reading("place", "old")
+OF_GROUPS = "group_"
+"""What the names of quantities begin with that compare the rows of one group."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class FrozenReader:
         """
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
         sampled = recorded.get(SAMPLED)
-        unknown = sampled is not None and bool((sampled.isnan() & rollouts.action_mask).any())
+        unknown = sampled is not None and self.ranks.most(int((sampled.isnan() & rollouts.action_mask).any())) > 0
         trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
         missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
         checked = sampled is not None and check
@@ -46,23 +49,33 @@ class FrozenReader:
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
-        """Evaluate readings for all rows, cut to the budget.
+        """Evaluate readings for all rows, cut to the budget; those that compare the rows of a group, group by group."""
+        ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
+        places = torch.arange(ones.numel()).reshape(ones.shape)
+        whole = Batch(rollouts, ones, ones, ones, {PLACE: places})
+        compared = [reading for reading in readings if reading.quantity.startswith(OF_GROUPS)]
+        others = [reading for reading in readings if reading not in compared]
+        read: dict[Reading, Tensor] = {}
+        if others:
+            read |= self.read_parts(self.policy.split(whole, self.settings.budget, self.algorithm.scope), others, places.shape)
+        if compared:
+            ids = rollouts.group_ids
+            groups = [whole.take((ids == group_id).nonzero()[:, 0]) for group_id in ids.unique()]
+            read |= self.read_parts(groups or [whole], compared, places.shape)
+        return read
+
+    def read_parts(self, cut: Iterable[Batch], readings: list[Reading], shape: torch.Size) -> dict[Reading, Tensor]:
+        """The readings of all parts, put back in place as (n, t).
 
         Every rank reads equally often, or sharded weights would wait for ever.
         """
         asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
-        ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
-        shape = rollouts.action_mask.shape
-        whole = Batch(rollouts, ones, ones, ones, {PLACE: torch.arange(ones.numel()).reshape(shape)})
-        pieces: list[dict[Reading, Tensor]] = []
-        order: list[Tensor] = []
-        parts = list(self.policy.split(whole, self.settings.budget, self.algorithm.scope))
+        parts, pieces = list(cut), list[dict[Reading, Tensor]]()
         for part in parts:
             values = self.policy.read(part.rollouts.trace, list(asked), part.rollouts.action_mask)
             pieces.append({asked[reading]: value for reading, value in values.items()})
-            order.append(part.frozen[PLACE].flatten())
         for _ in range(self.ranks.most(len(parts)) - len(parts)):
             self.policy.read(parts[-1].rollouts.trace, list(asked), parts[-1].rollouts.action_mask)
-        back = torch.cat(order).argsort()
-        flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[back] for reading in readings}
+        order = torch.cat([part.frozen[PLACE].flatten() for part in parts])
+        flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}

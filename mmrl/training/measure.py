@@ -7,6 +7,7 @@ import torch
 
 from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
+from mmrl.training.diversity import diversity
 from mmrl.training.rewards import GroupScores
 
 
@@ -47,12 +48,16 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 
 
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
-    """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture."""
+    """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
+
+    train/diversity is there where prompts have several pictures each.
+    """
     lengths = rollouts.action_mask.sum(1).float()
     rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
     longest = ranks.most(int(lengths.max()) if len(lengths) else 0)
     rows = max(1.0, rows)
-    return {
+    spread = [x for part in ranks.gather(diversity(rollouts.groups)) for x in part]
+    return ({"train/diversity": mean(spread)} if spread else {}) | {
         "rollout/length": actions / rows,
         "rollout/length_max": float(longest),
         "rollout/truncated": truncated / rows,

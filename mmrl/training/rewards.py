@@ -1,14 +1,12 @@
 """Calling rewards: every sample gets ok, na or failed; neither None nor failure ever becomes 0."""
 
-import asyncio
-import inspect
 import logging
 import math
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +15,36 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import Reward
+from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
+from mmrl.training.reward_calls import Calling, Lane, Meter
 
 log = logging.getLogger("mmrl")
 
 
 class RewardError(ValueError):
     """A reward broke its contract or failed too often; the message names it, the prompt and the remedy."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale == 0 or not math.isfinite(self.scale) or not math.isfinite(self.shift):
+            raise ValueError(f"{self}: scale must not be 0, and scale and shift must be finite")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"{self}: low is above high")
+
+    def __call__(self, value: float) -> float:
+        moved = (value - self.shift) / self.scale
+        moved = moved if self.low is None else max(moved, self.low)
+        return moved if self.high is None else min(moved, self.high)
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,9 @@ class NamedReward:
     """Per group; longer counts as failed."""
     max_failed: float = 0.5
     """Share of a call's samples that may fail before the run stops."""
+    call: Calling = field(default_factory=Calling)
+    transform: Transform | None = None
+    """None: the reward counts as it is."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +99,31 @@ class RewardRunner:
         self.rewards = tuple(rewards)
         self.names = tuple(names)
         self.weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
+        self.lanes: list[Lane] = []
+        self.lane_of = {reward.name: self._lane(reward) for reward in rewards}
 
     def score(self, groups: Sequence[Group]) -> list[GroupScores]:
         """One table per group.
 
         Raises:
             RewardError: wrong number of answers, an infinite one, or more failures than a reward's budget.
+            RewardUnavailableError: a reward cannot answer now and will not soon.
         """
-        with untouched_random_state():
-            columns = [self._column(reward, groups) for reward in self.rewards]
-        tables = []
-        for i, group in enumerate(groups):
-            answers = [column[i] for column in columns]
-            values = torch.tensor([answer.values for answer in answers], dtype=torch.float32).T
-            status = torch.tensor([[int(s) for s in answer.status] for answer in answers], dtype=torch.long).T
-            parts: list[dict[str, float]] = [{} for _ in group.samples]
-            for name, answer in zip(self.names, answers, strict=True):
-                for merged, own in zip(parts, answer.parts, strict=True):
-                    merged |= {f"{name}/{part}": float(value) for part, value in own.items()}
-            tables.append(GroupScores(values, status, parts))
-        return tables
+        with self.scoring() as scoring:
+            scoring.add(groups)
+            return scoring.tables()
+
+    @contextmanager
+    def scoring(self, beside: bool = False) -> Iterator["Scoring"]:
+        """A step's scoring, to which groups are added as they are finished.
+
+        Args:
+            beside: something else is done between the calls of `add`, so rewards should run meanwhile.
+        """
+        with ExitStack() as stack:
+            for lane in self.lanes:
+                stack.callback(lane.rest)
+            yield Scoring(self, stack, beside)
 
     def scores(self, rollouts: Rollouts, tables: Mapping[int, GroupScores]) -> Scores:
         """The tables' rows in the order of the rollouts' rows."""
@@ -103,8 +132,96 @@ class RewardRunner:
         status = torch.stack([tables[group].status[sample] for group, sample in pairs])
         return Scores(self.names, values, status, self.weights)
 
-    def _column(self, reward: NamedReward, groups: Sequence[Group]) -> list[Answer]:
-        answers = [read_answer(reward, group, outcome) for group, outcome in zip(groups, call(reward, groups), strict=True)]
+    def measures(self) -> dict[str, float]:
+        """What the rewards cost since this was last asked: seconds per group, further attempts, share found in the cache."""
+        found: dict[str, float] = {}
+        for name, lane in self.lane_of.items():
+            meter = lane.meter
+            if meter.seconds:
+                half, most = np.percentile(meter.seconds, [50, 95])
+                found |= {f"time/reward/{name}/p50_s": float(half), f"time/reward/{name}/p95_s": float(most)}
+            if lane.calling.retries:
+                found[f"reward/{name}/retried"] = float(meter.retried)
+            if meter.asked:
+                found[f"reward/{name}/cached"] = meter.found / meter.asked
+        for lane in self.lanes:
+            lane.meter = Meter()
+        return found
+
+    def close(self) -> None:
+        """End the processes of rewards that have some."""
+        for lane in self.lanes:
+            lane.close()
+
+    def _lane(self, reward: NamedReward) -> Lane:
+        """Equal rewards, called alike, are one: they load one model and are asked once."""
+        for lane in self.lanes:
+            if (lane.calling, lane.timeout_s) == (reward.call, reward.timeout_s) and is_same(lane.function, reward.function):
+                return lane
+        self.lanes.append(Lane(reward.name, reward.function, reward.call, reward.timeout_s))
+        return self.lanes[-1]
+
+
+class Scoring:
+    """One step's scoring: groups come in, rewards work on them, tables come out."""
+
+    def __init__(self, runner: RewardRunner, stack: ExitStack, beside: bool) -> None:
+        self.runner, self.stack, self.beside = runner, stack, beside
+        self.groups: list[Group] = []
+        self.outcomes: dict[Lane, list[Future[Any]]] = {lane: [] for lane in runner.lanes}
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Rewards that can begin with these groups at once."""
+        if not self.groups and groups:
+            self.stack.enter_context(untouched_random_state())
+        empty = [group.prompt.id for group in groups if not group.samples]
+        if empty:
+            raise RewardError(f"the group of prompt {empty[0]!r} has no samples: rewards compare the samples of whole groups")
+        self.groups += groups
+        # what runs beside the others starts first
+        lanes = sorted(self.outcomes, key=lambda lane: lane.where in ("auto", "inline") and not lane.is_async)
+        for lane in lanes:
+            if not lane.whole_step:
+                self.outcomes[lane] += [lane.submit([group], self.beside) for group in groups]
+
+    def tables(self) -> list[GroupScores]:
+        """One table per group, in the order they were added; waits for what is not done."""
+        if self.groups:
+            for lane in self.outcomes:
+                if lane.whole_step:
+                    self.outcomes[lane] = [lane.submit(self.groups, self.beside)]
+        settled = {lane: self._settled(lane) for lane in self.outcomes}
+        columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
+        tables = []
+        for i, group in enumerate(self.groups):
+            answers = [column[i] for column in columns]
+            values = torch.tensor([answer.values for answer in answers], dtype=torch.float32).T
+            status = torch.tensor([[int(s) for s in answer.status] for answer in answers], dtype=torch.long).T
+            parts: list[dict[str, float]] = [{} for _ in group.samples]
+            for name, answer in zip(self.runner.names, answers, strict=True):
+                for merged, own in zip(parts, answer.parts, strict=True):
+                    merged |= {f"{name}/{part}": float(value) for part, value in own.items()}
+            tables.append(GroupScores(values, status, parts))
+        return tables
+
+    def _settled(self, lane: Lane) -> list[Any]:
+        """The raw answer for every group, or the exception it raised."""
+        outcomes: list[Any] = [future.exception() or future.result() for future in self.outcomes[lane]]
+        if not lane.whole_step or not outcomes:
+            return outcomes
+        [whole] = outcomes
+        if isinstance(whole, BaseException):
+            return [whole] * len(self.groups)
+        answers = list(whole)
+        if len(answers) != len(self.groups):
+            error = RewardError(
+                f"reward {lane.name!r} answered for {len(answers)} of {len(self.groups)} groups: return one list per group"
+            )
+            return [error] * len(self.groups)
+        return answers
+
+    def _column(self, reward: NamedReward, outcomes: Sequence[Any]) -> list[Answer]:
+        answers = [checked(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
@@ -120,46 +237,25 @@ class RewardRunner:
         return answers
 
 
-def call(reward: NamedReward, groups: Sequence[Group]) -> list[Any]:
-    """The reward's raw answer for every group, or the exception it raised."""
-    function = reward.function
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - a callable object's method is asked, not whether it is callable
-        return asyncio.run(_call_async(reward, groups))
-    if reward.timeout_s is None:
-        return [_guarded(lambda group=group: function(group)) for group in groups]
-    return [_within(reward.timeout_s, lambda group=group: function(group)) for group in groups]
-
-
-def _guarded(run: Callable[[], Any]) -> Any:
+def checked(reward: NamedReward, group: Group, outcome: Any) -> Answer:
+    """The answer; of a reward that is only logged a broken one counts as failed, for it must not stop a run."""
+    if reward.weight != 0:
+        return read_answer(reward, group, outcome)
     try:
-        return run()
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
-        return error
-
-
-def _within(timeout_s: float, run: Callable[[], Any]) -> Any:
-    """The answer, or TimeoutError; a function that hangs stays behind in a daemon thread."""
-    answers: list[Any] = []
-    worker = threading.Thread(target=lambda: answers.append(_guarded(run)), daemon=True)
-    worker.start()
-    worker.join(timeout_s)
-    return answers[0] if answers else TimeoutError(f"no answer within {timeout_s} s")
-
-
-async def _call_async(reward: NamedReward, groups: Sequence[Group]) -> list[Any]:
-    async def one(group: Group) -> Any:
-        answer: Any = reward.function(group)
-        return await asyncio.wait_for(answer, reward.timeout_s)
-
-    return await asyncio.gather(*map(one, groups), return_exceptions=True)
+        return read_answer(reward, group, outcome)
+    except (RewardError, RewardUnavailableError) as error:
+        return all_failed(group, str(error))
 
 
 def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
     """Turn a raw answer into values and status, or refuse it."""
-    count = len(group.samples)
     if isinstance(outcome, BaseException):
+        if isinstance(outcome, RewardError | RewardUnavailableError):
+            raise outcome
         text = f"{type(outcome).__name__}: {outcome} (prompt {group.prompt.id!r})"
-        return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, text)
+        if isinstance(outcome, ImportError):
+            raise RewardError(f"reward {reward.name!r} lacks a package: {text}") from outcome
+        return all_failed(group, text)
     try:
         answers = list(outcome)
     except TypeError:
@@ -167,6 +263,7 @@ def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
             f"reward {reward.name!r} answered {type(outcome).__name__} for prompt {group.prompt.id!r}: "
             "return a list with one float or None per sample"
         ) from None
+    count = len(group.samples)
     if len(answers) != count:
         raise RewardError(
             f"reward {reward.name!r} answered {len(answers)} values for the {count} samples of prompt {group.prompt.id!r}: "
@@ -180,6 +277,11 @@ def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
         status = tuple(Status.FAILED if s == Status.NA else s for s in status)
         error = f"answered None for some samples of prompt {group.prompt.id!r} only; None must hold for the whole group"
     return Answer(list(values), list(status), list(parts), error)
+
+
+def all_failed(group: Group, error: str) -> Answer:
+    count = len(group.samples)
+    return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, error)
 
 
 def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status, Mapping[str, float]]:
@@ -199,7 +301,21 @@ def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status,
         raise RewardError(
             f"reward {reward.name!r} answered {value} for a sample of prompt {group.prompt.id!r}: rewards must be finite"
         )
-    return (math.nan, Status.FAILED, parts) if math.isnan(value) else (value, Status.OK, parts)
+    if math.isnan(value):
+        return math.nan, Status.FAILED, parts
+    if reward.transform is None:
+        return value, Status.OK, parts
+    return reward.transform(value), Status.OK, {**parts, "raw": value}
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two rewards are one object or equal data."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    try:
+        return bool(a == b)
+    except Exception:  # noqa: BLE001 - comparing fields (arrays, say) may raise anything; then they count as different
+        return False
 
 
 @contextmanager

@@ -13,6 +13,9 @@ class TrainSettings:
     prompts_per_step: int = 8
     budget: int = 16384
     """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank."""
+    rollout_parts: int = 1
+    """Parts in which a step's prompts are sampled, whole groups each. With several, slow rewards (judges, servers, `async def`)
+    of one part work while the next is sampled: n parts hide all but the last one's time, and cost the policy larger batches."""
     seed: int = 0
     evaluate_every: int = 0
     """Steps between evaluations; 0 = before and after training only."""
@@ -34,6 +37,13 @@ class TrainSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("prompts_per_step", 1), ("budget", 1), ("evaluate_every", 0), ("save_every", 0)):
+        for name, least in (
+            ("steps", 0),
+            ("prompts_per_step", 1),
+            ("budget", 1),
+            ("rollout_parts", 1),
+            ("evaluate_every", 0),
+            ("save_every", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
+from mmrl.core.protocols import Policy, PromptSampler, State, Stateful, Tracker
+from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Batch, Credit, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints, random_state, set_random_state
@@ -59,12 +61,13 @@ class Trainer:
             policy,
             sampler,
             rewards,
-            algorithm.planner,
+            deepcopy(algorithm.planner),
             self.ranks,
             group_size=algorithm.group_size,
             num_prompts=settings.prompts_per_step,
             seed=settings.seed,
         )
+        self.collector.parts = settings.rollout_parts
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
         self.health = Health(settings.max_unparsed)
@@ -92,7 +95,7 @@ class Trainer:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
         times: dict[str, float] = {}
         with stopwatch(times, "step"):
-            collected = self.collector.collect(self._how())
+            collected = self.collect()
             rollouts, scores = collected.rollouts, collected.scores
             with stopwatch(times, "read"):
                 frozen = self.reader.read(rollouts, check=self.index == 0)
@@ -112,6 +115,23 @@ class Trainer:
         metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
+
+    def collect(self) -> Collected:
+        """The step's rollouts.
+
+        Raises:
+            TrainingStoppedError: a reward is gone for good; the run is saved as it was before the step.
+        """
+        before = deepcopy(self._draws())
+        try:
+            return self.collector.collect(self._how())
+        except RewardUnavailableError as error:
+            kept = ""
+            # the other ranks are still collecting, and a checkpoint takes them all
+            if self.checkpoints is not None and self.ranks.world == 1:
+                self.checkpoints.save(self.index, self.state_dict() | before, self.ranks)
+                kept = f"; saved after step {self.index}: mend it and resume"
+            raise TrainingStoppedError(f"step {self.index + 1}: {error}{kept}") from error
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; the gradient does not depend on how the policy cuts the batch."""
@@ -192,13 +212,11 @@ class Trainer:
     def state_dict(self) -> State:
         return {
             "index": self.index,
-            "next_group": self.collector.next_group,
             "policy": self.policy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "num_updates": self.lr_schedule.last_epoch,
-            "sampler": self.sampler.state_dict(),
             "shuffle": self.batches.generator.get_state(),
-            "random": random_state(),
+            **self._draws(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -208,8 +226,20 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.lr_schedule.last_epoch = state["num_updates"]
         self.sampler.load_state_dict(state["sampler"])
+        if isinstance(self.collector.planner, Stateful):
+            self.collector.planner.load_state_dict(state["planner"])
         self.batches.generator.set_state(state["shuffle"])
         set_random_state(state["random"])
+
+    def _draws(self) -> State:
+        """What collecting moves on: which prompts come next, and what chance says."""
+        planner = self.collector.planner
+        return {
+            "next_group": self.collector.next_group,
+            "sampler": self.sampler.state_dict(),
+            "planner": planner.state_dict() if isinstance(planner, Stateful) else {},
+            "random": random_state(),
+        }
 
     def _how(self) -> object:
         schedule = self.algorithm.schedule

@@ -1,0 +1,149 @@
+"""What rewards cost: the runner per sample, and how much of a slow reward's time sampling hides.
+
+    python benchmarks/rewards.py                    # all
+    python benchmarks/rewards.py runner overlap     # some
+
+Every measurement is a function of MEASUREMENTS that gives rows (what, value, target) of one table; further ones (a server's round
+trip, pictures per second of a model) are added there.
+"""
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.planners import Once
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.app.plugins import load
+from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
+from mmrl.geometry.boxes import Box
+from mmrl.training.collect import Collector
+from mmrl.training.distributed import Ranks
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardRunner
+
+Row = tuple[str, str, str]
+
+
+def boxes(num_groups: int, size: int) -> list[Group]:
+    """Groups of written boxes, as a grounding run has them."""
+    seen = MediaSize(640, 480, 640, 480)
+    texts = [f"<think>left of the tree</think><answer>[{10 + i}, 20, {200 + i}, 300]</answer>" for i in range(size)]
+    samples = tuple(Sample(text, tuple(range(24)), media_sizes=(seen,)) for text in texts)
+    return [Group(i, Prompt(str(i), "Where is it?", answer=Box(12, 20, 190, 300)), samples) for i in range(num_groups)]
+
+
+def seconds(job: Callable[[], Any], repeats: int = 7) -> float:
+    """Median of several runs after one to warm up."""
+    job()
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        job()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def runner() -> list[Row]:
+    """Microseconds per sample of a rule reward, and the part of it that is the runner's."""
+    groups = boxes(125, 8)
+    count = sum(len(group.samples) for group in groups)
+    rows: list[Row] = []
+    iou = load("iou", "rewards")(space="pixel")
+    for name, function in (("nothing", lambda group: [0.0] * len(group.samples)), ("iou", iou)):
+        bare = seconds(lambda function=function: [function(group) for group in groups])
+        for how in ("inline", "thread", "process"):
+            if how == "process" and name == "nothing":
+                continue
+            rewards = RewardRunner([NamedReward(name, function, call=Calling(how))])
+            all_of_it = seconds(lambda rewards=rewards: rewards.score(groups))
+            rewards.close()
+            whole, own = all_of_it / count * 1e6, (all_of_it - bare) / count * 1e6
+            rows.append((f"{name}, {how}: per sample, of it the runner", f"{whole:.1f} us, {own:.1f} us", "< 1000 us"))
+    return rows
+
+
+class Sampler:
+    """A policy that takes its time to sample and nothing else."""
+
+    def __init__(self, seconds_per_group: float) -> None:
+        self.seconds_per_group = seconds_per_group
+
+    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+        time.sleep(self.seconds_per_group * len(requests))
+        groups = tuple(Group(r.group_id, r.prompt, (Sample("x"),) * r.count) for r in requests)
+        ids = torch.tensor([group.id for group in groups for _ in group.samples])
+        sample_ids = torch.tensor([i for group in groups for i in range(len(group.samples))])
+        return Rollouts(groups, ids, sample_ids, torch.ones(len(ids), 1, dtype=torch.bool), Nothing())
+
+    def join(self, traces: Sequence[Any]) -> Any:
+        return traces[0]
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A trace of nothing."""
+
+    def take(self, rows: Any, steps: slice) -> "Nothing":
+        return self
+
+
+def overlap(groups: int = 32, sampling_s: float = 2.0, reward_s: float = 1.6) -> list[Row]:
+    """Share of a slow reward's time that disappears behind sampling when a step is sampled in parts."""
+
+    async def judge(group: Group) -> list[float]:
+        await asyncio.sleep(reward_s / groups)
+        return [1.0] * len(group.samples)
+
+    def blocking(group: Group) -> list[float]:
+        time.sleep(reward_s / groups)
+        return [1.0] * len(group.samples)
+
+    rows: list[Row] = []
+    kinds = (
+        ("async judge, one group at a time", judge, Calling(workers=1)),
+        ("blocking reward in a thread", blocking, Calling()),
+    )
+    for name, function, calling in kinds:
+        for parts in (1, 4, 8, 16):
+            rewards = RewardRunner([NamedReward("slow", cast(Any, function), call=calling)])
+            prompts = [Prompt(str(i)) for i in range(groups)]
+            collector = Collector(
+                Sampler(sampling_s / groups),  # type: ignore[arg-type] - all of a policy that collecting needs
+                Shuffled(prompts, 0),
+                rewards,
+                Once(),
+                Ranks(),
+                group_size=Algorithm().group_size,
+                num_prompts=groups,
+                seed=0,
+            )
+            collector.parts = parts
+            step = seconds(collector.collect, repeats=3)
+            hidden = (sampling_s + reward_s - step) / reward_s
+            target = ">= 80 %" if parts >= 8 else ""
+            rows.append((f"{name}, {parts} parts: step, hidden", f"{step:.2f} s, {hidden:.0%}", target))
+    return rows
+
+
+MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {"runner": runner, "overlap": overlap}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=[*MEASUREMENTS, []], help="default: all")
+    torch.set_num_threads(1)
+    for name in parser.parse_args().what or MEASUREMENTS:
+        print(f"\n{name}\n\n| what | measured | target |\n|---|---|---|")
+        for row in MEASUREMENTS[name]():
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

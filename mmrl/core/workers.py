@@ -1,0 +1,148 @@
+"""A function in a process of its own, which can be killed when it does not answer. Standard library only."""
+
+import importlib.util
+import multiprocessing
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, cast
+
+PLUGIN = "mmrl_plugin__"
+"""How names of modules begin that were loaded by path."""
+
+
+class WorkerError(RuntimeError):
+    """The function raised something that cannot travel between processes, or its process died."""
+
+
+class WorkerProcess:
+    """Calls `function` in another process, in that process's main thread; started at the first call, restarted after a kill.
+
+    A function with a method `prepare()` has it called when its process starts, for imports that take long.
+
+    Raises:
+        ValueError: the function cannot be pickled.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        try:
+            self._payload = pickle.dumps(function)
+        except Exception as error:  # noqa: BLE001 - pickling runs the function's own code
+            raise ValueError(
+                f"{function!r} cannot be sent to another process ({error}): define it at the top of a file, "
+                "not inside a function and not as a lambda"
+            ) from None
+        self._files = plugin_files(function)
+        self._process: Any = None
+        self._connection: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """The function's answer.
+
+        Raises:
+            TimeoutError: none within `timeout_s`; the process is killed. The time to start a process does not count.
+            WorkerError: the process died, or raised something that cannot be pickled; else whatever the function raised.
+        """
+        with self._lock:
+            if self._process is None or not self._process.is_alive():
+                self._start()
+            try:
+                self._connection.send_bytes(pickle.dumps(arguments))
+                if not self._connection.poll(timeout_s):
+                    self._kill()
+                    raise TimeoutError(f"no answer within {timeout_s} s; its process was killed")
+                answered, value = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - our own child's bytes
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                code = self._kill()
+                raise WorkerError(f"its process died with exit code {code}") from None
+        if not answered:
+            raise value
+        return value
+
+    def close(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._kill()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, self._payload, self._files), daemon=True)
+        self._process.start()
+        theirs.close()
+        ready = self._connection.recv_bytes()
+        if ready:
+            self._kill()
+            raise WorkerError(f"its process cannot load it: {ready.decode()}")
+
+    def _kill(self) -> int | None:
+        self._process.kill()
+        self._process.join()
+        code = self._process.exitcode
+        self._connection.close()
+        self._process = None
+        return code
+
+
+def serve(connection: Any, payload: bytes, files: Mapping[str, str]) -> None:
+    """What the other process does: load, then answer until nobody asks."""
+    try:
+        for name, file in files.items():
+            load_file(name, file)
+        function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes
+        getattr(function, "prepare", bool)()
+    except Exception as error:  # noqa: BLE001 - loading runs the function's own code
+        connection.send_bytes(f"{type(error).__name__}: {error}".encode())
+        return
+    connection.send_bytes(b"")
+    while True:
+        try:
+            arguments = pickle.loads(connection.recv_bytes())  # noqa: S301 - our own parent's bytes
+        except EOFError:
+            return
+        try:
+            reply: tuple[bool, Any] = True, function(*arguments)
+            packed = pickle.dumps(reply)
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
+            packed = pickle.dumps((False, portable(error)))
+        connection.send_bytes(packed)
+
+
+def portable(error: Exception) -> Exception:
+    """The exception if it survives pickling, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    except Exception:  # noqa: BLE001 - unpickling runs the exception's own constructor
+        return WorkerError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def plugin_files(function: Callable[..., Any]) -> dict[str, str]:
+    """Modules of the function, and of what it holds, that were loaded by path: another process cannot import them by name."""
+    files: dict[str, str] = {}
+    held: list[Any] = [function]
+    while held:
+        thing = held.pop()
+        if isinstance(thing, partial):
+            whole = cast("partial[Any]", thing)
+            held += [whole.func, *whole.args, *whole.keywords.values()]
+            continue
+        name = getattr(thing, "__module__", None) or ""
+        if name.startswith(PLUGIN):
+            files[name] = str(sys.modules[name].__file__)
+        if is_dataclass(thing):
+            held += [getattr(thing, f.name, None) for f in fields(thing)]
+    return files
+
+
+def load_file(name: str, file: str) -> None:
+    """Run a file as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)

@@ -1,0 +1,190 @@
+"""Answers given before. The key holds all a reward may look at: text, answer, columns and the media's bytes with their shape."""
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
+from os import stat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.core.samples import Group, Prompt, Scored, Video
+
+Digest = bytes
+
+
+class NotCacheableError(TypeError):
+    """Something in the input has no bytes to compare."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the cache knows of a group."""
+
+    group: Group
+    keys: tuple[Digest, ...]
+    """Of its samples, or one of the whole group; empty: the group cannot be told from others."""
+    answers: Mapping[int, Any]
+    """By the sample's place."""
+    rest: Group | None
+    """What must be asked; None: nothing."""
+
+    def answer(self) -> list[Any]:
+        return [self.answers[i] for i in range(len(self.group.samples))]
+
+
+class AnswerCache:
+    """At most `size` samples' answers, the least recently used leaving first.
+
+    Args:
+        pointwise: a sample's score depends on that sample alone, so samples are remembered one by one; else whole groups.
+    """
+
+    def __init__(self, size: int, pointwise: bool) -> None:
+        self.size, self.pointwise = size, pointwise
+        self.count = 0
+        self._answers: OrderedDict[Digest, tuple[Any, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def look(self, group: Group) -> Known:
+        try:
+            keys = tuple(sample_keys(group)) if self.pointwise else (group_key(group),)
+        except NotCacheableError:
+            return Known(group, (), {}, group)
+        with self._lock:
+            found = [self._answers.get(key) for key in keys]
+            for key, answers in zip(keys, found, strict=True):
+                if answers is not None:
+                    self._answers.move_to_end(key)
+        if not self.pointwise:
+            [whole] = found
+            return Known(group, keys, {}, group) if whole is None else Known(group, keys, dict(enumerate(whole)), None)
+        known = {i: answers[0] for i, answers in enumerate(found) if answers is not None}
+        missing = tuple(sample for i, sample in enumerate(group.samples) if i not in known)
+        return Known(group, keys, known, replace(group, samples=missing) if missing else None)
+
+    def learn(self, known: Known, fresh: Any) -> Any:
+        """The whole answer; what is fresh in it and usable is remembered. A broken answer is passed on as it is."""
+        assert known.rest is not None
+        try:
+            answers = list(fresh)
+        except TypeError:
+            return fresh
+        if len(answers) != len(known.rest.samples):
+            return fresh if not known.answers else [*known.answers.values(), *answers]
+        if self.pointwise and known.keys:
+            places = [i for i in range(len(known.group.samples)) if i not in known.answers]
+            for place, answer in zip(places, answers, strict=True):
+                self._keep(known.keys[place], (answer,))
+            merged = {**known.answers, **dict(zip(places, answers, strict=True))}
+            return [merged[i] for i in range(len(known.group.samples))]
+        if known.keys:
+            self._keep(known.keys[0], tuple(answers))
+        return answers
+
+    def _keep(self, key: Digest, answers: tuple[Any, ...]) -> None:
+        if not all(map(is_ok, answers)):
+            return
+        with self._lock:
+            self.count += len(answers) - len(self._answers.pop(key, ()))
+            self._answers[key] = answers
+            while self.count > self.size:
+                self.count -= len(self._answers.popitem(last=False)[1])
+
+
+def is_ok(answer: Any) -> bool:
+    """A finite number: neither None nor a failure is remembered."""
+    value = answer.value if isinstance(answer, Scored) else answer
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def sample_keys(group: Group) -> list[Digest]:
+    prompt = digest(group.prompt)
+    return [digest((prompt, sample)) for sample in group.samples]
+
+
+def group_key(group: Group) -> Digest:
+    return digest((group.prompt, group.samples, group.probes))
+
+
+def digest(thing: Any) -> Digest:
+    """SHA-256 of a value and its type.
+
+    Raises:
+        NotCacheableError: it holds something that has no bytes of its own.
+    """
+    state = hashlib.sha256()
+    feed(state, thing)
+    return state.digest()
+
+
+def feed(state: Any, thing: Any) -> None:
+    """Every value with its type and length, so that no two inputs read alike."""
+    head, body, inside = parts_of(thing)
+    state.update(f"{head}:{len(body)}:{len(inside)};".encode())
+    state.update(body)
+    for item in inside:
+        feed(state, item)
+
+
+def parts_of(thing: Any) -> tuple[str, Any, Sequence[Any]]:
+    """Kind, bytes and inner values of a value."""
+    name = type(thing).__name__
+    if thing is None or isinstance(thing, bool | int | float | complex):
+        return name, repr(thing).encode(), ()
+    if isinstance(thing, str):
+        return name, thing.encode("utf-8", "surrogatepass"), ()
+    if isinstance(thing, bytes):
+        return name, thing, ()
+    if isinstance(thing, Path):
+        return name, str(thing).encode(), ()
+    if isinstance(thing, Prompt):
+        return name, b"", (thing.id, thing.text, thing.answer, thing.columns, *map(content_of, thing.media))
+    if isinstance(thing, Video):
+        files = (thing.source,) if isinstance(thing.source, str) else thing.source
+        shown = (thing.start, thing.end, thing.fps, thing.frames, thing.shuffle)
+        return name, b"", (*shown, *map(content_of, files))
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return name, b"", tuple(getattr(thing, f.name) for f in fields(thing))
+    if isinstance(thing, Mapping):
+        return name, b"", tuple(x for key in sorted(thing, key=repr) for x in (key, thing[key]))
+    if isinstance(thing, list | tuple):
+        return name, b"", tuple(thing)
+    return media_parts(thing)
+
+
+def media_parts(thing: Any) -> tuple[str, Any, Sequence[Any]]:
+    """Pictures and arrays: their bytes and what the bytes mean."""
+    name = type(thing).__name__
+    if hasattr(thing, "tobytes") and hasattr(thing, "mode") and hasattr(thing, "size"):
+        palette = thing.getpalette() if thing.mode == "P" else None
+        return "picture", thing.tobytes(), (thing.mode, tuple(thing.size), palette)
+    if hasattr(thing, "detach") and hasattr(thing, "numpy"):
+        tensor = thing.detach().cpu().contiguous()
+        body = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        return "tensor", body, (str(tensor.dtype), tuple(tensor.shape))
+    if hasattr(thing, "tobytes") and hasattr(thing, "dtype") and str(thing.dtype) != "object":
+        return "array", thing.tobytes(), (str(thing.dtype), tuple(thing.shape))
+    raise NotCacheableError(f"{name} has no bytes to compare")
+
+
+def content_of(media: Any) -> Any:
+    """A file's content in place of its path: the same path may hold another picture tomorrow."""
+    if not isinstance(media, str | Path):
+        return media
+    try:
+        info = stat(media)
+    except OSError:
+        raise NotCacheableError(f"{media} cannot be read") from None
+    return content(str(media), info.st_mtime_ns, info.st_size)
+
+
+@lru_cache(4096)
+def content(path: str, changed_ns: int, size: int) -> Digest:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,303 @@
+"""How a reward is called: where, how many groups at a time, how long, how often again; and on which device it waits."""
+
+import asyncio
+import contextlib
+import inspect
+import queue
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import torch
+
+from mmrl.core.samples import Group, RewardUnavailableError
+from mmrl.core.workers import WorkerProcess
+from mmrl.training.reward_cache import AnswerCache, Known
+
+ASYNC_LIMIT = 64
+MOST_PAUSE_S = 60.0
+NEVER_AGAIN = (RewardUnavailableError, ImportError, NotImplementedError)
+"""What another attempt cannot mend."""
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How a reward is called. `call = { where = "process", workers = 4, retries = 2 }` in its table."""
+
+    where: Literal["auto", "inline", "thread", "process"] = "auto"
+    """inline: in the run's own thread, one group after the other. thread: beside it. process: in processes of their own, for
+    rewards that need the processor or signals, or may hang; the reward must be picklable. auto: a thread where one helps
+    (a timeout, several workers, sampling in parts), else inline. `async def` always runs in one loop beside the run."""
+    workers: int = 0
+    """Groups scored at the same time; 0: one, or 64 of an `async def`."""
+    retries: int = 0
+    """Further attempts after an exception or a timeout."""
+    pause_s: float = 1.0
+    """Before the first further attempt; doubled for each next one, up to a minute, and varied by a quarter."""
+    cache: int = 0
+    """Answers that are kept and given again for the same input, media compared byte by byte; the least recently used leave
+    first. Only for rewards that always answer alike. 0 = none."""
+    run_on: str = ""
+    """The device that a reward with a method `to(device)` is moved to when a step's first group arrives; empty: left alone."""
+    rest_on: str = ""
+    """Where such a reward waits between steps, for example cpu; empty: it stays."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0 or self.retries < 0 or self.cache < 0 or self.pause_s < 0:
+            raise ValueError(f"{self}: workers, retries, pause_s and cache must be 0 or more")
+        if self.rest_on and not self.run_on:
+            raise ValueError(f"rest_on is {self.rest_on!r}, but run_on says nothing: say where the reward computes")
+
+
+@dataclass
+class Meter:
+    """What calling a reward cost since it was last asked."""
+
+    seconds: list[float] = field(default_factory=list)
+    retried: int = 0
+    asked: int = 0
+    """Samples looked up in the cache."""
+    found: int = 0
+
+
+class Lane:
+    """One distinct reward and the way it is called. Entries of a run that are equal share one."""
+
+    def __init__(self, name: str, function: Callable[..., Any], calling: Calling, timeout_s: float | None) -> None:
+        self.name, self.function, self.calling, self.timeout_s = name, function, calling, timeout_s
+        self.meter = Meter()
+        self.whole_step = callable(getattr(function, "score_all", None))
+        """True: asked once for all groups of a step, by its method score_all(groups)."""
+        self.is_async = is_coroutine(self._target())
+        self._refuse_nonsense()
+        self.cache = AnswerCache(calling.cache, bool(getattr(function, "pointwise", False))) if calling.cache else None
+        self.where = calling.where
+        self._threads: Threads | None = None
+        self._processes: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        if self.where == "process":
+            for _ in range(self.workers):
+                self._processes.put(WorkerProcess(self._target()))
+        self._limit: asyncio.Semaphore | None = None
+        self._moved = False
+        self._lock = threading.Lock()
+
+    @property
+    def workers(self) -> int:
+        return self.calling.workers or (ASYNC_LIMIT if self.is_async else 1)
+
+    def submit(self, groups: Sequence[Group], beside: bool) -> Future[Any]:
+        """The reward's raw answer for one group (or, of a `whole_step` one, for all), now or later.
+
+        Args:
+            beside: the run has something else to do meanwhile.
+        """
+        if self.is_async:
+            return asyncio.run_coroutine_threadsafe(self._answer_async(groups), loop())
+        where = self.where
+        if where == "auto":
+            where = "thread" if beside or self.timeout_s is not None or self.workers > 1 else "inline"
+        if where == "inline":
+            future: Future[Any] = Future()
+            settle(future, lambda: self._answer(groups))
+            return future
+        if self._threads is None:
+            self._threads = Threads(self.workers, self.name)
+        return self._threads.submit(lambda: self._answer(groups))
+
+    def rest(self) -> None:
+        """The step is over: back to where the reward waits."""
+        with self._lock:
+            if self._moved and self.calling.rest_on:
+                move(self.function, self.calling.rest_on)
+                self._moved = False
+
+    def close(self) -> None:
+        while not self._processes.empty():
+            self._processes.get().close()
+
+    def _answer(self, groups: Sequence[Group]) -> Any:
+        self._arrive()
+        with self._timed(), torch.no_grad():
+            known = self._look(groups)
+            if known is None:
+                return self._patiently(groups)
+            assert self.cache is not None
+            return known.answer() if known.rest is None else self.cache.learn(known, self._patiently([known.rest]))
+
+    async def _answer_async(self, groups: Sequence[Group]) -> Any:
+        if self._limit is None:
+            self._limit = asyncio.Semaphore(self.workers)
+        async with self._limit:
+            self._arrive()
+            with self._timed():
+                known = self._look(groups)
+                if known is None:
+                    return await self._patiently_async(groups)
+                assert self.cache is not None
+                if known.rest is None:
+                    return known.answer()
+                return self.cache.learn(known, await self._patiently_async([known.rest]))
+
+    def _look(self, groups: Sequence[Group]) -> Known | None:
+        """What the cache knows of the one group; None without a cache."""
+        if self.cache is None:
+            return None
+        known = self.cache.look(groups[0])
+        self.meter.asked += len(groups[0].samples)
+        self.meter.found += len(known.answers)
+        return known
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.meter.seconds.append(time.perf_counter() - start)
+
+    def _patiently(self, groups: Sequence[Group]) -> Any:
+        for attempt in range(self.calling.retries + 1):
+            try:
+                return self._once(groups)
+            except NEVER_AGAIN:
+                raise
+            except Exception:
+                if attempt == self.calling.retries:
+                    raise
+            self.meter.retried += 1
+            time.sleep(self._pause(attempt))
+        raise AssertionError
+
+    def _once(self, groups: Sequence[Group]) -> Any:
+        argument = list(groups) if self.whole_step else groups[0]
+        if self.where == "process":
+            process = self._processes.get()
+            try:
+                return process(argument, timeout_s=self.timeout_s)
+            finally:
+                self._processes.put(process)
+        target = self._target()
+        answer = target(argument) if self.timeout_s is None else within(self.timeout_s, lambda: target(argument))
+        if not inspect.isawaitable(answer):
+            return answer
+        return asyncio.run_coroutine_threadsafe(patient(answer, self.timeout_s), loop()).result()
+
+    async def _patiently_async(self, groups: Sequence[Group]) -> Any:
+        argument = list(groups) if self.whole_step else groups[0]
+        for attempt in range(self.calling.retries + 1):
+            try:
+                return await patient(self._target()(argument), self.timeout_s)
+            except NEVER_AGAIN:
+                raise
+            except Exception:
+                if attempt == self.calling.retries:
+                    raise
+            self.meter.retried += 1
+            await asyncio.sleep(self._pause(attempt))
+        raise AssertionError
+
+    def _target(self) -> Callable[..., Any]:
+        return getattr(self.function, "score_all") if self.whole_step else self.function  # noqa: B009 - a function has none
+
+    def _pause(self, attempt: int) -> float:
+        return min(self.calling.pause_s * 2**attempt, MOST_PAUSE_S) * JITTER.uniform(0.75, 1.25)
+
+    def _arrive(self) -> None:
+        with self._lock:
+            if self.calling.run_on and not self._moved:
+                move(self.function, self.calling.run_on)
+                self._moved = True
+
+    def _refuse_nonsense(self) -> None:
+        start = f"reward {self.name!r}"
+        if self.calling.where == "inline" and self.timeout_s is not None:
+            raise ValueError(f'{start} is called inline, where nothing can stop it after timeout_s: set where = "thread"')
+        if self.calling.where == "process" and (self.is_async or self.calling.run_on):
+            raise ValueError(
+                f"{start} is async or moved to a device, neither of which works in another process: leave `where` out"
+            )
+        if self.calling.run_on and not callable(getattr(self.function, "to", None)):
+            raise ValueError(f"{start} has no method to(device), so run_on cannot move it: leave run_on and rest_on out")
+        if self.calling.cache and (self.whole_step or getattr(self.function, "deterministic", True) is False):
+            raise ValueError(f"{start} answers differently each time, or for a whole step at once: set cache = 0")
+
+
+class Threads:
+    """Daemon threads that work off a queue: one that hangs does not keep the program from ending."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        # CUDA's current device belongs to the thread: a new one would start on the first
+        device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        for i in range(count):
+            threading.Thread(target=self._work, args=(device,), name=f"reward-{name}-{i}", daemon=True).start()
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def _work(self, device: int | None) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
+        while True:
+            settle(*self._jobs.get())
+
+
+JITTER = random.Random()
+"""Pauses draw from a generator of their own."""
+
+
+def settle(future: Future[Any], job: Callable[[], Any]) -> None:
+    try:
+        future.set_result(job())
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
+        future.set_exception(error)
+
+
+def within(timeout_s: float, job: Callable[[], Any]) -> Any:
+    """The job's answer; TimeoutError when it takes longer, and then its thread is left behind."""
+    future: Future[Any] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        with torch.no_grad(), torch.cuda.device(device) if device is not None else contextlib.nullcontext():
+            settle(future, job)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return future.result(timeout_s)
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer within {timeout_s} s") from None
+
+
+async def patient(answer: Awaitable[Any], timeout_s: float | None) -> Any:
+    try:
+        return await asyncio.wait_for(answer, timeout_s)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout_s} s") from None
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    """The one event loop of all async rewards: clients and semaphores made in it stay usable from step to step."""
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
+    return made
+
+
+def is_coroutine(function: Any) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's method is asked, not whether it is callable
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def move(function: Any, device: str) -> None:
+    function.to(device)

@@ -1,0 +1,111 @@
+"""How often does the sample beat the others of its group, by any scorer or judge?
+
+    r_i = mean over opponents j of P(i beats j);   P = 1, 0 or 1/2 by the scores s_i and s_j (1/2 within `margin`), or
+    sigmoid((s_i - s_j) / temperature), or what a judge says of the pair in both orders, the mean of the two
+
+Only the order inside a group is left of the scores, so that small differences are not blown up to large advantages. A comparison
+that fails is left out; a sample without any comparison fails. Parts: comparisons, left_out, first_wins (a judge's liking for the
+first place, 1/2 is fair), score (of a scorer).
+
+Modality: image, text, video
+Needs: scorer (another reward, `scorer = { use = "pick_score" }`), or server (OpenAI-compatible, for pictures)
+Range: [0, 1]
+Source: Pref-GRPO, arXiv:2508.20751, which judges each pair in one order and counts a failed one as 1/2
+Licence: own code Apache-2.0
+"""
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isfinite, nan
+from typing import Any
+
+from mmrl import Group, Scored
+from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
+from mmrl.serving.media import pictures_of
+from mmrl.serving.pairs import Pair, schedule, win_rates
+from mmrl.serving.verdicts import filled, preferred, template_text
+
+QUESTION = (
+    "Image 1 and Image 2 were made for the caption: {prompt}\nWhich one fits it and is made better? "
+    "End with `Image 1 is better`, `Image 2 is better` or `equally good`."
+)
+
+
+@dataclass(frozen=True)
+class PairwiseWinRate:
+    """Win rates within the group. ValueError for fewer than two samples, or without scorer and server."""
+
+    scorer: Any = None
+    """A reward; or anything with compare(group, pairs) -> {pair: share of the first, None where it failed}."""
+    server: Endpoint | None = None
+    template: str = ""
+    """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
+    opponents: int = 0
+    """Of every sample, the next ones in a ring; 0 = all others."""
+    margin: float = 0.0
+    """Scores that differ by no more are a tie."""
+    temperature: float = 0.0
+    """0 = won, tied or lost; above 0: soft shares."""
+
+    def __post_init__(self) -> None:
+        if self.opponents < 0 or self.margin < 0 or self.temperature < 0:
+            raise ValueError(f"{self}: opponents, margin and temperature of pairwise_win_rate must be 0 or more")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        if (self.scorer is None) == (self.server is None):
+            raise ValueError('pairwise_win_rate needs scorer = { use = "..." } or server = { url = "..." }, one of them')
+        pairs = schedule(len(group.samples), self.opponents)
+        if self.server is not None:
+            return list(win_rates(len(group.samples), pairs, _asked(self.server, self.template, group, pairs)))
+        if hasattr(self.scorer, "compare"):
+            return list(win_rates(len(group.samples), pairs, self.scorer.compare(group, pairs)))
+        scores = _scores(self.scorer, group)
+        if all(score is None for score in scores):
+            return [None] * len(scores)
+        known = [nan if score is None else score for score in scores]
+        rates = win_rates(len(known), pairs, {(a, b): self._share(known[a] - known[b]) for a, b in pairs})
+        return [Scored(rate.value, {**rate.parts, "score": score}) for rate, score in zip(rates, known, strict=True)]
+
+    def _share(self, lead: float) -> float | None:
+        """What the first of two gets, from the difference of the scores."""
+        if not isfinite(lead):
+            return None
+        if self.temperature:
+            return 1 / (1 + exp(min(-lead / self.temperature, 700.0)))
+        return 0.5 if abs(lead) <= self.margin else float(lead > 0)
+
+
+def _scores(scorer: Any, group: Group) -> list[float | None]:
+    """The scorer's values, None where it does not apply."""
+    answers = scorer(group)
+    if inspect.isawaitable(answers):
+        answers = asyncio.run(_awaited(answers))
+    values = [answer.value if isinstance(answer, Scored) else answer for answer in answers]
+    if len(values) != len(group.samples):
+        raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
+    return [None if value is None else float(value) for value in values]
+
+
+async def _awaited(answers: Any) -> Any:
+    return await answers
+
+
+def _asked(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
+    """The judge's shares. JudgeError if it judged no pair."""
+    text, pictures = filled(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
+    replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
+    shares, errors = [_read(reply) for reply in replies], [reply for reply in replies if isinstance(reply, JudgeError)]
+    if all(share is None for share in shares):
+        raise errors[0] if errors else JudgeError("the judge said of no pair which one is better")
+    return dict(zip(pairs, shares, strict=True))
+
+
+def _read(reply: Reply | JudgeError) -> float | None:
+    if isinstance(reply, JudgeError):
+        return None
+    try:
+        return preferred(reply)
+    except JudgeError:
+        return None

@@ -1,0 +1,190 @@
+"""Methods for video against their code, or (Reg-GRPO, TempSamp-R1: no code was reachable) their papers' formulas."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.anchored import AnchoredNorm
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.perception import MASKED_LOGPROBS, Perception
+from mmrl.algorithms.objectives.regression import AdvantageRegression
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets_video import tw_grpo
+from mmrl.algorithms.probes import column
+from mmrl.algorithms.shaping_video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
+from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
+from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.core.types import Reading, Rollouts, Scores
+from mmrl.policies.divergence import group_divergence
+from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
+from tests.numerics.check_advantages import blocks
+from tests.numerics.registry import Vector, check, close, tensor
+
+LIVE, OLD = Reading("logprobs"), Reading("logprobs", "old")
+FLOAT32 = 1e-6
+"""Video-R1 and PAPO run in float32."""
+
+
+def divergences(logprobs: Tensor, mask: Tensor, group_size: int, chunk: int) -> Tensor:
+    """Group by group, as the reader asks; log-probabilities stand for logits, which a softmax leaves as they are."""
+    rows, _, words = logprobs.shape
+    everything = torch.ones(words, dtype=torch.bool)
+    heat = torch.ones(group_size, dtype=logprobs.dtype)
+
+    def head(hidden: Tensor, temperature: Tensor) -> Tensor:
+        return hidden / temperature[:, None]
+
+    pieces = [
+        group_divergence(head, logprobs[a:b], heat, mask[a:b], everything, chunk)
+        for a, b in pairwise(range(0, rows + 1, group_size))
+    ]
+    return torch.cat(pieces)
+
+
+@check("tw_grpo_token_weights")
+def tw_grpo_token_weights(vector: Vector) -> None:
+    logprobs, size = tensor(vector.inputs["log_probs_full_vocab"]), vector.params["num_generations"]
+    short = tensor(vector.inputs["completion_mask"]).bool()
+    cases = [(short, case["alpha"], case["token_weights"]) for case in vector.outputs["cases"]]
+    cases.append((torch.ones_like(short), 1.7, vector.outputs["full_mask_alpha_1_7"]))
+    for mask, alpha, expected in cases:
+        for chunk in (1, 6, 1000):
+            frozen = {GROUP_DIVERGENCE: divergences(logprobs, mask, size, chunk)}
+            batch = make_batch(mask, tensor([0.0] * len(mask)), frozen, blocks(len(mask), size))
+            close(GroupDivergence(alpha)(batch, counts_of(batch)) * mask, expected, what=f"alpha {alpha}, chunk {chunk}")
+
+
+@check("tw_grpo_loss")
+def tw_grpo_loss(vector: Vector) -> None:
+    inputs, alpha = vector.inputs, vector.params["alpha"]
+    # the weights of the file, as the divergences they come from: the weight of a group's first token need not be 1 there
+    weights = tensor(inputs["token_weights"])
+    mask = tensor(inputs["completion_mask"]).bool()
+    longest = torch.cat([block.amax(0, keepdim=True).expand_as(block) for block in weights.split(3)]).clamp(min=1.0)
+    frozen = {OLD: tensor(inputs["old_per_token_logps"]), GROUP_DIVERGENCE: longest - 1}
+    batch = make_batch(mask, tensor(inputs["advantages"]), frozen, blocks(len(mask), 3))
+    low, high = vector.params["clip"]
+    assert tw_grpo.objective == ((1.0, Clip(low, high)),)
+    assert tw_grpo.share == TokenMean()
+    algorithm = replace(tw_grpo, importance=(GroupDivergence(alpha),))
+    loss, _ = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: tensor(inputs["per_token_logps"])})
+    close(loss, vector.outputs["loss"], 1e-8)
+
+
+@check("reg_grpo")
+def reg_grpo(vector: Vector) -> None:
+    rewards = tensor(vector.inputs["rewards"])
+    mask = torch.ones(rewards.numel(), 2)
+    ids = blocks(rewards.numel(), rewards.shape[1])
+    credit = GroupNorm(ddof=0, eps=vector.params["eps_reward"])(scores(rewards.reshape(-1, 1)), rollouts(mask, ids))
+    close(credit.values[:, 0], tensor(vector.inputs["advantages"]).flatten())
+    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), share=SequenceMean())
+    for case in vector.outputs["cases"]:
+        rho = tensor(case["rho"]).flatten()
+        # two actions that add up to rho
+        live = torch.stack([2 * rho - 1, 1 - rho], dim=1)
+        batch = make_batch(mask, credit.values, {OLD: torch.zeros_like(live)}, ids)
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+        close(loss, case["loss"], what=case["tag"])
+        for action in gradient.unbind(1):
+            close(action, tensor(case["grad_rho"]).flatten(), 1e-8, case["tag"])
+
+
+@check("tempsamp_r1_shaping")
+def tempsamp_r1_shaping(vector: Vector) -> None:
+    params, outputs = vector.params, vector.outputs
+    soft = SoftReward(tau=params["tau"], rise=params["alpha1"], fall=params["alpha2"])
+    values = tensor(vector.inputs["reward_values"])
+    close(soft(scores(values[:, None]), rollouts(torch.ones(len(values), 1)), {}).values[:, 1], outputs["shaped"])
+    rewards, eps = tensor(vector.inputs["group_rewards"]), params["eps"]
+    rows = with_given(len(rewards), vector.inputs["gt_row"])
+    table, plain = scores(rewards[:, None]), GroupNorm(eps=eps)
+    scaled = InjectedScale(scale=params["gt_scale"])(table, rows, {})
+    found = {
+        "plain": plain(table, rows),
+        "reward_downscaling": plain(scaled, rows),
+        "advantage_anchoring": AnchoredNorm(anchor=params["anchor"], eps=eps)(table, rows),
+        "nonlinear_shaping": plain(soft(table, rows, {}), rows),
+    }
+    assert found.keys() == outputs["advantages"].keys()
+    for name, expected in outputs["advantages"].items():
+        close(found[name].values[:, 0], expected, what=name)
+
+
+def with_given(num_rows: int, given: int) -> Rollouts:
+    """One group; one of its samples was injected."""
+    plain = rollouts(torch.ones(num_rows, 1))
+    [group] = plain.groups
+    samples = tuple(replace(one, role="injected") if i == given else one for i, one in enumerate(group.samples))
+    return replace(plain, groups=(replace(group, samples=samples),))
+
+
+@check("grpo_care_bonus")
+def grpo_care_bonus(vector: Vector) -> None:
+    frozen = {EMA_LOGPROBS: tensor(vector.inputs["ref_per_token_logps"]), ANSWER_MASK: tensor(vector.inputs["answer_mask"])}
+    rows = rollouts(torch.ones_like(frozen[ANSWER_MASK]))
+    for case in vector.outputs["cases"]:
+        # without an upper bound and a margin the code has neither
+        most, margin = case["confidence_upper_bound"] or 1.0, case["consistency_margin"] or 0.0
+        part = ConsistencyBonus(coef=case["bonus_coefficient"], most=most, margin=margin)
+        table = scores(torch.stack([tensor(case["accuracy"]), tensor(vector.inputs["format_reward"])], dim=1))
+        found = part(table, rows, frozen)
+        what = str({name: case[name] for name in ("accuracy", "confidence_upper_bound")})
+        close(found.values[:, 2], case["bonus"], what=what)
+        close(found.total(), case["rewards"], what=what)
+        close(GroupNorm(eps=vector.params["eps"])(found, rows).values[:, 0], case["advantages"], FLOAT32, what)
+
+
+def with_probes(accuracy: list[float], probes: list[float]) -> Scores:
+    """The scores of one group as the collector hands them on: with the mean over its shuffled probes."""
+    mean = sum(probes) / len(probes)
+    table = scores(tensor([[a, mean] for a in accuracy]), weights=[1.0, 0.0])
+    return replace(table, names=("accuracy", column("accuracy", "shuffled")))
+
+
+@check("t_grpo_temporal_bonus")
+def t_grpo_temporal_bonus(vector: Vector) -> None:
+    params = vector.params
+    part = TemporalBonus(bonus=params["bonus"], ratio=params["mu"], correct_above=params["correct_above"])
+    for case in vector.outputs["cases"]:
+        rows = rollouts(torch.ones(len(case["acc"]), 1))
+        found = part(with_probes(case["acc"], case["shuffled_acc"]), rows, {})
+        assert found.names[-1] == "temporal"
+        close(found.total(), case["acc_after"], FLOAT32, str(case["acc"]))
+        assert bool((found.values[:, -1] > 0).any()) == (case["temporal_reward"] > 0 and max(case["acc"]) > 0.1)
+
+
+@check("t_grpo_bonus_invariance")
+def t_grpo_bonus_invariance(vector: Vector) -> None:
+    accuracy, form = (tensor(vector.inputs[name]) for name in ("accuracy", "format"))
+    rows = rollouts(torch.ones(len(accuracy), 1))
+    plain = with_probes(accuracy.tolist(), [0.0])
+    bonus = TemporalBonus()(plain, rows, {})
+    for name, table in {"plain": plain, "bonus": bonus}.items():
+        beside = replace(
+            table,
+            names=(*table.names, "format"),
+            values=torch.cat([table.values, form[:, None]], dim=1),
+            status=torch.cat([table.status, torch.zeros_like(table.status[:, :1])], dim=1),
+            weights=torch.cat([table.weights, torch.ones_like(table.weights[:1])]),
+        )
+        for case, one in {f"binary_{name}": table, f"with_format_{name}": beside}.items():
+            close(GroupNorm()(one, rows).values[:, 0], vector.outputs[case], 1e-8, case)
+
+
+@check("papo_perception_term")
+def papo_perception_term(vector: Vector) -> None:
+    live, masked = tensor(vector.inputs["log_probs"]), tensor(vector.inputs["aug_log_probs"])
+    mask = tensor(vector.inputs["mask"]).bool()
+    batch = make_batch(mask, tensor([0.0] * len(mask)), {MASKED_LOGPROBS: masked})
+    values, metrics = Perception()({LIVE: live, MASKED_LOGPROBS: masked}, batch)
+    expected = tensor(vector.outputs["per_token"]) * mask
+    close(-values, expected, FLOAT32)
+    close(metrics["policy/perception"], expected, FLOAT32)
+    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), share=TokenMean())
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    close(loss, vector.outputs["loss_term"], FLOAT32)
+    close(gradient, vector.outputs["grad"], FLOAT32)

@@ -1,0 +1,160 @@
+"""Answers given again: only for the very same input, media included, and only when they were answers."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.core.types import Group, Prompt, Sample, Scored, Status, Video
+from mmrl.training.reward_cache import NotCacheableError, digest
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardRunner
+
+RED, BLUE = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Scores by place in the alphabet; remembers what it was asked."""
+
+    pointwise: bool = False
+    asked: list[str] = field(default_factory=list, compare=False)
+
+    def __call__(self, g: Group) -> list[float | Scored | None]:
+        self.asked.append("".join(s.text or "" for s in g.samples))
+        return [self.score(s.text or "") for s in g.samples]
+
+    def score(self, text: str) -> float | Scored | None:
+        return {"n": None, "f": math.nan}.get(text, Scored(float(ord(text)), {"seen": float(len(self.asked))}))
+
+
+def group(text: str = "abc", prompt: str = "?", image: Image.Image | None = None) -> Group:
+    return Group(0, Prompt("p", prompt), tuple(Sample(letter, image=image) for letter in text))
+
+
+def runner(judge: Judge, size: int = 100) -> RewardRunner:
+    return RewardRunner([NamedReward("judge", judge, call=Calling(cache=size), max_failed=1.0)])
+
+
+def test_the_same_group_is_asked_once():
+    judge = Judge()
+    rewards = runner(judge)
+    first, second = rewards.score([group()])[0], rewards.score([group()])[0]
+    assert judge.asked == ["abc"]
+    assert first.values.equal(second.values) and first.parts == second.parts
+    assert rewards.measures()["reward/judge/cached"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        group("abd"),
+        group(prompt="another prompt"),
+        group(image=RED),
+        replace(group(), prompt=Prompt("p", "?", answer=3)),
+        replace(group(), prompt=Prompt("p", "?", columns={"kind": "ocr"})),
+        replace(group(), probes={"shuffled": (Sample("x"),)}),
+    ],
+    ids=["text", "prompt", "image", "answer", "columns", "probes"],
+)
+def test_whatever_a_reward_may_look_at_counts(other):
+    judge = Judge()
+    runner_ = runner(judge)
+    runner_.score([group()])
+    runner_.score([other])
+    assert len(judge.asked) == 2
+
+
+def test_the_same_pixels_in_another_shape_or_prompt_are_another_input():
+    """Flow-Factory's cache of judgements compares bytes alone, without shape and prompt."""
+    wide, tall = Image.new("RGB", (8, 2), "red"), Image.new("RGB", (2, 8), "red")
+    assert wide.tobytes() == tall.tobytes()
+    judge = Judge()
+    rewards = runner(judge)
+    for g in (group(image=wide), group(image=tall), group(prompt="b", image=wide), group(image=wide)):
+        rewards.score([g])
+    assert len(judge.asked) == 3
+
+
+def test_a_file_is_known_by_its_content(tmp_path):
+    file = tmp_path / "a.png"
+    RED.save(file)
+    g = Group(0, Prompt("p", "?", (str(file), Video(str(file)))), (Sample("a"),))
+    before = digest(g)
+    BLUE.resize((5, 5)).save(file)
+    assert digest(g) != before
+    with pytest.raises(NotCacheableError):
+        digest(Prompt("p", media=(str(tmp_path / "gone.png"),)))
+
+
+def test_pointwise_rewards_are_asked_for_new_samples_only():
+    judge = Judge(pointwise=True)
+    rewards = runner(judge)
+    rewards.score([group("abc")])
+    [table] = rewards.score([group("dbea")])
+    assert judge.asked == ["abc", "de"]
+    assert table.values[:, 0].tolist() == [ord(letter) for letter in "dbea"]
+
+
+def test_only_answers_are_kept():
+    judge = Judge(pointwise=True)
+    rewards = runner(judge)
+    for _ in range(2):
+        [table] = rewards.score([group("af")])
+        assert table.status[:, 0].tolist() == [Status.OK, Status.FAILED]
+    assert judge.asked == ["af", "f"]
+
+
+def test_the_least_recently_used_leaves_first():
+    judge = Judge(pointwise=True)
+    rewards = runner(judge, size=2)
+    for text in ("a", "b", "a", "c", "a", "b"):
+        rewards.score([group(text)])
+    assert judge.asked == ["a", "b", "c", "b"]
+
+
+def test_what_has_no_bytes_is_asked_every_time():
+    judge = Judge()
+    rewards = runner(judge)
+    for _ in range(2):
+        rewards.score([Group(0, Prompt("p", columns={"f": lambda: 1}), (Sample("a"),))])
+    assert len(judge.asked) == 2
+
+
+@dataclass(frozen=True)
+class Random:
+    deterministic: bool = False
+
+    def __call__(self, g: Group) -> list[float]:
+        return [0.0] * len(g.samples)
+
+
+def test_rewards_that_say_they_vary_are_refused():
+    with pytest.raises(ValueError, match="answers differently each time"):
+        RewardRunner([NamedReward("random", Random(), call=Calling(cache=1))])
+
+
+def test_values_of_different_types_and_lengths_differ():
+    things = [
+        1,
+        1.0,
+        "1",
+        b"1",
+        True,
+        None,
+        (1,),
+        [1],
+        ((1,),),
+        (1, 1),
+        {"a": 1},
+        {"a": "1"},
+        ("a", 1),
+        np.ones(2),
+        np.ones((2, 1)),
+    ]
+    things += [np.ones(2, dtype=np.float32), torch.ones(2), torch.ones(2, dtype=torch.bfloat16), RED, BLUE]
+    assert len({digest(thing) for thing in things}) == len(things)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})

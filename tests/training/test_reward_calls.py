@@ -1,0 +1,423 @@
+"""Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.core.samples import RewardUnavailableError
+from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.core.workers import WorkerError, WorkerProcess
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, Transform
+
+NOW = {"pause_s": 0.0}
+
+
+def group(count: int = 4, id: int = 0) -> Group:
+    return Group(id, Prompt(f"p{id}", "?"), tuple(Sample(text=str(i)) for i in range(count)))
+
+
+def groups(count: int) -> list[Group]:
+    return [group(2, i) for i in range(count)]
+
+
+def runner(function: Any, **call: Any) -> RewardRunner:
+    own = {key: call.pop(key) for key in ("weight", "timeout_s", "max_failed", "transform") if key in call}
+    return RewardRunner([NamedReward("mine", function, call=Calling(**call), **own)])
+
+
+def status(tables) -> list[int]:
+    return [int(table.status[0, 0]) for table in tables]
+
+
+def numbers(g: Group) -> list[float]:
+    return [float(s.text or "nan") for s in g.samples]
+
+
+def thread_name(g: Group) -> list[Scored]:
+    return [Scored(1.0, {"main": float(threading.current_thread() is threading.main_thread())}) for _ in g.samples]
+
+
+@pytest.mark.parametrize(("call", "main"), [({}, 1), ({"where": "thread"}, 0), ({"workers": 2}, 0), ({"timeout_s": 9.0}, 0)])
+def test_plain_functions_run_in_the_main_thread_unless_a_thread_helps(call, main):
+    [table] = runner(thread_name, **call).score([group()])
+    assert table.parts[0]["mine/main"] == main
+
+
+def test_sampling_in_parts_scores_beside():
+    rewards = runner(thread_name)
+    with rewards.scoring(beside=True) as scoring:
+        scoring.add(groups(1))
+        assert scoring.tables()[0].parts[0]["mine/main"] == 0
+
+
+def test_groups_are_scored_while_others_are_sampled():
+    """What is slow starts when its group arrives, not when the tables are asked for."""
+    started = threading.Event()
+
+    def slow(g: Group) -> list[float]:
+        started.set()
+        return numbers(g)
+
+    with runner(slow).scoring(beside=True) as scoring:
+        scoring.add(groups(1))
+        assert started.wait(5)
+        scoring.add([group(2, 7)])
+        assert [table.values[:, 0].tolist() for table in scoring.tables()] == [[0, 1], [0, 1]]
+
+
+def test_threads_score_several_groups_at_once_and_keep_order():
+    both = threading.Barrier(2, timeout=5)
+
+    def meet(g: Group) -> list[float]:
+        both.wait()
+        return [float(g.id)] * 2
+
+    tables = runner(meet, workers=2).score(groups(4))
+    assert [float(table.values[0, 0]) for table in tables] == [0, 1, 2, 3]
+
+
+def test_rewards_run_beside_each_other():
+    both = threading.Barrier(2, timeout=5)
+
+    def one(g: Group) -> list[float]:
+        both.wait()
+        return numbers(g)
+
+    def other(g: Group) -> list[float]:
+        both.wait()
+        return numbers(g)
+
+    rewards = [NamedReward("a", one, call=Calling("thread")), NamedReward("b", other)]
+    [table] = RewardRunner(rewards).score([group()])
+    assert (table.status == Status.OK).all()
+
+
+def with_alarm(g: Group) -> list[float]:
+    """Signals work in a main thread only."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return numbers(g)
+
+
+def hangs_on_group_1(g: Group) -> list[float]:
+    while g.id == 1:
+        time.sleep(1)
+    return numbers(g)
+
+
+def dies_on_group_1(g: Group) -> list[float]:
+    if g.id == 1:
+        import os
+
+        os._exit(7)
+    return numbers(g)
+
+
+def not_picklable_error(g: Group) -> list[float]:
+    class OddError(Exception):
+        pass
+
+    raise OddError("strange")
+
+
+def test_a_process_has_a_main_thread_of_its_own():
+    assert status(runner(with_alarm, where="thread", max_failed=1.0).score([group()])) == [Status.FAILED]
+    rewards = runner(with_alarm, where="process")
+    assert rewards.score([group()])[0].values[:, 0].tolist() == [0, 1, 2, 3]
+    rewards.close()
+
+
+def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():
+    rewards = runner(hangs_on_group_1, where="process", timeout_s=1.5)
+    assert status(rewards.score(groups(3))) == [Status.OK, Status.FAILED, Status.OK]
+    rewards.close()
+
+
+def test_a_process_that_dies_fails_its_group():
+    worker = WorkerProcess(dies_on_group_1)
+    with pytest.raises(WorkerError, match="exit code 7"):
+        worker(group(2, 1))
+    assert worker(group(2, 2)) == [0, 1]
+    worker.close()
+
+
+def test_an_exception_that_cannot_travel_is_told():
+    worker = WorkerProcess(not_picklable_error)
+    with pytest.raises(WorkerError, match="OddError: strange"):
+        worker(group())
+    worker.close()
+
+
+def test_what_cannot_go_to_a_process_is_refused_at_build():
+    with pytest.raises(ValueError, match=r"cannot be sent to another process.*top of a file"):
+        runner(lambda g: [1.0], where="process")
+
+
+def test_a_plug_in_file_works_in_a_process(tmp_path):
+    from mmrl.app.plugins import load
+
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Mine:\n    k: float = 2.0\n"
+        "    def __call__(self, group):\n        return [self.k * len(s.text) for s in group.samples]\n"
+    )
+    rewards = runner(load(str(file), "rewards")(k=3.0), where="process")
+    assert rewards.score([group(2)])[0].values[:, 0].tolist() == [3, 3]
+    rewards.close()
+
+
+def flaky(times: int, error: Exception) -> Any:
+    count = {"calls": 0}
+
+    def fails_first(g: Group) -> list[float]:
+        count["calls"] += 1
+        if count["calls"] <= times:
+            raise error
+        return numbers(g)
+
+    async def fails_first_async(g: Group) -> list[float]:
+        return fails_first(g)
+
+    return fails_first, fails_first_async, count
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
+def test_further_attempts(kind):
+    function, count = flaky(2, OSError("busy"))[kind::2] if kind == 0 else flaky(2, OSError("busy"))[1:]
+    rewards = runner(function, retries=2, **NOW)
+    assert status(rewards.score([group()])) == [Status.OK]
+    assert count["calls"] == 3
+    assert rewards.measures()["reward/mine/retried"] == 2
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
+def test_attempts_end(kind):
+    made = flaky(9, OSError("busy"))
+    rewards = runner(made[kind], retries=2, **NOW)
+    with pytest.raises(RewardError, match="busy"):
+        rewards.score([group()])
+    assert made[2]["calls"] == 3
+
+
+def test_a_missing_package_stops_the_run_at_once():
+    made = flaky(9, ModuleNotFoundError("No module named 'cv3'; pip install 'mmrl[rewards]'", name="cv3"))
+    with pytest.raises(RewardError, match=r"'mine' lacks a package.*mmrl\[rewards\]"):
+        runner(made[0], retries=5, max_failed=1.0, **NOW).score([group()])
+    assert made[2]["calls"] == 1
+
+
+def test_a_reward_that_is_gone_stops_the_run_unless_it_is_only_logged():
+    def gone(g: Group) -> list[float]:
+        raise RewardUnavailableError("server is gone")
+
+    with pytest.raises(RewardUnavailableError, match="server is gone"):
+        runner(gone, max_failed=1.0, retries=3, **NOW).score([group()])
+    rewards = [NamedReward("one", numbers), NamedReward("two", gone, weight=0.0)]
+    [table] = RewardRunner(rewards).score([group()])
+    assert (table.status[:, 1] == Status.FAILED).all() and (table.status[:, 0] == Status.OK).all()
+
+
+@pytest.mark.parametrize("answer", [[1.0], [1.0, 2.0, 3.0, float("inf")], "abcd", 3.0, [object()] * 4])
+def test_a_logged_reward_may_break_its_contract(answer):
+    rewards = [NamedReward("one", numbers), NamedReward("two", lambda g: answer, weight=0.0)]
+    [table] = RewardRunner(rewards).score([group()])
+    assert (table.status[:, 1] == Status.FAILED).all()
+    assert table.values[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_async_rewards_keep_one_loop_from_step_to_step():
+    """A semaphore made in one step and waited for in the next: with a loop per step this dies."""
+    made: dict[str, Any] = {}
+
+    async def judge(g: Group) -> list[float]:
+        limit = made.setdefault("limit", asyncio.Semaphore(1))
+        made.setdefault("loops", set()).add(id(asyncio.get_running_loop()))
+        async with limit:
+            await asyncio.sleep(0.001)
+        return numbers(g)
+
+    rewards = runner(judge)
+    for _ in range(3):
+        assert status(rewards.score(groups(4))) == [Status.OK] * 4
+    assert len(made["loops"]) == 1
+
+
+def test_async_rewards_are_limited():
+    running, most = 0, 0
+
+    async def slow(g: Group) -> list[float]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+        return numbers(g)
+
+    runner(slow, workers=2).score(groups(6))
+    assert most == 2
+
+
+def test_async_timeout_is_failed():
+    async def sleepy(g: Group) -> list[float]:
+        await asyncio.sleep(5 if g.id == 0 else 0)
+        return numbers(g)
+
+    assert status(runner(sleepy, timeout_s=0.1).score(groups(2))) == [Status.FAILED, Status.OK]
+
+
+def test_a_function_that_returns_an_awaitable_is_awaited():
+    async def later(k: float, g: Group) -> list[float]:
+        return [k] * len(g.samples)
+
+    assert runner(partial(later, 2.0)).score([group()])[0].values[0, 0] == 2
+    assert runner(lambda g: later(3.0, g)).score([group()])[0].values[0, 0] == 3
+
+
+@dataclass(frozen=True)
+class Counting:
+    threshold: float = 0.5
+    calls: list[int] = field(default_factory=list, compare=False)
+
+    def __call__(self, g: Group) -> list[float]:
+        self.calls.append(g.id)
+        return numbers(g)
+
+
+def test_equal_rewards_are_asked_once():
+    first, equal, other = Counting(), Counting(), Counting(0.9)
+    rewards = [NamedReward("a", first), NamedReward("b", equal, weight=0.0), NamedReward("c", other)]
+    [table] = RewardRunner(rewards).score([group()])
+    assert (len(first.calls), len(equal.calls), len(other.calls)) == (1, 0, 1)
+    assert (table.values[:, 0] == table.values[:, 1]).all()
+
+
+class WholeStep:
+    def __init__(self, short: bool = False) -> None:
+        self.calls: list[int] = []
+        self.short = short
+
+    def __call__(self, g: Group) -> list[float]:
+        raise AssertionError("score_all is asked instead")
+
+    def score_all(self, all_groups: list[Group]) -> list[list[float]]:
+        self.calls.append(len(all_groups))
+        return [numbers(g) for g in all_groups][: len(all_groups) - self.short]
+
+
+def test_a_whole_step_in_one_call():
+    reward = WholeStep()
+    with runner(reward).scoring(beside=True) as scoring:
+        scoring.add(groups(2))
+        scoring.add([group(3, 5)])
+        tables = scoring.tables()
+    assert reward.calls == [3]
+    assert [table.values[:, 0].tolist() for table in tables] == [[0, 1], [0, 1], [0, 1, 2]]
+    with pytest.raises(RewardError, match="answered for 1 of 2 groups"):
+        runner(WholeStep(short=True)).score(groups(2))
+
+
+class Movable:
+    def __init__(self) -> None:
+        self.moves: list[str] = []
+
+    def to(self, device: str) -> None:
+        self.moves.append(device)
+
+    def __call__(self, g: Group) -> list[float]:
+        assert self.moves[-1] == "cuda:9"
+        return numbers(g)
+
+
+def test_a_model_is_moved_once_per_step():
+    reward = Movable()
+    rewards = runner(reward, run_on="cuda:9", rest_on="cpu")
+    assert reward.moves == []
+    for _ in range(2):
+        rewards.score(groups(3))
+    assert reward.moves == ["cuda:9", "cpu"] * 2
+    stays = Movable()
+    rewards = runner(stays, run_on="cuda:9")
+    for _ in range(2):
+        rewards.score(groups(3))
+    assert stays.moves == ["cuda:9"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"where": "inline", "timeout_s": 1.0}, "inline, where nothing can stop it"),
+        ({"run_on": "cuda"}, r"no method to\(device\)"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        runner(numbers, **settings)
+    with pytest.raises(ValueError, match="rest_on is 'cpu'"):
+        Calling(rest_on="cpu")
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        Calling(retries=-1)
+
+
+def test_rewards_have_no_gradient():
+    [table] = runner(lambda g: [Scored(1.0, {"grad": float(torch.is_grad_enabled())})] * 4).score([group()])
+    assert table.parts[0]["mine/grad"] == 0
+
+
+def test_rewards_in_threads_cannot_change_sampling():
+    def greedy_for_randomness(g: Group) -> list[float]:
+        _ = torch.rand(3), random.random(), np.random.rand()
+        return numbers(g)
+
+    def draw() -> tuple[float, ...]:
+        # not random.random(): the type checks of these tests draw from it themselves
+        return float(torch.rand(())), float(np.random.rand())
+
+    for call in ({}, {"where": "thread"}):
+        _ = torch.manual_seed(7), np.random.seed(7)
+        expected = draw()
+        _ = torch.manual_seed(7), np.random.seed(7)
+        runner(greedy_for_randomness, **call).score(groups(2))
+        assert draw() == expected
+
+
+def test_transform_counts_and_raw_is_logged():
+    [table] = runner(numbers, transform=Transform(scale=2.0, shift=-1.0, high=1.5)).score([group()])
+    assert table.values[:, 0].tolist() == [0.5, 1.0, 1.5, 1.5]
+    assert [parts["mine/raw"] for parts in table.parts] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="scale must not be 0"):
+        Transform(scale=0.0)
+
+
+def test_measures_tell_seconds_and_start_again():
+    rewards = runner(numbers)
+    rewards.score(groups(3))
+    found = rewards.measures()
+    assert 0 <= found["time/reward/mine/p50_s"] <= found["time/reward/mine/p95_s"] < 5
+    assert rewards.measures() == {}
+
+
+def test_a_group_without_samples_is_an_error():
+    with pytest.raises(RewardError, match="'p3' has no samples"):
+        runner(numbers).score([Group(3, Prompt("p3"), ())])
+
+
+def test_one_failure_of_eight_changes_no_other_answer():
+    """Written as 0 it would push the others together; left out it changes nothing for them."""
+
+    def one_fails(g: Group) -> list[float]:
+        return [float("nan") if s.text == "3" else 0.8 + 0.01 * float(s.text or 0) for s in g.samples]
+
+    rewards = runner(one_fails)
+    [table] = rewards.score([group(8)])
+    ok = table.status[:, 0] == Status.OK
+    assert ok.tolist() == [True] * 3 + [False] + [True] * 4
+    assert table.values[ok, 0].min() >= 0.8

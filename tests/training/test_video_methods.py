@@ -1,0 +1,200 @@
+"""Video methods in the whole loop, on the fake policy: probes, injected rows, planners that remember, groups on two ranks."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrl.algorithms.planners import Once
+from mmrl.algorithms.planners_video import DifficultyAware, WithTruth
+from mmrl.algorithms.presets import grpo
+from mmrl.algorithms.presets_video import PRESETS, tw_grpo
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.core.types import Group, Reading, Request, Revision, Video
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.distributed import Ranks
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.trainer import Trainer
+from tests.fakes import FakeTextPolicy, prompts, right_letter
+from tests.training.conftest import make_trainer
+
+CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
+
+
+def video_trainer(name: str, media=CLIPS, **kwargs) -> Trainer:
+    """Of a preset by its name; the fake policy writes letters, so a given answer is a letter."""
+    algorithm = PRESETS[name]
+    if isinstance(algorithm.planner, WithTruth):
+        algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
+    if isinstance(algorithm.planner, DifficultyAware):
+        algorithm = replace(algorithm, planner=replace(algorithm.planner, window=16))
+    policy = FakeTextPolicy(views=algorithm.views)
+    media = prompts() if name == "papo" else media
+    return make_trainer(algorithm, policy=policy, sampler=Shuffled(media, seed=0), **kwargs)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_takes_updates(name):
+    trainer = video_trainer(name)
+    before = weights(trainer)
+    metrics = [trainer.step() for _ in range(3)]
+    assert all(math.isfinite(m["loss"]) and m["policy/grad_norm"] > 0 for m in metrics)
+    assert not torch.equal(before, weights(trainer))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_updates_do_not_depend_on_the_budget(name):
+    parts, whole = video_trainer(name, budget=9), video_trainer(name, budget=10_000)
+    for _ in range(2):
+        parts.step()
+        whole.step()
+    torch.testing.assert_close(weights(parts), weights(whole), atol=2e-5, rtol=1e-4)
+
+
+def test_tw_grpo_with_uniform_weights_is_grpo():
+    uniform = replace(tw_grpo, importance=(GroupDivergence(alpha=1.0),))
+    plain = replace(grpo, objective=tw_grpo.objective, share=tw_grpo.share)
+    trainers = [make_trainer(algorithm) for algorithm in (uniform, plain, tw_grpo)]
+    for trainer in trainers:
+        for _ in range(3):
+            trainer.step()
+    assert torch.equal(weights(trainers[0]), weights(trainers[1]))
+    assert not torch.allclose(weights(trainers[0]), weights(trainers[2]))
+
+
+def test_divergence_compares_the_rows_of_one_group_only():
+    trainer = video_trainer("tw_grpo", prompts_per_step=3, budget=10_000)
+    rollouts = trainer.collector.collect().rollouts
+    shuffled = rollouts.take(torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(0)))
+    found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, Reading("entropy", "old")])
+    alone = Reading("group_divergence")
+    for group_id in shuffled.group_ids.unique():
+        own = shuffled.take((shuffled.group_ids == group_id).nonzero()[:, 0])
+        expected = trainer.policy.read(own.trace, [alone], own.action_mask)[alone]
+        torch.testing.assert_close(found[GROUP_DIVERGENCE][shuffled.group_ids == group_id], expected)
+    everything = trainer.policy.read(shuffled.trace, [alone], shuffled.action_mask)[alone]
+    assert not torch.allclose(found[GROUP_DIVERGENCE], everything)
+
+
+def test_probes_are_scored_and_never_trained():
+    trainer = video_trainer("t_grpo")
+    seen: list[int] = []
+    update = trainer.update
+    trainer.update = lambda batch: (seen.append(len(batch)), update(batch))[1]
+    collected = trainer.collector.collect()
+    assert len(collected.rollouts) == 4 * 8
+    for group in collected.rollouts.groups:
+        assert [one.role for one in group.probes["shuffled"]] == ["probe"] * 4
+        rows = collected.rollouts.group_ids == group.id
+        means = collected.scores.values[rows, collected.scores.names.index("letter@shuffled")]
+        probes = right_letter(replace(group, samples=group.probes["shuffled"]))
+        assert means.tolist() == pytest.approx([sum(probes) / 4] * 8)
+    assert collected.scores.weights.tolist() == [1, 0]
+    metrics = trainer.step()
+    assert seen == [32]
+    assert "reward/letter@shuffled" in metrics and "reward/temporal" in metrics
+
+
+def test_shuffled_frames_are_what_probes_see():
+    trainer = video_trainer("t_grpo", steps=40, prompts_per_step=24, optimizer=OptimizerSettings(lr=2e-2))
+    last = [trainer.step() for _ in range(40)][-1]
+    assert last["reward/letter"] > last["reward/letter@shuffled"] + 0.3
+
+
+def test_without_clips_t_grpo_is_grpo():
+    plain, video = make_trainer(), video_trainer("t_grpo", media=prompts())
+    for trainer in (plain, video):
+        trainer.step()
+    torch.testing.assert_close(weights(plain), weights(video))
+
+
+def test_injected_rows_are_read_before_the_first_update():
+    trainer = video_trainer("temp_samp_r1")
+    collected = trainer.collector.collect()
+    samples = [sample for _, sample in collected.rollouts.samples()]
+    given = torch.tensor([sample.role == "injected" for sample in samples])
+    assert given.sum() == 4
+    sampled, old = collected.rollouts.recorded[Reading("logprobs", "sampler")], Reading("logprobs", "old")
+    assert sampled[given].isnan().all() and sampled[~given].isfinite().all()
+    assert collected.scores.values[given, 0].min() >= 1, "the given answer is the right one"
+    assert trainer.reader.read(collected.rollouts, check=True)[old].isfinite().all()
+
+
+def test_changed_prompts_take_the_place_of_their_groups():
+    trainer = video_trainer("deepvideo_r1", prompts_per_step=8)
+    drawn: list[list[Request]] = []
+    rollout = trainer.policy.rollout
+    trainer.policy.rollout = lambda requests, how=None: (drawn.append(list(requests)), rollout(requests, how))[1]
+    for _ in range(6):
+        collected = trainer.collector.collect()
+        assert sorted(collected.rollouts.group_ids.tolist()) == sorted(
+            group for group in {group.id for group in collected.rollouts.groups} for _ in range(8)
+        )
+        texts = {group.id: group.prompt.text for group in collected.rollouts.groups}
+        assert not any("The right answer is" in text for text in texts.values()), "nobody trains on prompts that tell the answer"
+    told = [request for requests in drawn for request in requests if "Begin like this" in request.prompt.text]
+    worse = [r for requests in drawn for r in requests if r.prompt.media and r.prompt.media[0].fps != 2.0]
+    assert told and worse
+
+
+def same(a: dict[str, float], b: dict[str, float]) -> bool:
+    rows = [(name, a[name], b[name]) for name in a if not name.startswith("time/")]
+    return all(x == y or (math.isnan(x) and math.isnan(y)) for _, x, y in rows)
+
+
+def test_resumed_planners_know_what_they_knew(tmp_path: Path):
+    whole = video_trainer("deepvideo_r1", steps=6)
+    metrics = [whole.step() for _ in range(6)]
+    first = video_trainer("deepvideo_r1", steps=6)
+    for _ in range(3):
+        first.step()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, first.state_dict(), Ranks())
+    state = checkpoints.load()
+    assert len(state["planner"]["rewards"]) == 16
+    second, forgetful = video_trainer("deepvideo_r1", steps=6), video_trainer("deepvideo_r1", steps=6)
+    second.load_state_dict(state)
+    for expected in metrics[3:]:
+        assert same(second.step(), expected)
+    assert torch.equal(weights(whole), weights(second))
+    forgetful.load_state_dict({**state, "planner": {"rewards": [], "window": 16}})
+    assert not same(forgetful.step(), metrics[3])
+
+
+def test_two_runs_of_a_preset_share_no_memory():
+    one, two = video_trainer("deepvideo_r1"), video_trainer("deepvideo_r1")
+    one.step()
+    assert one.collector.planner.memory.rewards and not two.collector.planner.memory.rewards  # type: ignore[attr-defined]
+    assert not one.algorithm.planner.memory.rewards  # type: ignore[attr-defined]
+
+
+def test_more_of_unknown_groups_is_refused():
+    @dataclass(frozen=True)
+    class Wrong(Once):
+        @property
+        def max_rounds(self) -> int:
+            return 2
+
+        def revise(self, groups, scores, group_ids, wanted, round_index) -> Revision:
+            return Revision([Request(groups[0].prompt, 2, 99)])
+
+    trainer = make_trainer(replace(grpo, planner=Wrong()))
+    with pytest.raises(ValueError, match=r"Wrong asks for more of the groups \[99\], which this step has not sampled"):
+        trainer.step()
+
+
+def failing_on_probes(group: Group) -> list[float | None]:
+    return [None] * len(group.samples) if group.samples[0].role == "probe" else list(right_letter(group))
+
+
+def test_a_reward_that_says_nothing_of_probes_gives_no_bonus():
+    metrics = video_trainer("t_grpo", function=failing_on_probes).step()
+    assert math.isnan(metrics["reward/letter@shuffled"]) and math.isnan(metrics["reward/temporal"])
+    assert metrics["reward/letter@shuffled/na"] == 1
