@@ -3,26 +3,36 @@
     python benchmarks/rewards.py                    # all
     python benchmarks/rewards.py runner overlap     # some
 
-Every measurement is a function of MEASUREMENTS that gives rows (what, value, target) of one table; further ones (a server's round
-trip, pictures per second of a model) are added there.
+Every measurement is a function of MEASUREMENTS that gives rows (what, value, target) of one table.
 """
 
 import argparse
 import asyncio
+import socket
 import statistics
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners import Once
 from mmrl.algorithms.samplers import Shuffled
 from mmrl.app.plugins import load
+from mmrl.app.reward_test import serving
 from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
 from mmrl.geometry.boxes import Box
+from mmrl.serving import wire
+from mmrl.serving.reward_client import RemoteReward
+from mmrl.serving.reward_server import Served
 from mmrl.training.collect import Collector
 from mmrl.training.distributed import Ranks
 from mmrl.training.reward_calls import Calling
@@ -132,7 +142,79 @@ def overlap(groups: int = 32, sampling_s: float = 2.0, reward_s: float = 1.6) ->
     return rows
 
 
-MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {"runner": runner, "overlap": overlap}
+def pictures(count: int = 16, side: int = 512) -> Group:
+    """A group of noise, which no encoding makes smaller."""
+    rng = np.random.default_rng(0)
+    drawn = [Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)) for _ in range(count)]
+    return Group(0, Prompt("0", 'a cat beside a sign that says "OPEN"'), tuple(Sample(image=image) for image in drawn))
+
+
+@contextmanager
+def peer(listener: socket.socket, num_bytes: int) -> Iterator[None]:
+    """Somebody who takes so many bytes and answers one, again and again."""
+
+    def take() -> None:
+        connection, _ = listener.accept()
+        buffer = bytearray(1 << 20)
+        with connection:
+            while True:
+                left = num_bytes
+                while left:
+                    got = connection.recv_into(buffer, min(left, len(buffer)))
+                    if not got:
+                        return
+                    left -= got
+                connection.sendall(b"x")
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=5)
+
+
+def server() -> list[Row]:
+    """A round trip of 16 pictures of 512 x 512 to a reward server, beside packing, copying over a socket and unpacking them."""
+    group = pictures()
+    body = wire.pack_group(group)
+    with socket.socket() as listener, tempfile.TemporaryDirectory() as folder:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with peer(listener, len(body)), socket.create_connection(listener.getsockname()) as connection:
+
+            def raw() -> None:
+                connection.sendall(wire.pack_group(group))
+                connection.recv(1)
+                wire.unpack_group(body, Path(folder))
+
+            bare = seconds(raw)
+    with serving({"nothing": Served("nothing", lambda group: [0.0] * len(group.samples), "")}) as base:
+        remote = RemoteReward(f"{base}/nothing")
+        whole = seconds(lambda: remote.score(group))
+    rows: list[Row] = [("16 pictures of 512 x 512, megabytes", f"{len(body) / 1e6:.1f}", "")]
+    rows += [("pack, copy over a socket, unpack", f"{bare * 1e3:.0f} ms", "")]
+    return [*rows, ("round trip to a reward that does nothing", f"{whole * 1e3:.0f} ms, {whole / bare:.2f} x", "< 2 x")]
+
+
+def models() -> list[Row]:
+    """Pictures per second of the model rewards that need no download, on this machine."""
+    group, rows = pictures(8, 256), list[Row]()
+    for name in ("brisque", "ocr", "image_text_proxy", "jpeg_size"):
+        try:
+            reward = load(name, "rewards")()
+            took = seconds(lambda reward=reward: reward(group), repeats=3)
+        except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+            rows.append((name, f"not measured: {str(error).splitlines()[0]}", ""))
+            continue
+        rows.append((f"{name}: pictures of 256 x 256 per second", f"{len(group.samples) / took:.1f}", ""))
+    return rows
+
+
+MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
+    "runner": runner,
+    "overlap": overlap,
+    "server": server,
+    "models": models,
+}
 
 
 def main() -> None:

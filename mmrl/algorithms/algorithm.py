@@ -12,7 +12,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
-from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, Weight
+from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, View, Viewing, Weight
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
@@ -68,6 +68,22 @@ class Algorithm:
         return frozenset(reading.model for reading in self.frozen_reads) - set(OF_THE_STEP)
 
     @property
+    def views(self) -> dict[str, View]:
+        """Every way any part wants prompts shown beside the plain one.
+
+        Raises:
+            ValueError: two parts mean different views by one name.
+        """
+        found: dict[str, View] = {}
+        for part in (self.planner, *self.shaping, *(term for _, term in self.objective)):
+            for name, view in part.views.items() if isinstance(part, Viewing) else ():
+                if found.setdefault(name, view) != view:
+                    raise ValueError(
+                        f"two parts call different views {name!r}: {found[name]} and {view}; give both the same settings"
+                    )
+        return found
+
+    @property
     def scope(self) -> Scope:
         """The coarsest scope any term needs."""
         return SCOPES[max(SCOPES.index(term.scope) for _, term in self.objective)]
@@ -87,6 +103,9 @@ class Algorithm:
             ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, the sampler would be
                 compared with itself, or a group is too small to be compared with itself.
         """
+        cut = [reading.quantity for reading in self.live_reads if reading.quantity.startswith("group_")]
+        if cut:
+            raise ValueError(f"the objective reads {cut} under moving weights, where groups may be cut: read model='old' instead")
         missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")

@@ -34,7 +34,8 @@ flow_grpo = Algorithm(
 Flow-GRPO: Training Flow Matching Models via Online RL, arXiv:2505.05470.
 The code differs from the paper: deviation over the whole batch (advantage.scale = "batch"), KL without the step size and ten
 times the coefficient (0.04, form = "no_dt"), noise also at the last step, which never trains (schedule.last = "noisy").
-SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. Not implemented: leaving out samples whose advantage is 0.
+SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. The code also leaves out samples whose advantage is 0, with their KL:
+advantage.drop_zero. Nothing is left out.
 """
 
 flow_grpo_fast = replace(
@@ -87,8 +88,8 @@ mix_grpo = replace(
 MixGRPO: Unlocking Flow-based GRPO Efficiency with Mixed ODE-SDE, arXiv:2507.21802.
 Every reward is normalized in its group before they are added; give reward weights that add up to 1. The code's windows end two
 steps early (schedule.high = num_steps - 2) and run past that end until one is empty (schedule.overrun). It clips advantages to
-5, which groups of fewer than 27 never reach. schedule.share_prefix = true saves the shared steps before the window.
-Not implemented: leaving the lowest rewards out of the statistics.
+5, which groups of fewer than 27 never reach. schedule.share_prefix = true saves the shared steps before the window. The code's
+trimmed_ratio is advantage.trimmed. Nothing is left out.
 """
 
 mix_grpo_flash = replace(
@@ -150,8 +151,29 @@ branch_grpo = replace(
 BranchGRPO: Stable and Efficient GRPO with Structured Branching in Diffusion Models, arXiv:2509.06040.
 A node is worth the mean of its leaves as in the code; the paper's path weights are advantage.fusion = "path". The density of a
 split has the noise that was drawn; the code's is four times narrower (schedule.nominal_density). Pruning: schedule.pruned_depths
-with slide_every, advantage.kept_chains = 0.5. The code updates 19 times per tree, here once. Not implemented: its mixed mode
-with deterministic steps.
+with slide_every, advantage.kept_chains = 0.5. The code updates 19 times per tree, here once. Nothing is left out; its mixed mode
+is branch_mix_grpo.
+"""
+
+branch_mix_grpo = replace(
+    branch_grpo,
+    schedule=Tree(
+        num_steps=20,
+        split_steps=(0, 3, 6, 9),
+        factor=2,
+        split_noise=4.0,
+        window=(0, 4),
+        window_every=30,
+        last="ode",
+        spacing=LinearShift(3.0),
+    ),
+)
+"""BranchGRPO that is noisy and trains at its splits and in a sliding window only; the other steps are deterministic.
+
+BranchGRPO-Mix, arXiv:2509.06040.
+The tree and its rollout cost are those of branch_grpo, what trains is a sixth to two fifths. The window's size and pace are ours
+(they are not in the sources read); with its defaults the code's window never moves (schedule.window_every = 0). The last step is
+always deterministic. Nothing is left out.
 """
 
 pref_grpo = replace(
@@ -204,7 +226,7 @@ awm = replace(
 Advantage Weighted Matching: Aligning RL with Pretraining in Diffusion Models, arXiv:2509.25050.
 Advantages are clamped to 5 and divided by it (the 0.2). The ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's
 predictor only, without its corrector and the code's changed first and last sigmas. The paper's plain matching loss is
-weighting = "uniform". Not implemented: the variant that adds times up before the ratio.
+weighting = "uniform"; the code's variant that adds times up before the ratio is combine = "sum_first". Nothing else is left out.
 """
 
 PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

@@ -1,20 +1,25 @@
 """What the app must know of a kind of policy: its settings, its part of [evaluation], how it is built, how its files load."""
 
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.decay import SteadyDecay
 from mmrl.app.export_files import merge_adapter, merge_lora
+from mmrl.app.flow_checks import check_objective, refuse_pictures, warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.parts import plain
 from mmrl.app.tables import Table
-from mmrl.core.protocols import Policy
+from mmrl.core.protocols import Policy, View
+from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow_settings import FlowPolicyConfig
 from mmrl.policies.settings import Sampling, TextPolicyConfig
+from mmrl.training.evaluate import Variant
 from mmrl.training.settings import TrainSettings
 
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig
@@ -42,8 +47,13 @@ class Kind(Protocol):
     @property
     def settings(self) -> type: ...
     @property
-    def evaluation_key(self) -> str:
-        """The key of [evaluation] that belongs to this kind alone."""
+    def evaluation_keys(self) -> tuple[str, ...]:
+        """The keys of [evaluation] that belong to this kind alone; the first is the one to use."""
+        ...
+
+    @property
+    def draws(self) -> str:
+        """What its samples are: text or image."""
         ...
 
     @property
@@ -59,12 +69,28 @@ class Kind(Protocol):
     @property
     def loading(self) -> Loading: ...
 
-    def evaluated(self, policy: Any, given: Any, table: Table) -> Any:
-        """The value of `evaluation_key`; `given` is what the config says there, or None."""
+    def evaluated(self, policy: Any, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
+        """Defaults for keys of [evaluation]; `given` is what the config says there."""
         ...
 
     def how(self, evaluation: Any) -> Any:
         """What Policy.rollout is given to evaluate."""
+        ...
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        """Further ways to evaluate."""
+        ...
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """ValueError for a prompt that this kind cannot answer."""
+        ...
+
+    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        """A look at the loaded model before training: warn of what will be cut or clipped.
+
+        Raises:
+            ValueError: the model cannot do what algorithm or evaluation want.
+        """
         ...
 
     def prepared(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
@@ -75,7 +101,9 @@ class Kind(Protocol):
         """
         ...
 
-    def build(self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy: ...
+    def build(
+        self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
+    ) -> Policy: ...
 
     def box_space(self, policy: Any) -> str | None:
         """How the model writes boxes, from its own config alone; None where its makers do not say, or it writes none."""
@@ -108,7 +136,8 @@ class TextKind:
 
     name: str = "text"
     settings: type = TextPolicyConfig
-    evaluation_key: str = "sampling"
+    evaluation_keys: tuple[str, ...] = ("sampling",)
+    draws: str = "text"
     ratio_bound: float = TrainSettings.ratio_bound
     index_file: str = "config.json"
     loading: Loading = Loading(
@@ -118,13 +147,22 @@ class TextKind:
         adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
     )
 
-    def evaluated(self, policy: TextPolicyConfig, given: Any, table: Table) -> Sampling:
+    def evaluated(self, policy: TextPolicyConfig, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
         """The training's sampling at temperature 0, changed by what the evaluation says."""
         base = {f.name: getattr(policy.sampling, f.name) for f in fields(Sampling)} | {"temperature": 0.0}
-        return plain(Sampling, base | dict(given or {}), ("evaluation", "sampling"), table)
+        return {"sampling": plain(Sampling, base | dict(given.get("sampling") or {}), ("evaluation", "sampling"), table)}
 
     def how(self, evaluation: Any) -> Sampling:
         return evaluation.sampling
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        return ()
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Pictures are looked at where they are read."""
+
+    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        """The policy looks at itself while sampling."""
 
     def prepared(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
         if algorithm.schedule is not None:
@@ -132,17 +170,23 @@ class TextKind:
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
             )
-        if algorithm.ema_decay is not None:
+        if not isinstance(algorithm.ema_decay, SteadyDecay | None):
             raise ValueError(
                 f"algorithm {label} has an ema_decay, but averages of a text policy follow at a constant rate: "
-                "leave algorithm.ema_decay out"
+                "leave algorithm.ema_decay out, or take kind = \"SteadyDecay\""
             )
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
-    def build(self, policy: TextPolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy:
+    def build(
+        self,
+        policy: TextPolicyConfig,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+    ) -> Policy:
         from mmrl.policies.text import TextPolicy
 
-        return TextPolicy(policy, shadows)
+        return TextPolicy(policy, shadows, views=views, **({} if ema_decay is None else {"ema_decay": ema_decay(0)}))
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":
@@ -182,7 +226,8 @@ class FlowKind:
 
     name: str = "flow"
     settings: type = FlowPolicyConfig
-    evaluation_key: str = "num_steps"
+    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
+    draws: str = "image"
     ratio_bound: float = 1e-6
     index_file: str = "model_index.json"
     loading: Loading = Loading(
@@ -192,11 +237,34 @@ class FlowKind:
         adapter_note="This needs the base model; to run without it, export with --merge.",
     )
 
-    def evaluated(self, policy: FlowPolicyConfig, given: Any, table: Table) -> Any:
-        return EVALUATION_STEPS if given is None else given
+    def evaluated(self, policy: FlowPolicyConfig, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
+        return {"num_steps": given.get("num_steps", EVALUATION_STEPS)}
 
     def how(self, evaluation: Any) -> Any:
-        return evaluation_plan(evaluation.num_steps)
+        return evaluation_plan(evaluation.num_steps, guidance=evaluation.guidance)
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        return [
+            Variant(
+                one.name,
+                evaluation_plan(
+                    one.num_steps or evaluation.num_steps,
+                    guidance=evaluation.guidance if one.guidance is None else one.guidance,
+                ),
+                one.weights or evaluation.weights,
+            )
+            for one in evaluation.also
+        ]
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        refuse_pictures(prompts)
+
+    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        for plan in (algorithm.schedule.at(0), self.how(evaluation), *(one.how for one in self.variants(evaluation))):
+            policy.sigmas(plan)
+        policy.encoder.warn([prompt.text for prompt in prompts])
+        warn_of_half_precision(algorithm, policy.config)
+        warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
 
     def prepared(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
         """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
@@ -205,10 +273,23 @@ class FlowKind:
                 f"algorithm {label} has no schedule, but policy.kind is 'flow', and an image generator samples along one: "
                 'take a preset for flow models such as flow_grpo, or set [algorithm.schedule] with kind = "Full"'
             )
-        lay_out(algorithm.schedule.at(0), [algorithm.group_size], [0])
+        if algorithm.views:
+            raise ValueError(
+                f"algorithm {label} shows prompts in other ways ({', '.join(algorithm.views)}), but policy.kind is 'flow', whose "
+                "prompts are texts: take a preset for flow models such as flow_grpo"
+            )
+        plan = algorithm.schedule.at(0)
+        lay_out(plan, [algorithm.group_size], [0])
+        check_objective(algorithm, plan, label)
         return algorithm
 
-    def build(self, policy: FlowPolicyConfig, shadows: frozenset[str], ema_decay: Callable[[int], float] | None) -> Policy:
+    def build(
+        self,
+        policy: FlowPolicyConfig,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+    ) -> Policy:
         from diffusers.utils import logging
 
         from mmrl.policies.flow import FlowPolicy

@@ -109,11 +109,14 @@ def preset(name: str, where: str = "algorithm.preset") -> Algorithm:
 @cache
 def presets() -> Mapping[str, Algorithm]:
     """All presets by name, those of text first."""
-    from mmrl.algorithms import presets, presets_flow
+    from mmrl.algorithms import presets, presets_flow, presets_video
 
-    twice = presets.PRESETS.keys() & presets_flow.PRESETS.keys()
-    assert not twice, f"two presets are called {twice}"
-    return presets.PRESETS | presets_flow.PRESETS
+    found: dict[str, Algorithm] = {}
+    for module in (presets, presets_video, presets_flow):
+        twice = found.keys() & module.PRESETS.keys()
+        assert not twice, f"two presets are called {twice}"
+        found |= module.PRESETS
+    return found
 
 
 @dataclass(frozen=True)

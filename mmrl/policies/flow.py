@@ -83,7 +83,7 @@ class FlowPolicy:
                 f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(how).__name__}"
             )
         self._check(requests)
-        course = Course(how, how.sigmas(how.spacing or self.family.spacing(), self.family.image_tokens))
+        course = Course(how, self.sigmas(how))
         # A process that has nothing to sample still takes part in the forwards of the others.
         asked = requests or [Request(Prompt("stand-in"), leaves(how), 0)]
         sampled = []
@@ -92,6 +92,10 @@ class FlowPolicy:
                 sampled.append(self._sample([request for request in asked if request.model == model], course))
         rollouts = gathered(sampled, asked)
         return rollouts if requests else replace(rollouts.take(torch.arange(0)), groups=())
+
+    def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
+        """At which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
+        return plan.sigmas(plan.spacing or self.family.spacing(), self.family.image_tokens)
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
@@ -155,7 +159,7 @@ class FlowPolicy:
             self.most = partial(most_of, accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        self.weights = Weights(self.net, self.shadows, self.ema_decay)
+        self.weights = Weights(self.net, self.shadows, self.ema_decay, self.sharded)
 
     def _check(self, requests: Sequence[Request]) -> None:
         known = self.shadows | {"policy"}
@@ -189,7 +193,7 @@ class FlowPolicy:
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
-            v = self._velocities(x, course.timesteps[step].expand(len(x)), conditions, prompts[rows])
+            v = self._velocities(x, course.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
             refuse_nan(v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
 
@@ -202,7 +206,12 @@ class FlowPolicy:
         return Sampled(requests, keys, trajectory, trace, self._images(trajectory.samples))
 
     def _velocities(
-        self, x: Float[Tensor, "m ..."], timesteps: Float[Tensor, " m"], conditions: Sequence[Condition], index: Int[Tensor, " m"]
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
     ) -> Float[Tensor, "m ..."]:
         """The network's, in forwards of at most `forward_rows` latents.
 
@@ -210,20 +219,22 @@ class FlowPolicy:
         """
         pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
         missing = self.most(len(pieces)) - len(pieces) if self.sharded or torch.is_grad_enabled() else 0
-        out = [self._forward(x[rows], timesteps[rows], conditions, index[rows]) for rows in pieces]
+        out = [self._forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):
             one = torch.zeros(1, dtype=index.dtype)
             out.append(self._forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
         return torch.cat(out) if out else x
 
-    def _forward(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor) -> Tensor:
+    def _forward(
+        self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float | None = None
+    ) -> Tensor:
         """One forward of the wrapped module; without a gradient, of the module itself."""
         grad, count, device = torch.is_grad_enabled(), len(x), self.net.device
         rows = torch.arange(self.config.forward_rows if self.config.equal_forwards else count).clamp(max=count - 1)
-        empty = self.encoder.empty(device) if self.net.passes == 2 else None
+        empty = self.encoder.empty(device) if self.net.passes(guidance) == 2 else None
         module = self.module if grad else self.net
-        v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty)
-        if not grad:
+        v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty, guidance)
+        if not grad and self.sharded:
             reshard(self.net)
         return v[:count].cpu()
 

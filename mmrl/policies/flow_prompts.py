@@ -20,12 +20,14 @@ class Encoder:
     def __init__(self, family: FlowFamily, capacity: int) -> None:
         self.family, self.capacity = family, capacity
         self.known: OrderedDict[str, Condition] = OrderedDict()
+        self.warned = False
         self.nothing: Condition | None = None
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], device: torch.device) -> list[Condition]:
-        """The conditions of texts; warns where one is longer than the model can read."""
-        self._warn([text for text in dict.fromkeys(texts) if text not in self.known])
+        """The conditions of texts; warns once if one is longer than the model can read."""
+        if not self.warned:
+            self.warn([text for text in texts if text not in self.known])
         found: dict[str, Condition] = {}
         for text in texts:
             if text not in found:
@@ -42,12 +44,14 @@ class Encoder:
             self.nothing = self.family.encode(self.family.empty_prompt, device)
         return self.nothing
 
-    def _warn(self, texts: Sequence[str]) -> None:
-        lengths = {text: self.family.count_tokens(text) for text in texts}
+    def warn(self, texts: Sequence[str]) -> None:
+        """Say how many texts are longer than the model can read, if any are."""
+        lengths = {text: self.family.count_tokens(text) for text in dict.fromkeys(texts)}
         cut = {text: (count, seen) for text, (count, seen) in lengths.items() if count > seen}
         if cut:
+            self.warned = True
             text, (count, seen) = next(iter(cut.items()))
             log.warning(
-                f"{len(cut)} of {len(texts)} new prompts are longer than the text encoder reads and were cut: "
-                f"{text[:40]!r}... has {count} tokens, {seen} are seen"
+                f"{len(cut)} of {len(lengths)} different prompts are longer than the text encoder reads and are cut: "
+                f"{text[:40]!r}... has {count} tokens, {seen} are seen; this is said once"
             )

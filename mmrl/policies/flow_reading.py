@@ -74,13 +74,16 @@ def densities(
     x_next = trace.latents[trace.after[rows, columns]]
     courses, steps = trace.course_index[rows], trace.steps[rows, columns]
     means, logprobs = torch.zeros_like(x), torch.zeros(len(x))
-    for course, step in sorted(set(zip(courses.tolist(), steps.tolist(), strict=True))):
-        own = ((courses == course) & (steps == step)).nonzero()[:, 0]
-        plan, sigmas = trace.courses[course].plan, trace.courses[course].sigmas
-        gaussian = gaussian_of(plan.steps[step], x[own], v[own], sigmas, step)
-        means = means.index_copy(0, own, gaussian.mean)
-        if plan.steps[step].trained:
-            logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))
+    for i in courses.unique().tolist():
+        course, here = trace.courses[i], (courses == i).nonzero()[:, 0]
+        # Steps of one kind are evaluated together, wherever on the course they are.
+        kinds = torch.tensor([course.plan.steps.index(step) for step in course.plan.steps])[steps[here]]
+        for kind in kinds.unique().tolist():
+            own, step = here[kinds == kind], course.plan.steps[kind]
+            gaussian = gaussian_of(step, x[own], v[own], course.sigmas, steps[own])
+            means = means.index_copy(0, own, gaussian.mean)
+            if step.trained:
+                logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))
     return {"mean": means, "logprobs": logprobs}
 
 

@@ -1,7 +1,7 @@
 """Trainable weights and what is kept beside them."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmrl.core.protocols import State
-from mmrl.policies.shadows import Shadow, put, whole
+from mmrl.policies.shadows import Shadow, load_state, state_of
 from mmrl.policies.sharding import reshard
 
 SHADOWS = frozenset({"ref", "ema"})
@@ -24,11 +24,12 @@ class Weights:
         ValueError: shadows of another name.
     """
 
-    def __init__(self, module: nn.Module, shadows: Iterable[str], ema_decay: Decay) -> None:
+    def __init__(self, module: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool = False) -> None:
         wanted = sorted(set(shadows))
         if set(wanted) - SHADOWS:
             raise ValueError(f"a policy keeps the shadows {sorted(SHADOWS)}, not {sorted(set(wanted) - SHADOWS)}")
-        self.module = module
+        self.module, self.sharded = module, sharded
+        self.adapter = [layer for layer in module.modules() if hasattr(layer, "lora_B")]
         self.named = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
         self.ema_decay = ema_decay
         self.num_updates = 0
@@ -38,8 +39,16 @@ class Weights:
         """Inside, the module holds the weights of this name."""
         if model == "policy":
             return nullcontext()
-        reshard(self.module)
+        if self.sharded:
+            reshard(self.module)
+        if model == "ref" and self.adapter and not self.sharded and self._reference_is_bare():
+            return switched_off(self.adapter)
         return self.shadows[model].worn()
+
+    def _reference_is_bare(self) -> bool:
+        """Does the reference's adapter add nothing, as a fresh one does?"""
+        pairs = zip(self.named, self.shadows["ref"].weights, strict=True)
+        return not any(bool(weight.any()) for name, weight in pairs if "lora_B" in name)
 
     def follow(self) -> None:
         """There was an update: the average follows it."""
@@ -50,27 +59,26 @@ class Weights:
 
     def state_dict(self) -> State:
         """Whole and on the CPU. With sharded weights every process must call it."""
-        shadows = {
-            name: {key: whole(value) for key, value in zip(self.named, shadow.weights, strict=True)}
-            for name, shadow in self.shadows.items()
-        }
-        weights = {name: whole(weight) for name, weight in self.named.items()}
-        return {"weights": weights, "shadows": shadows, "num_updates": self.num_updates}
+        return state_of(list(self.named.items()), self.shadows) | {"num_updates": self.num_updates}
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when the state belongs to other weights or shadows."""
-        for what, own in (("weights", set(self.named)), ("shadows", set(self.shadows))):
-            if set(state[what]) != own:
-                raise ValueError(
-                    f"the saved state has other {what} than this policy ({sorted(set(state[what]) ^ own)[:3]} ...): "
-                    "resume with the policy settings and the algorithm of the saved run"
-                )
-        for name, weight in self.named.items():
-            put(weight, state["weights"][name])
-        for name, shadow in self.shadows.items():
-            for key, weight in zip(self.named, shadow.weights, strict=True):
-                put(weight, state["shadows"][name][key])
+        load_state(state, list(self.named.items()), self.shadows)
         self.num_updates = state["num_updates"]
+
+
+@contextmanager
+def switched_off(layers: Sequence[Any]) -> Iterator[None]:
+    """Inside, the adapter's layers compute without it, which saves its share of every forward; no gradient may be taken."""
+    # peft's own switch also changes which weights take gradients.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def wrapped(net: nn.Module, parameters: list[nn.Parameter], accelerator: Any) -> nn.Module:

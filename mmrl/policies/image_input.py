@@ -1,7 +1,7 @@
-"""Prompts with pictures -> what the model is fed, one prompt at a time."""
+"""Prompts with pictures and clips -> what the model is fed, one prompt at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from mmrl.core.types import MediaSize, Prompt
+from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.families import Family, Media
 from mmrl.policies.settings import TextPolicyConfig
 from mmrl.policies.templates import answer_template, messages
+from mmrl.policies.video_decode import Frames
+from mmrl.policies.video_input import VideoInput, as_video, clip_time, processor_arguments
 
 TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 
@@ -29,6 +31,13 @@ class Encoded:
     """0 text, 1 image, 2 video, where the model wants to know."""
     media: Media = field(default_factory=dict)
     sizes: tuple[MediaSize, ...] = ()
+    clips: tuple[ClipTime, ...] = ()
+    prompt: Prompt | None = None
+    """What was encoded."""
+    seed: int = 0
+    """What views of this prompt are drawn from."""
+    views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
+    """The prompt as views show it, once one was asked for."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -43,28 +52,47 @@ class Encoder:
     core: nn.Module
     """The model below its head: it knows the positions of its tokens."""
     config: TextPolicyConfig
+    videos: VideoInput
 
     @torch.no_grad()
-    def __call__(self, prompt: Prompt) -> Encoded:
-        """Open the pictures, write the chat, tokenize.
+    def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
+        """Open the pictures, decode the clips, write the chat, tokenize.
 
         Raises:
-            ValueError: a file that is no picture, markers that do not fit the pictures, a prompt longer than
+            ValueError: a file that is no picture or clip, markers that do not fit the media, a prompt longer than
                 max_prompt_tokens, or placeholders that do not fit the vision features.
-            FileNotFoundError: no such picture.
+            FileNotFoundError: no such picture or clip.
+            RuntimeError: a decoding worker died or hung.
         """
-        pictures = [open_picture(source, prompt.id) for source in prompt.media]
+        videos = [video for media in prompt.media if (video := as_video(media))]
+        pictures = [open_picture(source, prompt.id) for source in prompt.media if not as_video(source)]
         chat = messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt)
         try:
-            return self._encode(prompt.id, chat, pictures)
-        except ValueError as error:
-            raise ValueError(f"prompt {prompt.id!r}: {error}") from error
+            clips = [self.videos(video) for video in videos]
+            self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
+            encoded = self._encode(prompt.id, chat, pictures, clips)
+        except (ValueError, FileNotFoundError, RuntimeError) as error:
+            raise type(error)(f"{named(prompt)}: {error}") from error
+        return replace(encoded, prompt=prompt, seed=seed)
 
-    def _encode(self, prompt_id: str, chat: list[dict[str, Any]], pictures: list[Any]) -> Encoded:
+    def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
+        kind = self.family.config.model_type
+        if num_frames and not self.family.sees_videos:
+            raise ValueError(f"{kind} takes no clips here: use Qwen2.5-VL, Qwen3-VL, SmolVLM2 or InternVL")
+        if len(set(num_frames)) > 1 and not self.family.clips_differ:
+            raise ValueError(
+                f"{kind} wants as many frames of every clip of a prompt, not {', '.join(map(str, num_frames))}: "
+                "give the videos the same `frames`"
+            )
+        if num_frames and num_pictures and not self.family.mixes_kinds:
+            raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
+
+    def _encode(self, prompt_id: str, chat: list[dict[str, Any]], pictures: list[Any], clips: list[Frames]) -> Encoded:
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
         options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
+        options |= processor_arguments(clips, self.family.video_options)
         fed = dict(self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **options))
         token_ids = fed.pop("input_ids")[0]
         fed.pop("attention_mask", None)
@@ -73,25 +101,33 @@ class Encoder:
         if most is not None and len(token_ids) > most:
             raise ValueError(
                 f"it has {len(token_ids)} tokens, pictures included, and policy.max_prompt_tokens is {most}: "
-                "raise it, lower policy.max_pixels, or drop the prompt from the data set"
+                "raise it, lower policy.max_pixels or policy.video.total_pixels, or drop the prompt from the data set"
             )
         media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
         check_media(self.family, token_ids, media)
-        positions = self.family.positions(self.core, token_ids, types, media)
+        positions = self.family.positions(self.core, token_ids, types, media, clips)
         seen = self.family.seen_sizes([picture.size for picture in pictures], media)
         sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
-        return Encoded(prompt_id, token_ids, positions, types, media, sizes)
+        return Encoded(prompt_id, token_ids, positions, types, media, sizes, tuple(map(clip_time, clips)))
+
+
+def named(prompt: Prompt) -> str:
+    """The prompt by its id, and its file and row where the data set noted them."""
+    place = prompt.columns.get("file_row")
+    return f"prompt {prompt.id!r}" + (f" ({place})" if place else "")
 
 
 def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> None:
     """Raise ValueError unless the prompt has one placeholder per vision feature and its media tensors agree."""
     family.check_rows(media)
-    placeholders, features = int((token_ids == family.image_token_id).sum()), family.num_features(media)
-    if features is not None and placeholders != features:
-        raise ValueError(
-            f"its text holds {placeholders} image placeholders, its pictures give {features} vision features: "
-            "the text must not spell image tokens, and the processor must be the model's own"
-        )
+    for token, features in family.placeholders(media).items():
+        held = int((token_ids == token).sum())
+        if features is not None and held != features:
+            kind, source = ("image", "pictures") if token == family.image_token_id else ("video", "clips")
+            raise ValueError(
+                f"its text holds {held} {kind} placeholders, its {source} give {features} vision features: "
+                f"the text must not spell {kind} tokens, and the processor must be the model's own"
+            )
 
 
 def open_picture(source: Any, prompt_id: str) -> Any:

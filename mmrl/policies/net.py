@@ -97,16 +97,23 @@ class TextNet(nn.Module):
         return {} if type_ids is None else {self.family.type_name: type_ids}
 
     def vision(self, media: Sequence[Media], rows: Sequence[int]) -> dict[str, Any]:
-        """Forward arguments that show row i the pictures of prompt rows[i]; the vision tower sees each prompt once."""
+        """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
         if not any(media):
             return {}
-        counts = [self.family.entries(one) for one in media]
-        if None in counts:
-            return self.family.collate([media[i] for i in rows])
-        features = self.core.get_image_features(**self.family.collate(media), return_dict=True)
-        starts = torch.tensor([0, *counts]).cumsum(0).tolist()
-        index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
-        return {"mm_encoder_outputs": {"image": picked(features, index)}}
+        outputs: dict[str, Any] = {}
+        split = [self.family.kinds(one) for one in media]
+        for kind in ("image", "video"):
+            own = [kinds.get(kind, {}) for kinds in split]
+            counts = [self.family.entries(one, kind) for one in media]
+            if None in counts:
+                return self.family.collate([media[i] for i in rows])
+            if any(own):
+                look = self.core.get_image_features if kind == "image" else self.core.get_video_features
+                features = look(**self.family.collate(own), return_dict=True)
+                starts = torch.tensor([0, *counts]).cumsum(0).tolist()
+                index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
+                outputs[kind] = picked(features, index)
+        return {"mm_encoder_outputs": outputs}
 
 
 def axes(positions: Int[Tensor, "a n p"]) -> Tensor:

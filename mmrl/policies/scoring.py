@@ -1,4 +1,4 @@
-"""Evaluating recorded completions again: log-probabilities and entropies of their tokens, with gradient."""
+"""Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmrl.policies.divergence import group_divergence
 from mmrl.policies.image_input import PromptBatch
 from mmrl.policies.net import TextNet, axes
 
-QUANTITIES = frozenset({"logprobs", "entropy"})
+QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Score:
 
     Two exact ways. Shared: every prompt is read once, with gradient, and its cache expanded to its rows. Repeated: every
     row holds its prompt; pictures still pass the vision tower once per prompt. Logits exist only where `mask` is True, and
-    for `chunk` positions at a time; elsewhere values are 0.
+    for `chunk` positions at a time; elsewhere values are 0. `group_divergence` takes all rows for one group.
     """
 
     prompts: PromptBatch
@@ -42,9 +43,21 @@ class Score:
             chosen = torch.zeros_like(chosen)
             chosen[0, 0] = True
         rows = chosen.nonzero()[:, 0]
-        values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
-        empty = values.new_zeros(self.mask.shape)
-        return {name: empty.masked_scatter(chosen, column) for name, column in zip(self.quantities, values, strict=True)}
+        out: dict[str, Tensor] = {}
+        if self.of_tokens:
+            values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
+            empty = values.new_zeros(self.mask.shape)
+            out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.of_tokens, values, strict=True)}
+        if "group_divergence" in self.quantities:
+            with torch.no_grad():
+                allowed = ~net.banned
+                out["group_divergence"] = group_divergence(net.logits, hidden, self.temperature, self.mask, allowed, self.chunk)
+        return out
+
+    @property
+    def of_tokens(self) -> tuple[str, ...]:
+        """Quantities of single tokens."""
+        return tuple(name for name in self.quantities if name != "group_divergence")
 
     @property
     def fed(self) -> Int[Tensor, "n r"]:
@@ -89,7 +102,7 @@ class Score:
             logprobs = net.logits(hidden, temperature).log_softmax(-1)
             columns = {"logprobs": lambda: logprobs.gather(-1, tokens[:, None])[:, 0]}
             columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
-            return torch.stack([columns[name]() for name in self.quantities])
+            return torch.stack([columns[name]() for name in self.of_tokens])
 
         if len(tokens) <= self.chunk:
             return some(hidden, tokens, temperature)

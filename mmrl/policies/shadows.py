@@ -1,12 +1,14 @@
 """Weights kept beside the live ones: the reference, and an average that follows the policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mmrl.core.protocols import State
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,30 @@ def put(weight: Any, value: Tensor) -> None:
 
         value = distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
     weight.data.copy_(value)
+
+
+def state_of(named: Sequence[tuple[str, nn.Parameter]], shadows: Mapping[str, Shadow]) -> State:
+    """Weights and shadows by name, whole and on the CPU."""
+    kept = {
+        name: {key: whole(value) for (key, _), value in zip(named, shadow.weights, strict=True)}
+        for name, shadow in shadows.items()
+    }
+    return {"weights": {name: whole(weight) for name, weight in named}, "shadows": kept}
+
+
+def load_state(state: State, named: Sequence[tuple[str, nn.Parameter]], shadows: Mapping[str, Shadow]) -> None:
+    """Put a state of `state_of` back. Raises ValueError when it belongs to other weights or shadows."""
+    for what, found, own in (
+        ("weights", set(state["weights"]), {name for name, _ in named}),
+        ("shadows", set(state["shadows"]), set(shadows)),
+    ):
+        if found != own:
+            raise ValueError(
+                f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
+                "resume with the policy settings and the algorithm of the saved run"
+            )
+    for name, weight in named:
+        put(weight, state["weights"][name])
+    for name, shadow in shadows.items():
+        for (key, _), weight in zip(named, shadow.weights, strict=True):
+            put(weight, state["shadows"][name][key])

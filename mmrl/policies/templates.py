@@ -1,10 +1,12 @@
 """A prompt as chat messages: where pictures stand, and what the model is told about its answer."""
 
+import re
 from typing import Any
 
 from mmrl.core.types import Prompt
+from mmrl.policies.video_input import as_video
 
-MARKER = "<image>"
+MARKERS = re.compile("<(image|video)>")
 QUESTION = "{question}"
 ANSWER_FORMATS = {
     "none": QUESTION,
@@ -28,24 +30,27 @@ def answer_template(answer_format: str) -> str:
 
 
 def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[dict[str, Any]]:
-    """The prompt as a chat of one turn. Pictures stand at its `<image>` markers, or first when it has none.
+    """The prompt as a chat of one turn. Media stand at their `<image>` and `<video>` markers, or first when it has none.
 
     Raises:
-        ValueError: the number of markers is not the number of pictures.
+        ValueError: the markers do not fit the media.
     """
-    pieces = prompt.text.split(MARKER)
-    if len(pieces) == 1:
-        pieces = [""] * len(prompt.media) + pieces
-    if len(pieces) - 1 != len(prompt.media):
+    kinds = ["video" if as_video(media) else "image" for media in prompt.media]
+    pieces = MARKERS.split(prompt.text)
+    texts, markers = pieces[::2], pieces[1::2]
+    if not markers:
+        texts, markers = [""] * len(kinds) + texts, kinds
+    if markers != kinds:
         raise ValueError(
-            f"prompt {prompt.id!r} has {len(pieces) - 1} {MARKER} markers and {len(prompt.media)} pictures: "
-            "write one marker per picture, or none to put the pictures first"
+            f"prompt {prompt.id!r} has {markers.count('image')} <image> markers and {markers.count('video')} <video> markers, "
+            f"{kinds.count('image')} pictures and {kinds.count('video')} clips: "
+            "write one marker for each, in the order of the media, or none to put the media first"
         )
     before, after = template.split(QUESTION, 1)
-    pieces[0], pieces[-1] = before + pieces[0], pieces[-1] + after
+    texts[0], texts[-1] = before + texts[0], texts[-1] + after
     parts: list[dict[str, Any]] = []
-    for i, piece in enumerate(pieces):
-        parts += [{"type": "image"}] if i else []
-        parts += [{"type": "text", "text": piece}] if piece else []
+    for i, text in enumerate(texts):
+        parts += [{"type": markers[i - 1]}] if i else []
+        parts += [{"type": "text", "text": text}] if text else []
     system = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
     return [*system, {"role": "user", "content": parts}]

@@ -1,6 +1,6 @@
 """A vision-language model as a policy: samples completions of prompts with pictures, and evaluates them again exactly."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -10,22 +10,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mmrl.core.protocols import State
+from mmrl.core.protocols import State, View
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.policies.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.decode import Job, Stops
 from mmrl.policies.image_input import Encoded, Encoder, collate_prompts
 from mmrl.policies.loading import load, never_written
 from mmrl.policies.net import TextNet
 from mmrl.policies.packing import pack
-from mmrl.policies.rollout import Row, assemble, check_requests, given_tokens, plan
+from mmrl.policies.rollout import Row, Shelf, assemble, check_reading, check_requests, given_tokens, plan, texts_of
 from mmrl.policies.scoring import QUANTITIES, Score
-from mmrl.policies.settings import LoraSettings, Sampling, TextPolicyConfig
-from mmrl.policies.shadows import Shadow, put, whole
+from mmrl.policies.settings import LoraSettings, Sampling, TextPolicyConfig, VideoSettings
+from mmrl.policies.shadows import Shadow, load_state, state_of, whole
 from mmrl.policies.sharding import reshard
 from mmrl.policies.trace import TextTrace, join
+from mmrl.policies.video_input import VideoInput, plan_of
 
-__all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace"]
+__all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
 T = TypeVar("T")
 SHADOWS = frozenset({"ref", "ema"})
 
@@ -41,13 +43,19 @@ class TextPolicy:
         ValueError: a model without picture input, unknown shadows, or settings that contradict each other.
     """
 
-    offers = QUANTITIES
+    offers = QUANTITIES | {ANSWERS}
 
-    def __init__(self, config: TextPolicyConfig, shadows: Iterable[str] = (), ema_decay: float = 0.99) -> None:
+    def __init__(
+        self,
+        config: TextPolicyConfig,
+        shadows: Iterable[str] = (),
+        ema_decay: float = 0.99,
+        views: Mapping[str, View] | None = None,
+    ) -> None:
         wanted = frozenset(shadows)
         if wanted - SHADOWS:
             raise ValueError(f"a text policy keeps the shadows {sorted(SHADOWS)}, not {sorted(wanted - SHADOWS)}")
-        self.config, self.ema_decay = config, ema_decay
+        self.config, self.ema_decay, self.views = config, ema_decay, dict(views or {})
         loaded = load(config)
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
@@ -57,7 +65,8 @@ class TextPolicy:
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         self.net = TextNet(loaded.model, self.family, self.banned, pad, half=config.dtype == "bfloat16")
         self.module: nn.Module = self.net
-        self.encode = Encoder(self.processor, self.family, self.net.core, config)
+        videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
+        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
         self.anyone = bool
         self.is_main = True
         self._trainable = trainable(self.net)
@@ -98,8 +107,9 @@ class TextPolicy:
         if not isinstance(how, Sampling | None):
             raise ValueError(f"a text policy samples with mmrl.policies.text.Sampling, not with {type(how).__name__}")
         sampling = how or self.config.sampling
-        check_requests(requests, self.shadows | {"policy"})
+        check_requests(requests, self.shadows | {"policy"}, self._known_views)
         rows, prompts = plan(requests, self.encode)
+        self.prefetch([request.prompt for request in requests])
         drawn = []
         for row in rows:
             if row.request.text is None:
@@ -111,23 +121,35 @@ class TextPolicy:
             with self._weights(model):
                 for start in range(0, len(chosen), self.config.rollout_rows):
                     self._write(chosen[start : start + self.config.rollout_rows], prompts, sampling)
-        return assemble(rows, self._texts(rows), prompts, self.family, self.media_token_ids, sampling.temperature)
+        return assemble(
+            rows,
+            texts_of(rows, self._decode, self.eos_token_ids),
+            prompts,
+            self.family,
+            self.media_token_ids,
+            sampling.temperature,
+        )
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
+
+        `answer_mask` is 1 for tokens inside the last <answer>; `group_divergence` takes all rows for one group.
 
         Raises:
             ValueError: a quantity, model or view this policy does not have.
         """
         assert isinstance(trace, TextTrace)
-        wanted: dict[str, list[Reading]] = {}
+        wanted: dict[tuple[str, str], list[Reading]] = {}
         for reading in readings:
-            self._check_reading(reading)
-            wanted.setdefault(reading.model, []).append(reading)
+            check_reading(reading, self.offers, frozenset({"policy", *self._shadows}), self._known_views)
+            wanted.setdefault((reading.model, reading.view), []).append(reading)
         out: dict[Reading, Tensor] = {}
-        for model, asked in wanted.items():
+        for (model, view), asked in wanted.items():
+            names = {reading.quantity for reading in asked}
             with self._weights(model):
-                values = self._score(trace, mask, tuple(reading.quantity for reading in asked))
+                values = self._score(trace, mask, tuple(sorted(names - {ANSWERS})), view)
+            if ANSWERS in names:
+                values[ANSWERS] = answer_mask(trace, self._decode, mask.shape[1])
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 
@@ -140,30 +162,11 @@ class TextPolicy:
 
     def state_dict(self) -> State:
         """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
-        named = self._trainable
-        shadows = {
-            name: {key: whole(value) for (key, _), value in zip(named, shadow.weights, strict=True)}
-            for name, shadow in self._shadows.items()
-        }
-        return {"weights": {name: whole(weight) for name, weight in named}, "shadows": shadows}
+        return state_of(self._trainable, self._shadows)
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when the state belongs to other weights or shadows."""
-        named = dict(self._trainable)
-        for what, found, own in (
-            ("weights", set(state["weights"]), set(named)),
-            ("shadows", set(state["shadows"]), set(self._shadows)),
-        ):
-            if found != own:
-                raise ValueError(
-                    f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
-                    "resume with the policy settings and the algorithm of the saved run"
-                )
-        for name, weight in named.items():
-            put(weight, state["weights"][name])
-        for name, shadow in self._shadows.items():
-            for key, weight in zip(named, shadow.weights, strict=True):
-                put(weight, state["shadows"][name][key])
+        load_state(state, self._trainable, self._shadows)
 
     def save(self, folder: Path) -> None:
         """What transformers (full fine-tuning) or peft (LoRA) load, and the processor. Every process must call it."""
@@ -211,13 +214,31 @@ class TextPolicy:
         reshard(self.net)
         return out
 
-    def _write(self, rows: Sequence[Row], prompts: Sequence[Encoded], sampling: Sampling) -> None:
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
+        """Let workers decode the clips of prompts that will be rolled out soon; it waits for nothing."""
+        self.encode.videos.ask(prompts)
+
+    @property
+    def _known_views(self) -> frozenset[str]:
+        return frozenset({"plain", *self.views})
+
+    def _shown(self, prompt: Encoded, view: str) -> Encoded:
+        """The prompt under a view; drawn once, so a rollout and all readings see the same."""
+        if view == "plain":
+            return prompt
+        if view not in prompt.views:
+            assert prompt.prompt is not None
+            prompt.views[view] = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
+        return prompt.views[view]
+
+    def _write(self, rows: Sequence[Row], prompts: Shelf, sampling: Sampling) -> None:
         """Draw the completions of these rows."""
-        used = sorted({row.prompt for row in rows})
-        place = {prompt: i for i, prompt in enumerate(used)}
+        used = sorted({(row.prompt, row.request.view) for row in rows})
+        place = {key: i for i, key in enumerate(used)}
+        shown = [self._shown(prompts[i], view) for i, view in used]
         job = Job(
-            prompts=collate_prompts([prompts[i] for i in used], self.net.pad_token_id, self.net.device),
-            prompt_index=torch.tensor([place[row.prompt] for row in rows]),
+            prompts=collate_prompts(shown, self.net.pad_token_id, self.net.device),
+            prompt_index=torch.tensor([place[row.prompt, row.request.view] for row in rows]),
             seeds=[(row.request.seed, row.index) for row in rows],
             sampling=sampling,
             stops=Stops(self.eos_token_ids, self._decode, sampling.stop),
@@ -231,30 +252,15 @@ class TextPolicy:
     def _decode(self, tokens: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _texts(self, rows: Sequence[Row]) -> list[str]:
-        """What rewards read: the text without the token that ended it; given text stays as it was given."""
-        stops = set(self.eos_token_ids)
-        plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
-        texts = self._decode(plain) if rows else []
-        return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
-
-    def _check_reading(self, reading: Reading) -> None:
-        models = {"policy", *self._shadows}
-        for what, name, known in (
-            ("quantity", reading.quantity, self.offers),
-            ("model", reading.model, models),
-            ("view", reading.view, {"plain"}),
-        ):
-            if name not in known:
-                raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
-
-    def _score(self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...]) -> dict[str, Float[Tensor, "n t"]]:
-        if len(trace) == 0:
+    def _score(
+        self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
+    ) -> dict[str, Float[Tensor, "n t"]]:
+        if len(trace) == 0 or not quantities:
             return {name: torch.zeros(mask.shape) for name in quantities}
         width = mask.shape[1]
         trace, grad, device = trace.compact(), torch.is_grad_enabled(), self.net.device
         score = Score(
-            prompts=collate_prompts(trace.prompts, self.net.pad_token_id, device),
+            prompts=collate_prompts([self._shown(prompt, view) for prompt in trace.prompts], self.net.pad_token_id, device),
             prompt_index=trace.prompt_index.to(device),
             tokens=trace.tokens.to(device),
             lengths=trace.lengths.to(device),

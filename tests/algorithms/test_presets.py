@@ -9,16 +9,21 @@ from typing import Any, cast
 import pytest
 
 import mmrl.algorithms.presets
+import mmrl.algorithms.presets_video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets import PRESETS as TEXT
+from mmrl.algorithms.presets_video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.types import Reading
 from tests.algorithms.rows import TEXT_PRESETS
 from tests.fakes import FakeTextPolicy
+
+PRESETS = TEXT | VIDEO
+FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets, mmrl.algorithms.presets_video)]
 
 
 def offering(*quantities: str) -> FakeTextPolicy:
@@ -27,9 +32,8 @@ def offering(*quantities: str) -> FakeTextPolicy:
 
 def documented() -> dict[str, str]:
     """Preset -> the string under its assignment, read as `mmrl ls` does."""
-    body = ast.parse(Path(mmrl.algorithms.presets.__file__).read_text(encoding="utf-8")).body
     docs = {}
-    for statement, below in pairwise(body):
+    for statement, below in (pair for file in FILES for pair in pairwise(ast.parse(file.read_text(encoding="utf-8")).body)):
         if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             docs[cast(ast.Name, statement.targets[0]).id] = inspect.cleandoc(str(below.value.value))
     return docs
@@ -37,7 +41,7 @@ def documented() -> dict[str, str]:
 
 def test_every_preset_is_documented_and_nothing_else():
     assert set(documented()) == set(PRESETS)
-    assert len(PRESETS) >= 23
+    assert len(PRESETS) == len(TEXT) + len(VIDEO) >= 31
 
 
 @pytest.mark.parametrize("name", PRESETS)

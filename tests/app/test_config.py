@@ -187,7 +187,7 @@ def test_slots_do_not_take_each_others_parts():
     assert "GroupNorm" in kinds("advantage")
     assert {"Clip", "ReferenceKL"} <= set(kinds("objective"))
     assert set(kinds("masks")) >= {"DropTruncated"}
-    assert set(kinds("ema_decay")) == {"RampDecay", "WarmDecay"}
+    assert set(kinds("ema_decay")) == {"RampDecay", "SteadyDecay", "WarmDecay"}
     for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("share", "masks")):
         assert not set(kinds(one)) & set(kinds(other))
 

@@ -12,7 +12,7 @@ from mmrl.app.export import export
 @pytest.mark.slow
 def test_demo_learns_and_exports(tmp_path: Path):
     short = ["steps=60", "evaluate_every=0", "evaluation.num_prompts=128", "evaluation.data.size=128", "data.size=1024"]
-    run = demo.grounding(tmp_path / "run", seed=0, overrides=short)
+    run = demo.run("grounding", tmp_path / "run", seed=0, overrides=short)
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     evaluations = [line["eval/iou"] for line in lines if "eval/iou" in line]
     assert len(evaluations) == 2

@@ -167,4 +167,4 @@ def test_the_text_policy_keeps_the_promises_of_a_policy(tiny):
 
     policy = make(tiny("qwen3_vl"), {"ref"})
     assert isinstance(policy, Policy)
-    assert policy.shadows == {"ref"} and policy.offers == {"logprobs", "entropy"}
+    assert policy.shadows == {"ref"} and policy.offers == {"logprobs", "entropy", "group_divergence", "answer_mask"}

@@ -9,7 +9,9 @@ from mmrl.algorithms.advantages.statistics import (
     EpsMode,
     Singleton,
     by_group,
+    divisor,
     lengths,
+    moments,
     standardize,
     to_credit,
     totals_and_keep,
@@ -31,11 +33,17 @@ class Decoupled:
     eps: float = 1e-4
     eps_mode: EpsMode = "add"
     singleton: Singleton = "zero"
+    trimmed: float = 0.0
+    """Mean and deviation leave out this share of a group's rewards, the lowest (MixGRPO's trimmed_ratio)."""
     whiten: Literal["rollout", "action", "none"] = "rollout"
     """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
     whiten_eps: float = 1e-4
     whiten_mode: EpsMode = "add"
     min_group_size = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trimmed < 1:
+            raise ValueError(f"Decoupled.trimmed is {self.trimmed}: it is a share of the rewards, from 0 to below 1")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -53,4 +61,10 @@ class Decoupled:
     def _normalize(self, rewards: torch.Tensor) -> torch.Tensor:
         if len(rewards) == 1 and self.singleton == "reward":
             return rewards
-        return standardize(rewards, self.ddof, self.eps, self.eps_mode)
+        if not self.trimmed:
+            return standardize(rewards, self.ddof, self.eps, self.eps_mode)
+        upper = rewards.sort().values[int(self.trimmed * len(rewards)) :]
+        mean, deviation = moments(upper, self.ddof)
+        if bool((upper == upper[0]).all()):
+            return torch.zeros_like(rewards)
+        return (rewards - mean) / divisor(deviation, self.eps, self.eps_mode)

@@ -40,6 +40,8 @@ class GroupNorm:
     clip: float | None = None
     """Advantages are clamped to [-clip, clip]."""
     singleton: Singleton = "zero"
+    drop_zero: bool = False
+    """Rows whose advantage is 0 (groups without spread) leave every count and penalty, unless all do (Flow-GRPO's code)."""
 
     @property
     def min_group_size(self) -> int:
@@ -52,6 +54,8 @@ class GroupNorm:
         values = by_group(rollouts, keep, totals, lambda r: self._normalize(r, over_all))
         if self.clip is not None:
             values = values.clamp(-self.clip, self.clip)
+        if self.drop_zero and bool(values.any()):
+            keep = keep & (values != 0)
         return to_credit(values, keep, rollouts)
 
     def _normalize(self, rewards: Tensor, over_all: Tensor) -> Tensor:

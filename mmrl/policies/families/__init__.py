@@ -5,14 +5,14 @@ from typing import Any
 from mmrl.policies.families.base import Family, Media
 from mmrl.policies.families.gemma import Gemma3
 from mmrl.policies.families.generic import Generic
-from mmrl.policies.families.idefics import Idefics
+from mmrl.policies.families.idefics import Idefics, SmolVLM
 from mmrl.policies.families.internvl import InternVL
 from mmrl.policies.families.llava_onevision import LlavaOnevision
 from mmrl.policies.families.qwen_vl import BOX_SPACES, QwenVL
 
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(BOX_SPACES, QwenVL),
-    "smolvlm": Idefics,
+    "smolvlm": SmolVLM,
     "idefics3": Idefics,
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,

@@ -9,6 +9,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.policies.settings import VideoSettings
+from mmrl.policies.video_decode import Frames
+from mmrl.policies.video_sampling import Budget
+
 Media = Mapping[str, Tensor]
 """The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""
 MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNORECASE)
@@ -24,6 +28,15 @@ class Family:
 
     config: Any
     media_keys: frozenset[str] = frozenset({"pixel_values"})
+    video_keys: frozenset[str] = frozenset()
+    """Those of media_keys that hold clips; empty where frames of clips are pictures among pictures."""
+    sees_videos: bool = False
+    mixes_kinds: bool = True
+    """May one prompt hold pictures and clips?"""
+    clips_differ: bool = False
+    """May the clips of one prompt have different numbers of frames?"""
+    frame_multiple: int = 1
+    """Frames that the model merges into one; clips have a multiple of it."""
     vision: tuple[str, ...] = ("vision_tower", "vision_model", "visual")
     projector: tuple[str, ...] = ("multi_modal_projector", "connector")
     language: tuple[str, ...] = ("language_model", "text_model")
@@ -36,6 +49,21 @@ class Family:
     def image_token_id(self) -> int:
         """The placeholder: one per vision feature."""
         return self.config.image_token_id
+
+    @property
+    def video_options(self) -> dict[str, Any]:
+        """What the processor's call needs for clips besides frames and times."""
+        return {}
+
+    def video_budget(self, processor: Any, settings: VideoSettings) -> Budget | None:
+        """How large frames may be; None: the processor brings all to one size."""
+        for name in ("min_pixels", "max_pixels", "total_pixels"):
+            if getattr(settings, name) is not None:
+                raise ValueError(
+                    f"{self.config.model_type} brings all frames to one size: remove policy.video.{name}, which only "
+                    "Qwen-VL models know; policy.video.max_frames bounds the cost of a clip"
+                )
+        return None
 
     def tidy(self, media: Media) -> Media:
         """The processor's tensors of one prompt, brought to a form whose first dimension can be concatenated."""
@@ -52,18 +80,32 @@ class Family:
         keys = dict.fromkeys(key for one in media for key in one)
         return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
 
-    def entries(self, media: Media) -> int | None:
+    def kinds(self, media: Media) -> dict[str, Media]:
+        """The tensors of pictures and those of clips, apart; a kind that is not there has no entry."""
+        split = {
+            "image": {key: value for key, value in media.items() if key not in self.video_keys},
+            "video": {key: value for key, value in media.items() if key in self.video_keys},
+        }
+        return {kind: tensors for kind, tensors in split.items() if tensors}
+
+    def entries(self, media: Media, kind: str = "image") -> int | None:
         """How many entries of the vision output's `pooler_output` belong to this prompt; None: nobody knows."""
-        return len(media["pixel_values"]) if media else 0
+        return len(media["pixel_values"]) if media and kind == "image" else 0
 
     def num_features(self, media: Media) -> int | None:
         """Vision features, hence placeholders, these pictures give; None: nobody knows."""
         raise NotImplementedError
 
+    def placeholders(self, media: Media) -> dict[int, int | None]:
+        """Token -> how many of it the prompt must hold."""
+        return {self.image_token_id: self.num_features(media)}
+
     def check_rows(self, media: Media) -> None:
         """Raise ValueError when the media tensors of one prompt contradict each other."""
 
-    def positions(self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media) -> Int[Tensor, "a p"]:
+    def positions(
+        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+    ) -> Int[Tensor, "a p"]:
         """Position ids of a prompt without padding: one axis, 0 1 2 ..."""
         return torch.arange(len(token_ids))[None]
 

@@ -1,5 +1,6 @@
 """Models without a family of their own: batched by the tensors' names, refused when a name is unknown."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from mmrl.policies.families.base import Family, Media
 from mmrl.policies.families.qwen_vl import mrope_positions
+from mmrl.policies.video_decode import Frames
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,15 @@ class Generic(Family):
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", "image_sizes"})
 
-    def entries(self, media: Media) -> None:
+    def entries(self, media: Media, kind: str = "image") -> None:
         return None
 
     def num_features(self, media: Media) -> int | None:
         return None if media else 0
 
-    def positions(self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media) -> Int[Tensor, "a p"]:
+    def positions(
+        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+    ) -> Int[Tensor, "a p"]:
         if hasattr(core, "get_rope_index") and type_ids is not None:
             return mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"))
         return super().positions(core, token_ids, type_ids, media)

@@ -9,15 +9,20 @@ NOT_PADDING = 1e-8
 
 @dataclass(frozen=True)
 class Idefics(Family):
-    """The processor's (1, tiles, 3, h, w) becomes (tiles, 1, 3, h, w): prompts then concatenate without padding tiles."""
+    """The processor's (1, tiles, 3, h, w), of clips (clips, frames, 3, h, w), becomes (tiles, 1, 3, h, w): prompts then
+    concatenate without padding tiles.
+
+    SmolVLM sees the frames of a clip as pictures, each after its time; Idefics3 takes no clips.
+    """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "pixel_attention_mask"})
+    mixes_kinds: bool = False
     vision: tuple[str, ...] = ("vision_model",)
     projector: tuple[str, ...] = ("connector",)
     language: tuple[str, ...] = ("text_model",)
 
     def tidy(self, media: Media) -> Media:
-        media = {key: value.transpose(0, 1) for key, value in super().tidy(media).items()}
+        media = {key: value.flatten(0, 1)[:, None] for key, value in super().tidy(media).items()}
         if media:
             # The model takes a tile of zeros for padding and drops it; a real picture of that grey must stay.
             grey = (media["pixel_values"] == 0).flatten(1).all(1)
@@ -31,3 +36,10 @@ class Idefics(Family):
         vision = self.config.vision_config
         per_tile = (vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2
         return len(media["pixel_values"]) * per_tile
+
+
+@dataclass(frozen=True)
+class SmolVLM(Idefics):
+    """Sees clips."""
+
+    sees_videos: bool = True

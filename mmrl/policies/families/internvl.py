@@ -7,7 +7,12 @@ from mmrl.policies.families.base import Family, Media
 
 @dataclass(frozen=True)
 class InternVL(Family):
-    """pixel_values holds one row per tile; every tile gives `image_seq_length` features."""
+    """pixel_values holds one row per tile; every tile gives `image_seq_length` features. A frame of a clip is one tile.
+
+    Frames are numbered and not timed: such a model cannot tell seconds.
+    """
+
+    sees_videos: bool = True
 
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)

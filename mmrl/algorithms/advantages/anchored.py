@@ -1,0 +1,38 @@
+"""Credit for groups that hold an answer from outside beside the policy's own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import by_group, moments, to_credit, totals_and_keep
+from mmrl.core.types import Credit, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class AnchoredNorm:
+    """A = (r - mean) / (deviation + eps) of the policy's own samples; an injected one gets anchor * max A (TempSamp-R1).
+
+    arXiv:2509.18056, its "advantage anchoring": the ground truth does not push the policy's own rewards below their mean.
+    """
+
+    anchor: float = 1.2
+    ddof: int = 1
+    eps: float = 1e-6
+    min_group_size = 3
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
+        rows = torch.stack([totals, given.to(totals)], dim=1)
+        return to_credit(by_group(rollouts, keep, rows, self._normalize)[:, 0], keep, rollouts)
+
+    def _normalize(self, rows: Tensor) -> Tensor:
+        rewards, given = rows[:, 0], rows[:, 1] > 0
+        own = rewards[~given]
+        values = torch.zeros_like(rewards)
+        if len(own) > 1 and bool((own != own[0]).any()):
+            mean, deviation = moments(own, self.ddof)
+            values = (rewards - mean) / (deviation + self.eps)
+            values[given] = self.anchor * values[~given].max()
+        return torch.stack([values, rows[:, 1]], dim=1)

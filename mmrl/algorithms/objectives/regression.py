@@ -1,0 +1,53 @@
+"""Objectives that regress the policy's log-ratios on advantages, a whole group at a time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, rollout_mean
+from mmrl.core.tensors import within
+from mmrl.core.types import Batch, Reading, Scope
+
+
+@dataclass(frozen=True)
+class AdvantageRegression(Surrogate):
+    """(A_i - (rho_i - mean) / (std + eps))^2, rho_i = sum_t log policy - log old, over a group (Reg-GRPO, arXiv:2506.07464).
+
+    No clip and no minimum; nothing but a KL penalty bounds the step, for the value does not change when all rho grow alike.
+    At rho = 0, where every step starts, the gradient is -2 A / eps: plain policy gradient with a gain of 1 / eps. The paper
+    names no eps; its formula has none. Groups whose advantages are all 0 have nothing to regress on and give 0.
+    """
+
+    eps: float = 1.0
+    """In nats. Far below the spread of rho, the first update is as large as clip_norm lets it be."""
+    level: Literal["sum", "mean"] = "sum"
+    """rho is the paper's sum over the actions, which favours long rollouts, or their mean."""
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        mask = batch.rollouts.action_mask
+        live = mask.any(1)
+        rho = actions_only(readings[LOGPROBS] - readings[OLD_LOGPROBS], mask).sum(1)
+        if self.level == "mean":
+            rho = rho / mask.sum(1).clamp(min=1)
+        advantages = rollout_mean(batch.advantages, mask)[:, 0]
+        ids = batch.rollouts.group_ids
+        fitted, informed = torch.zeros_like(rho), torch.zeros_like(rho)
+        fitted[live] = within(ids[live], rho[live], self._standardized)
+        informed[live] = within(ids[live], advantages[live], lambda a: (a != 0).any().to(a).expand_as(a))
+        values = (informed * (advantages - fitted) ** 2)[:, None].expand_as(mask)
+        spread = rho.detach().abs()[:, None].expand_as(mask)
+        return actions_only(values, mask), {"policy/log_ratio": actions_only(spread, mask)}
+
+    def _standardized(self, rho: Tensor) -> Tensor:
+        centred = rho - rho.mean()
+        # The floor keeps the gradient of a root at 0 finite: there it is 0.
+        deviation = (centred**2).mean().clamp(min=1e-36).sqrt()
+        return centred / (deviation + self.eps)

@@ -1,0 +1,114 @@
+"""Other ways to show a prompt: frames shuffled, a sentence added, parts of the pictures hidden. (prompt, seed) -> prompt."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mmrl.core.types import Prompt, Video
+
+
+def has_clip(prompt: Prompt) -> bool:
+    return any(isinstance(source, Video) for source in prompt.media)
+
+
+def is_sequence(prompt: Prompt) -> bool:
+    """Does the order of what the prompt shows carry meaning: a clip, or several pictures?"""
+    return has_clip(prompt) or len(prompt.media) > 1
+
+
+@dataclass(frozen=True)
+class ShuffleFrames:
+    """The same frames in another order; of a prompt with pictures only, the pictures (T-GRPO, arXiv:2503.21776)."""
+
+    def __call__(self, prompt: Prompt, seed: int) -> Prompt:
+        if has_clip(prompt):
+            media = tuple(replace(one, shuffle=seed % 2**31) if isinstance(one, Video) else one for one in prompt.media)
+            return replace(prompt, media=media)
+        return replace(prompt, media=tuple(random.Random(seed).sample(prompt.media, len(prompt.media))))
+
+
+@dataclass(frozen=True)
+class Hint:
+    """The prompt's text with a sentence under it."""
+
+    text: str
+
+    def __call__(self, prompt: Prompt, seed: int) -> Prompt:
+        return replace(prompt, text=f"{prompt.text}\n{self.text}")
+
+
+@dataclass(frozen=True)
+class Degrade:
+    """The prompt made harder to see, by a strength in (0, 1]: noise on pictures, fewer frames of clips.
+
+    Pictures get Gaussian noise of that deviation, in shares of the range of a pixel. A clip loses that share of its frames,
+    but keeps two; its decoder adds no noise.
+    """
+
+    strength: float
+    fps: float = 1.0
+    """What a clip that names neither fps nor frames is thinned out from."""
+
+    def __call__(self, prompt: Prompt, seed: int) -> Prompt:
+        media = [
+            self._clip(one) if isinstance(one, Video) else self._picture(one, seed + i) for i, one in enumerate(prompt.media)
+        ]
+        return replace(prompt, media=tuple(media))
+
+    def _clip(self, clip: Video) -> Video:
+        kept = 1 - min(self.strength, 0.9)
+        if clip.frames is not None:
+            return replace(clip, frames=min(clip.frames, max(2, round(kept * clip.frames))))
+        return replace(clip, fps=kept * (self.fps if clip.fps is None else clip.fps))
+
+    def _picture(self, source: Any, seed: int) -> Any:
+        def noisy(pixels: torch.Tensor) -> torch.Tensor:
+            return pixels + 255 * self.strength * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(seed % 2**63))
+
+        return repainted(source, noisy)
+
+
+@dataclass(frozen=True)
+class MaskPatches:
+    """Every patch of every picture black with a probability (PAPO, arXiv:2507.06448). For pictures, not for clips."""
+
+    probability: float = 0.6
+    patch: int = 14
+    """Pixels of the picture's file."""
+
+    def __call__(self, prompt: Prompt, seed: int) -> Prompt:
+        """Raises ValueError when the prompt holds a clip, whose frames only its decoder sees."""
+        if has_clip(prompt):
+            raise ValueError(
+                f"prompt {prompt.id!r} shows a clip, and MaskPatches hides parts of pictures only: take image data, or a method "
+                "that needs no masked view"
+            )
+
+        def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda pixels: pixels * self._kept(pixels.shape[0], pixels.shape[1], seed)
+
+        return replace(prompt, media=tuple(repainted(source, masked(seed + i)) for i, source in enumerate(prompt.media)))
+
+    def _kept(self, height: int, width: int, seed: int) -> torch.Tensor:
+        """(height, width, 1): 0 in hidden patches."""
+        rng = torch.Generator().manual_seed(seed % 2**63)
+        kept = torch.rand(-(-height // self.patch), -(-width // self.patch), generator=rng) >= self.probability
+        kept = kept.repeat_interleave(self.patch, 0).repeat_interleave(self.patch, 1)
+        return kept[:height, :width, None].float()
+
+
+def repainted(source: Any, paint: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A picture (a path or a PIL image) with other pixels: `paint` gets and gives (height, width, 3) in [0, 255]."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    if isinstance(source, Image.Image):
+        picture = ImageOps.exif_transpose(source).convert("RGB")
+    else:
+        with Image.open(source) as opened:
+            picture = ImageOps.exif_transpose(opened).convert("RGB")
+    pixels = paint(torch.tensor(np.asarray(picture).astype(np.float32)))
+    return Image.fromarray(pixels.round().clamp(0, 255).to(torch.uint8).numpy())

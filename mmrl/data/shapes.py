@@ -1,0 +1,126 @@
+"""Coloured shapes on light paper: what a tiny image generator is taught to draw, and the masks its pictures are judged by.
+
+A caption is "a red circle on the left". `Sketches` are the pictures an uncurated collection would have: many captions belong to
+another picture, and many pictures are stained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Picture = NDArray[np.float32]
+"""(side, side, 3) in [0, 1]."""
+Mask = NDArray[np.float32]
+"""(side, side): how much of a pixel is covered, in [0, 1]."""
+PAPER = (0.92, 0.92, 0.90)
+COLOURS = {"red": (0.85, 0.15, 0.15), "green": (0.15, 0.65, 0.25), "blue": (0.15, 0.30, 0.85), "yellow": (0.95, 0.80, 0.10)}
+SHAPES = ("circle", "square", "triangle")
+SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
+"""Name -> direction from the middle, y downwards."""
+OFFSET = 0.23
+"""From the middle of the picture to the middle of a shape, as a share of the side."""
+_FINE = 4
+"""Points per pixel and axis."""
+
+
+class Wish(NamedTuple):
+    """What a caption asks for."""
+
+    colour: str
+    shape: str
+    side: str
+
+    @property
+    def caption(self) -> str:
+        return f"a {self.colour} {self.shape} on the {self.side}"
+
+
+WISHES = tuple(Wish(*words) for words in product(COLOURS, SHAPES, SIDES))
+HELD_OUT = tuple(
+    wish
+    for wish in WISHES
+    if (list(COLOURS).index(wish.colour) + SHAPES.index(wish.shape) + list(SIDES).index(wish.side)) % 4 == 0
+)
+"""Combinations that nobody trains on; every colour, shape and side occurs in them equally often."""
+TRAIN = tuple(wish for wish in WISHES if wish not in HELD_OUT)
+
+
+@lru_cache(maxsize=256)
+def _points(side: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    fine = (np.arange(side * _FINE) + 0.5) / _FINE
+    x, y = np.meshgrid(fine, fine)
+    return x, y
+
+
+def ideal_mask(shape: str, x: float, y: float, area: float, side: int) -> Mask:
+    """A shape of `area` square pixels with its centroid at (x, y): circles, upright squares, triangles with a side below."""
+    px, py = _points(side)
+    dx, dy = px - x, py - y
+    if shape == "circle":
+        inside = dx**2 + dy**2 <= area / np.pi
+    elif shape == "square":
+        inside = np.maximum(abs(dx), abs(dy)) <= np.sqrt(area) / 2
+    else:
+        height = np.sqrt(area * np.sqrt(3))
+        inside = (dy <= height / 3) & (abs(dx) * np.sqrt(3) <= dy + 2 * height / 3)
+    return inside.reshape(side, _FINE, side, _FINE).mean((1, 3), dtype=np.float32)
+
+
+def place(side: str, size: int) -> tuple[float, float]:
+    """Where the middle of a shape belongs in a picture of size x size pixels."""
+    x, y = SIDES[side]
+    return size * (0.5 + OFFSET * x), size * (0.5 + OFFSET * y)
+
+
+def draw(wish: Wish, side: int, rng: np.random.Generator | None = None) -> Picture:
+    """The wish come true; with a generator, place and size vary a little."""
+    jitter = np.zeros(3) if rng is None else rng.uniform(-1, 1, 3)
+    x, y = (middle + side * 0.03 * shift for middle, shift in zip(place(wish.side, side), jitter, strict=False))
+    area = side**2 * (0.135 + 0.025 * jitter[2])
+    mask = ideal_mask(wish.shape, x, y, area, side)[..., None]
+    return (mask * np.array(COLOURS[wish.colour]) + (1 - mask) * np.array(PAPER)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Pictures and captions to learn from, with the faults of a collection that nobody looked through."""
+
+    side: int = 32
+    confused: float = 0.5
+    """Share of captions that belong to another picture."""
+    stained: float = 0.5
+    """Share of pictures with stains."""
+
+    @property
+    def height(self) -> int:
+        return self.side
+
+    @property
+    def width(self) -> int:
+        return self.side
+
+    @property
+    def words(self) -> Sequence[str]:
+        return (*COLOURS, *SHAPES, *SIDES, "a", "on", "the")
+
+    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """`size` pictures (size, height, width, 3) and what is written below them."""
+        shown = [TRAIN[i] for i in rng.integers(len(TRAIN), size=size)]
+        written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else wish for wish in shown]
+        pictures = [draw(wish, self.side, rng) for wish in shown]
+        pictures = [stain(picture, rng) if rng.random() < self.stained else picture for picture in pictures]
+        return (np.stack(pictures).clip(0, 1) * 255).round().astype(np.uint8), [wish.caption for wish in written]
+
+
+def stain(picture: Picture, rng: np.random.Generator) -> Picture:
+    """Soft blots of one tint, all over it."""
+    side = len(picture)
+    coarse: Any = Image.fromarray(rng.integers(0, 256, (4, 4), dtype=np.uint8))
+    blots = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), np.float32)[..., None] / 255
+    return (picture * (1 - blots * rng.uniform(0.1, 0.3, 3))).astype(np.float32)

@@ -1,0 +1,50 @@
+"""Overlap in time with the mean of the group's own spans, for clips nobody has labelled.
+
+    r = IoU(span, (s, e)) * exp(-gamma u),  s, e = mean start and end of the group's spans,  u = std of starts + std of ends
+
+u is in seconds, or in shares of the clip where its duration is known. A model that always names the same span scores 1: start
+from a model that already grounds, and use format beside it. Injected samples have no say.
+
+Modality: text
+Needs: several samples per prompt, the clip's duration for spans in shares of it
+Range: [0, 1]
+Source: URPA, arXiv:2508.06317, from notes: its gamma is not known
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass, replace
+from math import exp
+from statistics import fmean, pstdev
+
+from mmrl import Group, Interval, Scored
+from mmrl.geometry.answers import Template
+from mmrl.geometry.intervals import Unit, temporal_iou
+from mmrl.geometry.spans import read_spans
+
+
+@dataclass(frozen=True)
+class PseudoSpan:
+    """Agreement with the group's mean span. Text without a span scores 0; a group with fewer than two of them gets None."""
+
+    gamma: float = 1.0
+    """How fast trust fades as spans spread; 0 = all are believed alike."""
+    unit: Unit = "seconds"
+    """What numbers without a unit count."""
+    template: Template | None = None
+    """If set, text that breaks this template scores 0."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        unlabelled = replace(group.prompt, answer=())
+        attempts = [read_spans(unlabelled, sample, self.unit, self.template) for sample in group.samples]
+        named = [attempt.predicted[0] if attempt.predicted else None for attempt in attempts]
+        known = [span for span, one in zip(named, group.samples, strict=True) if span is not None and one.role == "policy"]
+        if len(known) < 2:
+            return [None] * len(named)
+        starts, ends = [span.start for span in known], [span.end for span in known]
+        label = Interval(fmean(starts), fmean(ends), "seconds")
+        trust = exp(-self.gamma * (pstdev(starts) + pstdev(ends)) / (attempts[0].seconds or 1.0))
+        return [self._score(span, label, trust) for span in named]
+
+    def _score(self, span: Interval | None, label: Interval, trust: float) -> Scored:
+        overlap = 0.0 if span is None else temporal_iou(span, label)
+        return Scored(overlap * trust, {"agreement": overlap, "trust": trust, "unparsed": float(span is None)})

@@ -1,0 +1,17 @@
+"""Every preset for video raises the reward of the fake policy, which sees clips as numbers in order."""
+
+import pytest
+
+from mmrl.algorithms.presets_video import PRESETS
+from mmrl.training.optim import OptimizerSettings
+from tests.training.test_video_methods import video_trainer
+
+STEPS = 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_reward_rises(name: str):
+    trainer = video_trainer(name, steps=STEPS, prompts_per_step=48, optimizer=OptimizerSettings(lr=2e-2))
+    rewards = [trainer.step()["reward/letter"] for _ in range(STEPS)]
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:3]) / 3 + 0.15
