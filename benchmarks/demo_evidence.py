@@ -1,96 +1,133 @@
-"""The demo's claim on several seeds: held-out figures before and after GRPO, and a control that imitates for longer instead.
+"""A demo's claim on several seeds: held-out figures before and after reinforcement, and the seconds of both parts.
 
-    python benchmarks/demo_evidence.py --seeds 0 1 2
+    python benchmarks/demo_evidence.py grounding --seeds 0 1 2
+    python benchmarks/demo_evidence.py t2i --seeds 0 1 2 --no-cache
 
-Every seed has its own warm start, scenes and training. Both models are read greedily on held-out pictures that nothing was
-chosen on (`--fresh`), with other glyphs than training saw. The table printed here stands in docs/benchmarks.md.
+Every seed has its own imitation, data and training. Both models are judged on what nothing was chosen on (`--fresh`): held-out
+scenes of another series, or held-out captions from other noise. The tables printed here stand in docs/benchmarks.md.
 """
 
 import argparse
+import os
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from mmrl.app import config as configs
 from mmrl.app import demo
-from mmrl.app.plugins import load
-from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.app.build import build
+from mmrl.app.jobs import workplace
+from mmrl.app.rundir import RunDir
 from mmrl.tiny.grounding import WarmStart, warm_start
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.evaluate import EvaluationSettings, Evaluator
-from mmrl.training.rewards import NamedReward, RewardRunner
 
-FIGURES = ("iou", "hit", "acc50")
+Control = Callable[[int, int, Path], Path]
 
 
-def measure(policy: TextPolicy, num_prompts: int, seed: int) -> dict[str, float]:
-    """Greedy figures on held-out scenes of one series."""
-    prompts = load("digits_grounding", "datasets")(split="held_out", size=num_prompts, seed=seed)
-    iou: Any = load("iou", "rewards")
-    runner = RewardRunner([NamedReward("iou", iou(space=policy.box_space))])
-    settings = EvaluationSettings(num_prompts=num_prompts, batch_size=64)
-    metrics, _, _ = Evaluator(policy, prompts, runner, settings, Sampling(temperature=0.0, max_new_tokens=32)).run(0)
-    return {name: metrics[f"eval/iou/{name}"] for name in FIGURES}
+def longer_imitation(seed: int, steps: int, folder: Path) -> Path:
+    """The grounding demo's model after so many steps of imitation."""
+    return warm_start(replace(WarmStart(seed=seed), steps=steps), folder)
 
 
-def policy_of(folder: Path) -> TextPolicy:
-    return TextPolicy(TextPolicyConfig(model=str(folder)))
+@dataclass(frozen=True)
+class Evidence:
+    """What is measured of a demo."""
+
+    figures: Mapping[str, str]
+    """Title -> metric."""
+    fresh: tuple[str, ...]
+    """Overrides of the evaluation, with {series} and {size} in them."""
+    size: int
+    """Held-out scenes, or pictures per caption."""
+    control: Control | None = None
+
+
+EVIDENCE = {
+    "grounding": Evidence(
+        {"mean IoU": "eval/iou", "hits": "eval/iou/hit", "Acc@0.5": "eval/iou/acc50"},
+        ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
+        512,
+        longer_imitation,
+    ),
+    "t2i": Evidence(
+        {"reward": "eval/shapes"} | {part: f"eval/shapes/{part}" for part in ("colour", "side", "shape", "background")},
+        ("evaluation.seed={series}", "evaluation.num_samples={size}"),
+        32,
+    ),
+    "t2i-text": Evidence(
+        {"reward (1 - edit distance / length)": "eval/ocr", "read exactly": "eval/ocr/exact"},
+        ("evaluation.seed={series}", "evaluation.num_samples={size}"),
+        32,
+    ),
+}
+
+
+def measure(name: str, model: Path, args: argparse.Namespace, seed: int, run: RunDir | None = None) -> dict[str, float]:
+    """Figures on the fresh held-out prompts, of the model as it is or as the run left it."""
+    evidence = EVIDENCE[name]
+    size = args.fresh_size or evidence.size
+    fresh = [word.format(series=args.fresh + seed, size=size) for word in evidence.fresh]
+    words = [*args.overrides, f"policy.model={str(model)!r}", *fresh]
+    with workplace():
+        job = build(configs.load(demo.demo_of(name).config, words))
+        if run is not None:
+            job.policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
+        assert job.evaluator is not None
+        metrics = job.evaluator.run(0)[0]
+    return {title: metrics[metric] for title, metric in evidence.figures.items()}
 
 
 def row(name: str, before: dict[str, float], after: dict[str, float], seconds: str) -> str:
-    cells = " | ".join(
-        f"{before[figure]:.3f} -> {after[figure]:.3f} ({after[figure] - before[figure]:+.3f})" for figure in FIGURES
-    )
+    cells = " | ".join(f"{before[title]:.3f} -> {after[title]:.3f} ({after[title] - before[title]:+.3f})" for title in before)
     return f"| {name} | {cells} | {seconds} |"
 
 
-def one_seed(seed: int, args: argparse.Namespace) -> list[str]:
-    settings = WarmStart(seed=seed)
-    start = time.perf_counter()
-    imitated = warm_start(settings, Path(tempfile.mkdtemp()) / "model") if args.no_cache else demo.taught(seed)
-    warm_s = time.perf_counter() - start
-    before = measure(policy_of(imitated), args.fresh_size, args.fresh + seed)
-    start = time.perf_counter()
-    run = demo.grounding(Path(tempfile.mkdtemp()) / "run", seed, [f"policy.model={str(imitated)!r}", *args.overrides])
-    grpo_s = time.perf_counter() - start
-    policy = policy_of(imitated)
-    policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
-    lines = [
-        row(f"GRPO, seed {seed}", before, measure(policy, args.fresh_size, args.fresh + seed), f"{warm_s:.0f} + {grpo_s:.0f}")
-    ]
-    if args.control:
-        start = time.perf_counter()
-        longer = replace(settings, steps=args.control)
-        control = policy_of(warm_start(longer, Path(tempfile.mkdtemp()) / "model"))
-        seconds = f"{time.perf_counter() - start:.0f}"
-        lines.append(
-            row(
-                f"imitation only, {longer.steps} steps, seed {seed}",
-                before,
-                measure(control, args.fresh_size, args.fresh + seed),
-                seconds,
-            )
-        )
+def seconds_since(wall: float, cpu: float) -> str:
+    return f"{time.perf_counter() - wall:.0f} ({time.process_time() - cpu:.0f} CPU)"
+
+
+def one_seed(name: str, seed: int, args: argparse.Namespace) -> list[str]:
+    start = time.perf_counter(), time.process_time()
+    taught = demo.taught(name, seed)
+    imitation_s = seconds_since(*start)
+    before = measure(name, taught, args, seed)
+    start = time.perf_counter(), time.process_time()
+    output = args.runs or Path(tempfile.mkdtemp())
+    run = demo.run(name, output / f"{name}-{seed}", seed, [f"policy.model={str(taught)!r}", *args.overrides])
+    seconds = f"{imitation_s} + {seconds_since(*start)}"
+    lines = [row(f"seed {seed}", before, measure(name, taught, args, seed, run), seconds)]
+    control = EVIDENCE[name].control
+    if args.control and control is not None:
+        start = time.perf_counter(), time.process_time()
+        model = control(seed, args.control, Path(tempfile.mkdtemp()) / "model")
+        after = measure(name, model, args, seed)
+        lines.append(row(f"imitation only, {args.control} steps, seed {seed}", before, after, seconds_since(*start)))
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("demo", choices=sorted(EVIDENCE))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--fresh", type=int, default=9_000, help="series of held-out scenes; the seed is added")
-    parser.add_argument("--fresh-size", type=int, default=512)
+    parser.add_argument("--fresh", type=int, default=9_000, help="series of held-out scenes or noise; the seed is added")
+    parser.add_argument("--fresh-size", type=int, help="held-out scenes, or pictures per caption")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-cache", action="store_true", help="teach by imitation again, so that its seconds are real")
-    parser.add_argument("--control", type=int, default=0, help="also imitate for so many steps instead of GRPO")
-    parser.add_argument("overrides", nargs="*", help="key=value of configs/tiny/grounding.toml")
+    parser.add_argument("--control", type=int, default=0, help="grounding: also imitate for so many steps instead")
+    parser.add_argument("--runs", type=Path, help="folder to keep the runs in")
+    parser.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the config")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("| run | mean IoU | hits | Acc@0.5 | seconds |\n|---|---|---|---|---|", flush=True)
+    if args.no_cache:
+        os.environ["MMRL_CACHE"] = tempfile.mkdtemp()
+    print(f"| {args.demo} | {' | '.join(EVIDENCE[args.demo].figures)} | seconds |")
+    print(f"|{'---|' * (len(EVIDENCE[args.demo].figures) + 2)}", flush=True)
     for seed in args.seeds:
-        for line in one_seed(seed, args):
+        for line in one_seed(args.demo, seed, args):
             print(line, flush=True)
 
 

@@ -41,6 +41,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "temp_flow_grpo": {"schedule": {"at_steps": [0, 1], "branches": 8}, "objective": {"0": WIDE}},
     "dance_grpo": {"schedule": {"trained_per_row": 3}, "objective": {"0": WIDE}},
     "branch_grpo": {"schedule": {"split_steps": [0, 1, 2, 3], "stop_depth": 4}, "objective": {"0": WIDE}},
+    "branch_mix_grpo": {
+        "schedule": {"split_steps": [0, 1, 2, 3], "stop_depth": 4, "window": [0, 2], "window_every": 4},
+        "objective": {"0": WIDE},
+    },
     "diffusion_nft": {"schedule": {"times": {"count": 5}}},
     "awm": {"schedule": {"times": {"count": 5}}},
 }

@@ -1,33 +1,56 @@
-"""Prompts to draw pictures from: a text file, a JSONL file, or the texts themselves.
+"""Prompts to draw pictures from: a text file, a JSONL file, the texts themselves, or prompts made up on the spot.
 
     a red fox in the snow                                  one prompt per line of a .txt file
     {"prompt": "a red fox", "id": "7", "animal": "fox"}    one object per line of a .jsonl file
 
 Further columns reach the rewards in `prompt.columns`. Ids are those of the file or the numbers of its lines.
-Licence: that of your data.
+
+    writer = "lettering"     a neon sign over a diner reading "Golden Harbour"       target, for the reward `ocr`
+    writer = "objects"       a picture of two cats; a red cup and a blue kite        tag, include, exclude: for `object_counts`
+    writer = "numbers"       the number 47                                           target, for the reward `ocr`
+
+A writer makes up `size` prompts of a `split`, the same for the same seed; held-out tasks are in no training split.
+Licence: that of your data; Apache-2.0 for what a writer makes up.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.data.prompt_writers import write
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 
 
-def load(path: str | Path | None = None, texts: Sequence[str] = (), column: str = "prompt") -> Sequence[Prompt]:
+def load(
+    path: str | Path | None = None,
+    texts: Sequence[str] = (),
+    column: str = "prompt",
+    writer: str | None = None,
+    size: int | None = None,
+    split: str = "train",
+    seed: int = 0,
+) -> Sequence[Prompt]:
     """The prompts, in their order; blank lines are left out.
 
     Args:
         path: a .txt or .jsonl file.
         texts: the prompts themselves, in place of a file.
         column: of a .jsonl file, the one that holds the prompt.
+        writer: makes prompts up, in place of a file.
+        size: of a writer, how many; None: 1000, or all where there are fewer.
+        split: of a writer, train or held_out.
+        seed: of a writer.
 
     Raises:
-        ValueError: neither or both of path and texts, or listing the first bad rows with file and line.
+        ValueError: none or several of path, texts and writer, or listing the first bad rows with file and line.
     """
-    if (path is None) == (not texts):
-        raise ValueError("the data set 'prompts' reads either a file or its own lines: set data.path or data.texts")
+    if (path is not None) + bool(texts) + (writer is not None) != 1:
+        raise ValueError("the data set 'prompts' reads one source: set data.path, data.texts or data.writer")
+    if writer is not None:
+        return write(writer, size, split, seed)
+    if size is not None or split != "train":
+        raise ValueError("data.size and data.split belong to data.writer: a file or a list of texts is read whole")
     report = Report(str(path or "texts"))
     prompts: list[Prompt] = []
     ids: set[str] = set()

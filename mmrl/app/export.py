@@ -13,17 +13,19 @@ from mmrl.app.kinds import kind_of
 from mmrl.app.report import number, signed
 from mmrl.app.report_data import RunData, changes, load
 from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.evaluate import Weights
 
 
-def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -> Path:
+def export(run: Path, out: Path, merge: bool = False, step: int | None = None, weights: Weights = "live") -> Path:
     """Write the policy of checkpoint `step` (default: the newest whole one) to `out` and return it.
 
     All weights trained: a model folder for AutoModelForImageTextToText or DiffusionPipeline. LoRA: an adapter folder for peft
-    or load_lora_weights, or with `merge` a model folder that holds the sum. Nothing is left behind when it fails.
+    or load_lora_weights, or with `merge` a model folder that holds the sum. `weights` = ema writes the average that the run kept
+    of them. Nothing is left behind when it fails.
 
     Raises:
         FileNotFoundError: `run` holds no run, or its base model is gone.
-        ValueError: `out` is not empty, there is no such checkpoint, or nothing to merge.
+        ValueError: `out` is not empty, there is no such checkpoint, no average, or nothing to merge.
     """
     data = load(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -32,6 +34,13 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
     state = Checkpoints(data.run.checkpoints).load(step)
+    if weights == "ema":
+        if "ema" not in state["policy"]["shadows"]:
+            raise ValueError(
+                f"{data.run.path} kept no average of its weights: export the live ones, or train with evaluation.weights = 'ema' "
+                "or an algorithm that keeps one"
+            )
+        state["policy"]["weights"] = state["policy"]["shadows"]["ema"]
     policy_config = with_local_model(config).policy
     policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
     policy.load_state_dict(state["policy"])
@@ -41,7 +50,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None) -
             kind_of(policy_config).merge(folder, policy_config)
         is_adapter = config.policy.lora is not None and not merge
         snippet = kind_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
-        card = model_card(data, config, int(state["index"]), is_adapter, snippet)
+        card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return out
 
@@ -70,7 +79,9 @@ def shown_name(model: str) -> str:
     return model if is_on_hub(model) or model.startswith(TINY) else Path(model).name
 
 
-def model_card(data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str]) -> str:
+def model_card(
+    data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights = "live"
+) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
     base, label, loading = config.policy.model, config.algorithm.label, kind_of(config.policy).loading
     shown = shown_name(base)
@@ -90,12 +101,14 @@ def model_card(data: RunData, config: RunConfig, step: int, adapter: bool, snipp
         f"- rewards: {', '.join(rewards)}",
         f"- data: {config.data.use}",
         f"- base model: {shown}",
-        f"- weights: {f'a LoRA adapter for {library}' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}",
+        f"- weights: {f'a LoRA adapter for {library}' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}"
+        + (", averaged over training (ema)" if weights == "ema" else ""),
         f"- mmrl {data.versions.get('mmrl', 'unknown')}, {loading.library} {data.versions.get(loading.library, 'unknown')}",
         "",
         "## Results",
         "",
         *results(data, step),
+        *([] if weights == config.evaluation.weights else ["", f"The {config.evaluation.weights} weights were evaluated."]),
         "",
         "## Load it",
         "",

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table as Grid
 
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app import config as configs
 from mmrl.app.build import Job, build
 from mmrl.app.config import Resolved
@@ -21,6 +22,7 @@ from mmrl.app.report_data import changes
 from mmrl.app.report_data import load as load_run
 from mmrl.app.rundir import RunDir
 from mmrl.app.tasks import one_line
+from mmrl.core.protocols import State
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 
@@ -82,10 +84,19 @@ def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
         if ranks.is_main:
             configs.save(replace(job.config, output=str(run.path)), run.config_file)
             console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+            console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
         fit(job, run, ranks)
         if ranks.is_main:
             announce(run)
     return run
+
+
+def updates(algorithm: Algorithm) -> str:
+    """How often a step's rollouts are trained on: clip ranges and the learning rate mean something only together with it."""
+    count = algorithm.epochs * algorithm.minibatches
+    if count == 1:
+        return "1 update per step: ratios are 1 there, so clipping has nothing to do"
+    return f"{count} updates per step ({algorithm.minibatches} minibatches, {algorithm.epochs} passes), the first at ratio 1"
 
 
 @contextmanager
@@ -210,13 +221,25 @@ def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) 
         index = 0
         if run is not None:
             state = Checkpoints(run.checkpoints).load(step)
-            job.policy.load_state_dict(state["policy"])
+            job.policy.load_state_dict(wanted_part(state["policy"], job.policy.shadows, run))
             index = int(state["index"])
         metrics = job.evaluator.run(index)[0]
         if ranks.is_main:
             where = f"{run.path}, step {index}" if run else f"{resolved.config.policy.model} as it is"
             print_metrics(f"{where}: {len(job.evaluator.prompts)} held-out prompts", metrics)
     return metrics
+
+
+def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
+    """A policy's state without the averages and references that this evaluation has no use for.
+
+    Raises:
+        ValueError: the run did not keep one that it has.
+    """
+    missing = sorted(shadows - set(state["shadows"]))
+    if missing:
+        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
+    return state | {"shadows": {name: state["shadows"][name] for name in shadows}}
 
 
 def print_metrics(title: str, metrics: Mapping[str, float]) -> None:

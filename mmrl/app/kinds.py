@@ -173,7 +173,7 @@ class TextKind:
         if not isinstance(algorithm.ema_decay, SteadyDecay | None):
             raise ValueError(
                 f"algorithm {label} has an ema_decay, but averages of a text policy follow at a constant rate: "
-                "leave algorithm.ema_decay out, or take kind = \"SteadyDecay\""
+                'leave algorithm.ema_decay out, or take kind = "SteadyDecay"'
             )
         return algorithm.with_length(policy.sampling.max_new_tokens)
 

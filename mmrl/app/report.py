@@ -35,6 +35,7 @@ HEALTH = (
     ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
 )
 """Title, metric, and how to read it."""
+DIVERSITY = ("train/diversity", "eval/diversity")
 HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""
 PHASES = (
@@ -209,6 +210,9 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     wanted = data.steps_wanted
     seconds = sum(value for value in column(data.train, "time/step_s")[1] if math.isfinite(value))
     found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(data.steps_done))]
+    algorithm = data.config.get("algorithm", {})
+    if isinstance(algorithm, Mapping) and {"epochs", "minibatches"} <= set(algorithm):
+        found.append(("updates per step", str(int(algorithm["epochs"]) * int(algorithm["minibatches"]))))
     if seconds:
         found.append(("in training steps", duration(seconds)))
     if data.before:
@@ -242,19 +246,22 @@ def training_change(data: RunData) -> tuple[float, float, int] | None:
 
 
 def curves(data: RunData) -> list[Chart]:
-    """Total reward, mean IoU, every reward, and the length of held-out completions."""
+    """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
     charts = [both_splits(data, "Reward", "reward/total", "eval/total"), iou_chart(data)]
     for name in reward_names(data):
         twin = f"eval/{name}"
         charts.append(both_splits(data, name, f"reward/{name}", "" if twin == HELD_OUT_LENGTH else twin))
     charts.append(both_splits(data, "Length, held out", "", HELD_OUT_LENGTH))
+    charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
     return [chart for chart in charts if chart is not None]
 
 
 def reward_names(data: RunData) -> list[str]:
     """Names of the rewards that training or evaluation logged, without their parts."""
     names = [name for line in (*data.train, *data.evals) for name in line]
-    held_out = [n for n in names if n.startswith("eval/") and n.count("/") == 1 and n not in ("eval/total", HELD_OUT_LENGTH)]
+    held_out = [
+        n for n in names if n.startswith("eval/") and n.count("/") == 1 and n not in ("eval/total", HELD_OUT_LENGTH, DIVERSITY[1])
+    ]
     return list(dict.fromkeys(name.partition("/")[2] for name in (*filter(is_reward, names), *held_out)))
 
 
@@ -292,7 +299,7 @@ def health(data: RunData) -> list[Chart]:
 
 def others(data: RunData) -> list[Chart]:
     """Every metric that no other chart shows; parts of rewards with their held-out twin."""
-    shown = {"step", "reward/total", "reward/length", *(metric for _, metric, _ in HEALTH)}
+    shown = {"step", "reward/total", "reward/length", "reward/diversity", DIVERSITY[0], *(metric for _, metric, _ in HEALTH)}
     shown |= {f"reward/{name}" for name in reward_names(data)}
     names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
     charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]

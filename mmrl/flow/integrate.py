@@ -46,10 +46,17 @@ class Trajectory:
 
 
 def gaussian_of(
-    step: StepPlan, x: Float[Tensor, "m ..."], v: Float[Tensor, "m ..."], sigmas: Float[Tensor, " t1"], index: int
+    step: StepPlan,
+    x: Float[Tensor, "m ..."],
+    v: Float[Tensor, "m ..."],
+    sigmas: Float[Tensor, " t1"],
+    index: int | Int[Tensor, " m"],
 ) -> Gaussian:
-    """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for."""
-    at = torch.full((len(x),), index, device=x.device)
+    """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for.
+
+    `index` says where in the table the step is, of each latent or of all.
+    """
+    at = index.to(x.device) if isinstance(index, Tensor) else torch.full((len(x),), index, device=x.device)
     plain = transition(step.dynamics, step.level, x, v, sigmas.to(x.device), at)
     return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
 

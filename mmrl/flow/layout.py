@@ -76,9 +76,10 @@ def forwards(plan: RolloutPlan, group_size: int, guided: bool = False, frozen_mo
 def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
     size = leaves(plan)
     if count % size:
+        fewer = ", or branch at fewer steps: every split multiplies the samples" if size > count else ""
         raise ValueError(
             f"the schedule's {plan.shape} need groups of a multiple of {size} samples, but algorithm.group_size is {count}: "
-            f"set group_size = {size * max(1, round(count / size))}"
+            f"set group_size = {size * max(1, round(count / size))}{fewer}"
         )
     noisy = torch.tensor([step.stochastic for step in plan.steps])
     state_ids = {"chains": _chains, "tree": _tree, "branches": _branches}[plan.shape](plan, count)

@@ -72,12 +72,19 @@ class RolloutPlan:
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
     truncated_timesteps: bool = False
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
+    guidance: float | None = None
+    """Of this rollout alone, where nothing trains; None: that of the policy."""
 
     def __post_init__(self) -> None:
         if self.steps[-1].trained and self.steps[-1].dynamics == "cps":
             raise ValueError("the last cps step draws no noise, so it cannot train: set schedule.last = 'ode'")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
+        if self.guidance is not None and (self.forward is not None or any(step.trained for step in self.steps)):
+            raise ValueError(
+                f"a plan that trains has guidance {self.guidance} of its own, but training evaluates its steps again with the "
+                "policy's, and ratios would not start at 1: set policy.guidance instead"
+            )
 
     @property
     def num_steps(self) -> int:
@@ -108,9 +115,9 @@ class RolloutPlan:
         return values
 
 
-def evaluation_plan(num_steps: int, spacing: Spacing | None = None) -> RolloutPlan:
+def evaluation_plan(num_steps: int, spacing: Spacing | None = None, guidance: float | None = None) -> RolloutPlan:
     """Deterministic Euler steps that train nothing: how a model is judged."""
-    return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing)
+    return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance)
 
 
 @dataclass(frozen=True)

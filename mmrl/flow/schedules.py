@@ -34,6 +34,18 @@ class Full:
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
 
+    def __post_init__(self) -> None:
+        most = self.num_steps - (self.last != "trained")
+        for name in ("trained_steps", "trained_per_row"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(
+                    f"Full.{name} is {value}, but {most} of the {self.num_steps} steps may train (last = {self.last!r}): "
+                    f"set schedule.{name} between 1 and {most}, or schedule.num_steps higher"
+                )
+        if most < 1:
+            raise ValueError("Full.num_steps is 1 and its last step does not train, so nothing does: set schedule.num_steps = 10")
+
     def at(self, step: int) -> RolloutPlan:
         noisy = self.num_steps - (self.last == "ode")
         trained = self.num_steps - (self.last != "trained")
@@ -239,7 +251,7 @@ class Tree:
     """All steps are noisy; at split steps every latent has `factor` children; samples are the leaves (BranchGRPO).
 
     arXiv:2509.06040. Prefixes are shared, so 16 leaves of 20 steps cost 203 forwards in place of 320. Split steps are clamped
-    to the last one. Not implemented: the mode that is deterministic outside a window.
+    to the last one. With a `window` only its steps and the splits are noisy and train (its mixed mode).
     """
 
     num_steps: int = 20
@@ -260,9 +272,20 @@ class Tree:
     """Sliding ends when the first pruned depth is here."""
     first_half_only: bool = False
     """After the last split train only the first half of every chain (the code's width pruning 1)."""
+    window: tuple[int, int] | None = None
+    """(first step, number of steps) outside of which steps are deterministic, splits excepted; None: all are noisy."""
+    window_every: int = 0
+    """Move the window by one step every so many training steps, and back to its first place from the end; 0: never."""
     initial_noise: InitialNoise = "group"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not (self.window[0] >= 0 < self.window[1] <= self.num_steps - self.window[0]):
+            raise ValueError(
+                f"Tree.window is {self.window}: {self.window[1]} steps from step {self.window[0]} on do not fit into "
+                f"{self.num_steps} steps: set schedule.window = [first, count] with first + count <= num_steps"
+            )
 
     @property
     def splits(self) -> tuple[int, ...]:
@@ -277,8 +300,9 @@ class Tree:
         last_split = max(self.splits)
         half = last_split + 1 + (self.num_steps - last_split - 1) // 2
         pruned = {depth - 1 for depth in self.pruned(step)} | set(range(half, self.num_steps) if self.first_half_only else ())
+        noisy = set(self.splits) | set(self.windowed(step))
         return RolloutPlan(
-            tuple(self._step(i, i not in pruned) for i in range(self.num_steps)),
+            tuple(self._step(i, i not in pruned) if i in noisy else StepPlan() for i in range(self.num_steps)),
             self.spacing,
             shape="tree",
             initial_noise=self.initial_noise,
@@ -291,6 +315,13 @@ class Tree:
             return list(self.pruned_depths)
         shift = min(step // self.slide_every, max(0, self.pruned_depths[0] - self.stop_depth))
         return [depth - shift for depth in self.pruned_depths]
+
+    def windowed(self, step: int) -> range:
+        """The steps that are noisy at a training step wherever the splits are."""
+        first, count = (0, self.num_steps) if self.window is None else self.window
+        if self.window_every:
+            first += step // self.window_every % (self.num_steps - count - first + 1)
+        return range(first, first + count)
 
     def _step(self, index: int, trained: bool) -> StepPlan:
         splits = index in self.splits

@@ -65,6 +65,11 @@ class DynamicShift:
             )
         sigmas = shift_by(math.exp(self.mu(image_tokens)), grid)
         if self.terminal is not None:
+            if len(grid) < 3:
+                raise ValueError(
+                    f"DynamicShift.terminal = {self.terminal} fixes the last sigma before 0, and with one denoising step that is "
+                    "the first one too: take 2 steps or more"
+                )
             remaining = 1 - sigmas[:-1]
             sigmas = torch.cat([1 - remaining * (1 - self.terminal) / remaining[-1], sigmas[-1:]])
         return sigmas.float()

@@ -204,13 +204,13 @@ def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path
     make()
     seeds: list[int] = []
 
-    def taught(seed: int) -> Path:
+    def taught(name: str, seed: int) -> Path:
         seeds.append(seed)
         return building.tiny_model("tiny:qwen3_vl")
 
     monkeypatch.setattr(demo, "taught", taught)
     words = ["steps=1", "prompts_per_step=2", "data.size=4", "evaluation.num_prompts=2", "policy.sampling.max_new_tokens=4"]
-    run = demo.grounding(tmp_path / "out", 5, words)
+    run = demo.run("grounding", tmp_path / "out", 5, words)
     config = configs.load(str(run.config_file)).config
     assert seeds == [5]
     assert (config.seed, config.data.args["seed"], config.steps) == (5, 5, 1)

@@ -1,7 +1,6 @@
 """Image generators through the commands: their part of a config, what is refused, and a run from training to export."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +22,7 @@ from mmrl.flow.decay import RampDecay, WarmDecay
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow import FlowPolicy
 from mmrl.training.checkpoint import Checkpoints
-
-Make = Callable[..., Resolved]
-SMALL = {
-    "flow_grpo": ["group_size=4", "schedule.num_steps=4"],
-    "flow_grpo_fast": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
-    "cps": ["group_size=4", "schedule.num_steps=4"],
-    "grpo_guard": ["group_size=4", "schedule.num_steps=4"],
-    "mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2"],
-    "mix_grpo_flash": ["group_size=4", "schedule.num_steps=8", "schedule.size=2"],
-    "temp_flow_grpo": ["group_size=8", "schedule.num_steps=4", "schedule.branches=2", "schedule.at_steps=[0, 1]"],
-    "dance_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.trained_per_row=2"],
-    "branch_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.split_steps=[0, 2]"],
-    "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2"],
-    "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
-    "awm": ["group_size=4", "schedule.num_steps=6", "schedule.times.count=2"],
-}
-"""Overrides under `algorithm` that make a preset cheap."""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def make(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """configs/tiny/flow.toml with overrides, in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
-    return lambda *words: configs.load("tiny/flow", words)
-
-
-def with_preset(make: Make, name: str) -> Resolved:
-    """The tiny config with another preset, made cheap, in place of its own algorithm."""
-    resolved = make()
-    resolved.table.set(("algorithm",), {"preset": name}, "test")
-    return configs.resolve(resolved.table, [f"algorithm.{word}" for word in SMALL[name]])
+from tests.app.flow_runs import FAMILIES, SMALL, Make, of_family, with_preset
 
 
 def test_defaults_of_the_kind(make: Make):
@@ -131,7 +94,7 @@ def test_rewards_that_read_boxes_are_refused(make: Make):
 
 
 def test_presets_of_both_kinds_are_known():
-    assert set(preset_documents()) == set(PRESETS) | set(TEXT_PRESETS)
+    assert set(preset_documents()) >= set(PRESETS) | set(TEXT_PRESETS)
     text = shown("diffusion_nft", ["algorithm.schedule.times.count=4"])
     rows = [line.split() for line in text.splitlines()]
     assert ["algorithm.schedule.times.count", "4", "command", "line"] in rows
@@ -148,14 +111,22 @@ def test_settings_inside_a_part_keep_the_others(make: Make):
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_is_saved_and_takes_a_step(make: Make, tmp_path: Path, name: str):
+def test_every_preset_is_saved_and_read_again(make: Make, tmp_path: Path, name: str):
+    assert set(SMALL) == set(PRESETS)
     resolved = with_preset(make, name)
     configs.save(resolved.config, tmp_path / "saved.toml")
     assert configs.load(str(tmp_path / "saved.toml")).config == resolved.config
-    job = build(resolved)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_takes_a_step_on_every_family(make: Make, name: str, family: str):
+    """With guidance and an adapter; the ratio gate (1e-6) passes."""
+    job = build(with_preset(make, name, *of_family(family)))
     before = [weight.detach().clone() for weight in job.policy.parameters()]
     metrics = job.trainer.step()
     assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/total", "rollout/length"))
+    assert 0 < metrics["train/diversity"] < 1
     assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
 
 
@@ -190,7 +161,7 @@ def test_a_run_leaves_pictures_goes_on_where_it_stopped_and_is_evaluated_again(m
     found = evaluate(str(whole.path))
     last = [line for line in whole.read_metrics().lines if "eval/total" in line][-1]
     assert found == pytest.approx({name: value for name, value in last.items() if name in found})
-    assert set(found) == {"eval/jpeg_size", "eval/jpeg_size/kb", "eval/total"}
+    assert set(found) == {"eval/jpeg_size", "eval/jpeg_size/kb", "eval/total", "eval/diversity"}
 
 
 def weights_in(folder: Path, adapter: Path | None = None) -> dict[str, torch.Tensor]:

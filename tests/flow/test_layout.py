@@ -40,7 +40,9 @@ def test_every_trained_transition_has_one_owner():
 
 
 def test_a_group_that_does_not_fill_the_tree_is_refused_with_a_size_that_does():
-    with pytest.raises(ValueError, match=r"multiple of 16 samples, but algorithm.group_size is 12: set group_size = 16"):
+    with pytest.raises(
+        ValueError, match=r"multiple of 16 samples, but algorithm.group_size is 12: set group_size = 16, or branch at"
+    ):
         lay_out(Tree().at(0), [12], [0])
 
 

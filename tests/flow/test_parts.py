@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmrl.algorithms import presets_flow
+from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
@@ -193,6 +194,42 @@ def test_advantage_matching_is_the_weighted_matching_loss():
         assert (gradient[1] * gap[1] > 0).all() and (gradient[2] * gap[2] < 0).all()
     gradient, gap, t = forward_gradient(AdvantageMatching("t"), [1.0, 1.0, 1.0])
     torch.testing.assert_close(gradient, t[..., None] * 2 * gap / 5)
+
+
+def test_matching_may_take_one_ratio_per_sample():
+    apart, together = (
+        forward_gradient(AdvantageMatching("t", combine=how), [1.0, -2.0, 0.0])[0] for how in ("exp_first", "sum_first")
+    )
+    # on the policy's own samples every time has the gradient of both
+    torch.testing.assert_close(together, 2 * apart)
+    generator = torch.Generator().manual_seed(3)
+    v, old, target = (torch.randn(1, 2, 5, generator=generator) for _ in range(3))
+    readings = {VELOCITY: v, VELOCITY._replace(model="old"): old, TARGET_VELOCITY: target, SIGMA: torch.ones(1, 2)}
+    term = AdvantageMatching("uniform", clip=9.0, off_policy=True, combine="sum_first")
+    error = ((v - target) ** 2).mean(2) - ((old - target) ** 2).mean(2)
+    values, _ = term(readings, make_batch(torch.ones(1, 2), torch.ones(1), {}))
+    torch.testing.assert_close(values, -(-error).sum(1, keepdim=True).exp().expand(1, 2))
+    assert (term.scope, AdvantageMatching().scope) == ("rollout", "action")
+
+
+def test_rows_without_advantage_may_leave_with_their_penalties():
+    rows = rollouts(torch.ones(5, 2), [0, 0, 1, 1, 1])
+    part = GroupNorm(drop_zero=True)
+    credit = part(scores(torch.tensor([[3.0], [3.0], [1.0], [2.0], [3.0]])), rows)
+    assert credit.keep.tolist() == [False, False, True, False, True]
+    flat = part(scores(torch.ones(5, 1)), rows)
+    assert flat.keep.all() and not flat.values.any()
+
+
+def test_the_lowest_rewards_may_leave_the_statistics():
+    rows = rollouts(torch.ones(5, 1))
+    credit = Decoupled(ddof=1, eps=0.0, whiten="none", trimmed=0.4)(
+        scores(torch.tensor([[5.0], [0.0], [3.0], [4.0], [1.0]])), rows
+    )
+    # mean 4 and deviation 1 of 3 4 5
+    torch.testing.assert_close(credit.values[:, 0], torch.tensor([1.0, -4.0, -1.0, 0.0, -3.0]))
+    with pytest.raises(ValueError, match=r"trimmed is 1\.0"):
+        Decoupled(trimmed=1.0)
 
 
 def test_sample_from_asks_for_other_weights():

@@ -77,6 +77,14 @@ def test_steps_without_a_density_cannot_train():
         RolloutPlan((StepPlan("cps", 0.5, trained=True), StepPlan()), forward=TimeSampler())
 
 
+def test_guidance_of_its_own_is_for_plans_that_train_nothing():
+    assert evaluation_plan(3, guidance=1.0).guidance == 1.0
+    with pytest.raises(ValueError, match=r"guidance 2\.0 of its own, .*set policy\.guidance"):
+        RolloutPlan((StepPlan("cps", 0.5, trained=True), StepPlan()), guidance=2.0)
+    with pytest.raises(ValueError, match=r"set policy\.guidance"):
+        RolloutPlan((StepPlan(),), forward=TimeSampler(), guidance=1.0)
+
+
 def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic():
     schedule = RandomSubset(8, (1, 2, 3, 4), 2)
     plan = schedule.at(3)
@@ -113,6 +121,35 @@ def test_tree_prunes_and_clamps():
     assert trained(tree.at(0)) == [0, 1, 2, 3, 4, 7]
     assert trained(Tree(8, (0, 3), first_half_only=True).at(0)) == [0, 1, 2, 3, 4, 5]
     assert not Tree(8, (0, 3), last="ode").at(0).steps[-1].stochastic
+
+
+def test_a_mixed_tree_is_noisy_at_splits_and_in_its_window():
+    tree = Tree(8, (0, 3), window=(1, 2), window_every=10, last="ode")
+    noisy = lambda step: [i for i, one in enumerate(tree.at(step).steps) if one.stochastic]  # noqa: E731 - read below
+    assert [noisy(step) for step in (0, 9, 10, 20, 49, 50, 60)] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [0, 2, 3],
+        [0, 3, 4],
+        [0, 3, 5, 6],
+        [0, 3, 6],
+        [0, 1, 2, 3],
+    ]
+    assert trained(tree.at(10)) == noisy(10)
+    assert (forwards(tree.at(0), 4).rollout, forwards(tree.at(0), 4).update) == (1 + 3 * 2 + 4 * 4, 2 + 2 + 2 + 4)
+    whole = forwards(Tree(20, window=(0, 4), last="ode").at(0), 16)
+    # splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
+    assert (whole.rollout, whole.update) == (203, 30 + 2 + 2)
+    with pytest.raises(ValueError, match=r"Tree.window is \(6, 4\): 4 steps from step 6 on do not fit into 8 steps"):
+        Tree(8, (0, 3), window=(6, 4))
+
+
+@pytest.mark.parametrize(("name", "value"), [("trained_per_row", 4), ("trained_steps", 0), ("trained_steps", 5)])
+def test_more_trained_steps_than_there_are_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"Full.{name} is {value}, but 3 of the 4 steps may train"):
+        Full(4, **{name: value})
+    with pytest.raises(ValueError, match="num_steps is 1"):
+        Full(1)
 
 
 def test_nothing_to_branch_at_is_refused():

@@ -38,6 +38,13 @@ def test_dynamic_shift_without_the_size_of_the_picture_says_so():
         of(DynamicShift(), 4)
 
 
+def test_one_step_cannot_end_at_two_sigmas():
+    spacing = DynamicShift(terminal=0.02)
+    with pytest.raises(ValueError, match="take 2 steps or more"):
+        spacing.shifted(spacing.grid(1), 1024)
+    assert spacing.shifted(spacing.grid(2), 1024).isfinite().all()
+
+
 def test_a_scheduler_with_other_sigmas_is_refused():
     with pytest.raises(ValueError, match="use_karras_sigmas"):
         spacing_of({"shift": 3.0, "use_karras_sigmas": True})

@@ -15,16 +15,16 @@ from mmrl.tiny.generator import WarmStart, warm_start
 
 @pytest.mark.slow
 def test_demo_learns_to_draw_unseen_captions(tmp_path: Path):
-    short = replace(WarmStart(data=Sketches(), max_tokens=8), vae_steps=600, steps=350)
+    short = replace(WarmStart(data=Sketches(), max_tokens=8), vae_steps=500, steps=450)
     model = warm_start(short, tmp_path / "model")
-    words = ["steps=20", "evaluate_every=0", f"policy.model={str(model)!r}"]
+    words = ["steps=24", "evaluate_every=0", "evaluation.num_samples=8", f"policy.model={str(model)!r}"]
     run = demo.run("t2i", tmp_path / "run", seed=0, overrides=words)
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     before, after = (line for line in lines if "eval/shapes" in line)
-    assert after["eval/shapes"] > before["eval/shapes"] + 0.08
+    assert after["eval/shapes"] > before["eval/shapes"] + 0.06
     assert after["eval/shapes/background"] > before["eval/shapes/background"] + 0.05
     assert run.report_file.is_file()
-    samples = [json.loads(line) for line in run.samples_file("eval", 20).read_text().splitlines()]
+    samples = [json.loads(line) for line in run.samples_file("eval", 24).read_text().splitlines()]
     assert {sample["text"] for sample in samples} == {wish.caption for wish in HELD_OUT}
 
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline

@@ -52,5 +52,15 @@ def test_what_cannot_be_read_is_said(dataset, tmp_path):
     with pytest.raises(ValueError, match="no text in UTF-8"):
         dataset("prompts")(tmp_path / "latin.txt")
     for both_or_none in ({}, {"path": "a.txt", "texts": ["x"]}):
-        with pytest.raises(ValueError, match=r"set data\.path or data\.texts"):
+        with pytest.raises(ValueError, match=r"set data\.path, data\.texts or data\.writer"):
             dataset("prompts")(**both_or_none)
+
+
+def test_prompts_that_a_writer_makes_up(dataset):
+    prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
+    assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
+    assert len(dataset("prompts")(writer="numbers")) == 72
+    with pytest.raises(ValueError, match=r"belong to data\.writer"):
+        dataset("prompts")(texts=["a fox"], size=1)
+    with pytest.raises(ValueError, match=r"reads one source"):
+        dataset("prompts")(texts=["a fox"], writer="numbers")

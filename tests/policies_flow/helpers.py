@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.schedules import Branching, Full, Tree, Window
+from mmrl.flow.schedules import Branching, Full, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.policies.flow import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.settings import LoraSettings
@@ -28,6 +28,10 @@ PLANS: dict[str, RolloutPlan] = {
     "flash": Window(num_steps=8, size=2, flash=0.4, spacing=LinearShift(3.0)).at(0),
     "tree": Tree(num_steps=4, split_steps=(0, 2), spacing=LinearShift(3.0)).at(0),
     "branches": Branching(num_steps=4, branches=2, at_steps=(0, 2)).at(0),
+    "mixed_tree": Tree(num_steps=5, split_steps=(0, 2), window=(1, 1), nominal_density=True, last="ode").at(0),
+    "subset": RandomSubset(num_steps=5, candidates=(0, 1, 3), count=2).at(0),
+    "random_window": Window(num_steps=5, size=2, dynamics="cps", level=0.8, move="random").at(3),
+    "wan": Full(num_steps=4, dynamics="wan", last="noisy", spacing=LinearShift(5.0)).at(0),
 }
 """All take groups of 4."""
 

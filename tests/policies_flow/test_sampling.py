@@ -180,7 +180,7 @@ def test_a_prompt_that_is_cut_is_said_to_be(tiny, family, limit, caplog):
         policy.rollout([long], evaluation_plan(2))
     said = [record.getMessage() for record in caplog.records if record.name == "mmrl"]
     assert len(said) == 1
-    assert "1 of 3 new prompts" in said[0]
+    assert "1 of 3 different prompts" in said[0]
     assert f"{limit} are seen" in said[0]
 
 

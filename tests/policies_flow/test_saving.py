@@ -67,6 +67,24 @@ def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
     torch.testing.assert_close(reference, switched_off, atol=1e-5, rtol=0)
 
 
+def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    calls: list[bool] = []
+    for name, module in policy.net.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda *_: calls.append(True))
+    reference = policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF]
+    assert not calls
+    with torch.no_grad():
+        for key, weight in zip(policy.weights.named, policy.weights.shadows["ref"].weights, strict=True):
+            weight += 1e-8 if "lora_B" in key else 0.0
+    torch.testing.assert_close(policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF], reference, atol=1e-6, rtol=0)
+    assert calls
+    logprobs(policy, rollouts).sum().backward()
+    assert all(weight.grad is not None for weight in policy.parameters())
+
+
 def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
     policy = make(tiny("sd3"), ["ref"])
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])

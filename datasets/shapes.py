@@ -1,0 +1,34 @@
+"""Captions of coloured shapes, to draw pictures from: "a red circle on the left". No download.
+
+Four colours, three shapes and four sides make 48 captions; a quarter of them, in which every colour, shape and side occurs
+equally often, is held out. Columns: colour, shape, side. For the reward `shapes`. Licence: Apache-2.0.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmrl import Prompt
+from mmrl.data.shapes import HELD_OUT, TRAIN
+
+SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
+
+
+def load(split: str = "train", size: int | None = None, seed: int = 0) -> Sequence[Prompt]:
+    """All captions of a split, in an order that the seed decides.
+
+    Args:
+        split: train or held_out.
+        size: only the first so many; None: all.
+        seed: of the order.
+
+    Raises:
+        ValueError: no such split, or more captions than it has.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"data.split is {split!r}: choose one of {', '.join(SPLITS)}")
+    wishes = SPLITS[split]
+    if size is not None and not 0 <= size <= len(wishes):
+        raise ValueError(f"data.size is {size}, but the split {split!r} has {len(wishes)} captions: leave it out to take all")
+    order = np.random.default_rng(seed).permutation(len(wishes))[:size]
+    return [Prompt("-".join(wishes[i]), wishes[i].caption, columns=wishes[i]._asdict()) for i in order.tolist()]

@@ -1,0 +1,34 @@
+"""Small models that are taught a task on this machine, by kind of policy and name: `tiny:grounding`, `tiny:shapes`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mmrl.data.digit_text import Prints
+from mmrl.data.shapes import Sketches
+from mmrl.tiny import generator, grounding
+
+Progress = Callable[[int, int, float], None]
+"""Called with the step (from 1), the number of steps, and the loss."""
+Teach = Callable[[int, Progress | None], Path]
+"""(seed, progress) -> the folder of the model, taught once and then kept in the cache."""
+
+
+def boxes(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A Qwen3-VL that draws boxes round digits as hurried annotators do."""
+    return grounding.warm_start(grounding.WarmStart(seed=seed), progress=progress)
+
+
+def shapes(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
+    settings = generator.WarmStart(data=Sketches(), name="shapes", seed=seed, steps=900, max_tokens=8)
+    return generator.warm_start(settings, progress=progress)
+
+
+def numbers(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
+    settings = generator.WarmStart(data=Prints(), name="numbers", seed=seed, patch=2, max_tokens=6)
+    return generator.warm_start(settings, progress=progress)
+
+
+TAUGHT: Mapping[str, Mapping[str, Teach]] = {"text": {"grounding": boxes}, "flow": {"shapes": shapes, "numbers": numbers}}
+"""Kind of policy -> name -> how it is taught."""

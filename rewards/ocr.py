@@ -1,0 +1,112 @@
+"""How much of the text that the prompt asks for can be read in the picture? A text recogniser reads, edit distance judges.
+
+    contained  1 - d / |target|, d = 0 if the target is inside the text read, else min(Lev(text, target), |target|)  (Flow-GRPO)
+    window     1 - min over pieces of the text of min(Lev(piece, target), |target|) / |target|: further text is free, as above,
+               but one wrong letter next to it costs one letter and not all of it
+    ned        1 - Lev / max(|text|, |target|): further text costs
+    cer        1 - min(Lev, |target|) / |target|
+    f1         F1 of letters, their order aside
+    exact      1 if they are equal, else 0
+
+Lev counts inserted, deleted and replaced letters. Blanks are removed and letters lowered on both sides. The target is the column
+`column` of the prompt, else its answer, else all its quoted parts ("..." and typographic quotes) in their order.
+
+Modality: image
+Needs: pip install 'mmrl[rewards]' (engine recogniser: onnxruntime and the files of rapidocr-onnxruntime==1.4.4, no OpenCV)
+Range: [0, 1]
+Source: arXiv:2505.05470 (Flow-GRPO); PP-OCR, arXiv:2009.09941
+Licence: own code Apache-2.0; PP-OCR's weights and RapidOCR Apache-2.0
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl import Group, Prompt, Scored
+from mmrl.serving.files import imported
+from mmrl.serving.media import pictures_of
+from mmrl.serving.readers import EXTRA, reader, recogniser
+
+QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"|“([^”]*)”|„([^“”]*)[“”]|«([^»]*)»|「([^」]*)」', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Ocr:
+    """The read text against the wanted one. ValueError for a sample without a picture, or a prompt without a target."""
+
+    engine: Literal["rapidocr", "recogniser"] = "rapidocr"
+    """rapidocr: finds lines of text anywhere in the picture. recogniser: takes the whole picture for one line; much faster."""
+    score: Literal["contained", "window", "ned", "cer", "f1", "exact"] = "contained"
+    column: str = "target"
+    """Of the prompts, where a row has it."""
+    confidence: float = 0.8
+    """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
+    case_sensitive: bool = False
+    batch_size: int = 32
+    """Pictures of one forward of the recogniser."""
+    threads: int = 1
+    """Of one forward."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.confidence <= 1 or self.batch_size < 1 or self.threads < 1:
+            raise ValueError(f"{self}: confidence must lie between 0 and 1, batch_size and threads be 1 or more")
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        target = self._normal(self._target(group.prompt))
+        if not target:
+            raise ValueError(
+                f"the text that prompt {group.prompt.id!r} asks for is empty: write letters into it, or leave it out"
+            )
+        pictures = pictures_of(group)
+        if self.engine == "recogniser":
+            texts = recogniser(self.threads)(pictures, self.batch_size)
+        else:
+            texts = [reader(self.threads)(picture, self.confidence) for picture in pictures]
+        scored = []
+        for text in map(self._normal, texts):
+            parts = {"exact": float(text == target), "letters": float(len(text))}
+            scored.append(Scored(_score(self.score, text, target) if text else 0.0, parts))
+        return scored
+
+    def _normal(self, text: str) -> str:
+        plain = "".join(text.split())
+        return plain if self.case_sensitive else plain.lower()
+
+    def _target(self, prompt: Prompt) -> str:
+        given = prompt.columns.get(self.column)
+        if given is not None or isinstance(prompt.answer, str):
+            return prompt.answer if given is None else str(given)
+        quoted = ["".join(found).replace('\\"', '"') for found in QUOTED.findall(prompt.text)]
+        if not quoted:
+            raise ValueError(
+                f"prompt {prompt.id!r} does not say which text belongs into its picture: give the data a column {self.column!r} "
+                f"or an answer with it, or put it in double quotes in {prompt.text!r}"
+            )
+        return " ".join(quoted)
+
+
+def _score(kind: str, text: str, target: str) -> float:
+    """Of texts that are not empty."""
+    if kind == "exact":
+        return float(text == target)
+    if kind == "f1":
+        return 2 * (Counter(text) & Counter(target)).total() / (len(text) + len(target))
+    if kind == "window":
+        return 1 - _nearest_piece(text, target) / len(target)
+    if kind == "contained" and target in text:
+        return 1.0
+    distance = imported("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
+    return max(0.0, 1 - distance / (max(len(text), len(target)) if kind == "ned" else len(target)))
+
+
+def _nearest_piece(text: str, target: str) -> int:
+    """Least Lev(piece, target) over all pieces of the text, the empty one included (Sellers, 1980)."""
+    costs = list(range(len(target) + 1))
+    least = costs[-1]
+    for letter in text:
+        before, costs = costs, [0]
+        for j, wanted in enumerate(target, start=1):
+            costs.append(min(before[j - 1] + (letter != wanted), before[j] + 1, costs[j - 1] + 1))
+        least = min(least, costs[-1])
+    return least
