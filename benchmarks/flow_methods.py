@@ -5,8 +5,8 @@
 The checkpoint is the one of `mmrl demo t2i`; data, reward, LoRA, optimizer, learning rate and pictures per step are the same for
 all methods, and so are 6 denoising steps, no guidance and (where the method leaves the choice) noise shared in a group. Clip
 ranges are a hundred times the presets', as latents of 256 elements want. Nothing else was tuned for anybody. A model call is one
-latent through the transformer; with gradient it counts three. The held-out reward is that of deterministic pictures, 12 captions
-with 16 pictures each; evaluation is in neither count.
+latent through the transformer; with gradient it counts three. Seconds are CPU seconds of one thread. The held-out reward is of
+deterministic pictures, 12 captions with 16 pictures each; evaluation is in neither count.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def resolved(name: str, seed: int, lr: float) -> configs.Resolved:
 
 
 def curve(name: str, seed: int, args: argparse.Namespace) -> list[tuple[float, int, float]]:
-    """(training seconds, model calls, held-out reward), measured every few seconds."""
+    """(CPU seconds of training, model calls, held-out reward), measured every few seconds."""
     job = build(resolved(name, seed, args.lr))
     policy: Any = job.policy
     calls = Calls(policy.net.transformer)
@@ -90,9 +90,9 @@ def curve(name: str, seed: int, args: argparse.Namespace) -> list[tuple[float, i
     points = [(0.0, 0, job.evaluator.run(0)[0]["eval/total"])]
     seconds, calls.count, due = 0.0, 0, args.every
     while seconds < args.seconds:
-        before, start = calls.count, time.perf_counter()
+        before, start = calls.count, time.process_time()
         job.trainer.step()
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
         if seconds >= min(due, args.seconds):
             due, spent = due + args.every, calls.count
             points.append((seconds, spent, job.evaluator.run(0)[0]["eval/total"]))
@@ -141,7 +141,7 @@ def plot(curves: dict[str, list[list[tuple[float, int, float]]]], file: Path) ->
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     colours = pyplot.get_cmap("tab20")(range(len(curves)))
-    for place, (axis, label) in enumerate(zip(axes, ("training seconds", "model calls"), strict=True)):
+    for place, (axis, label) in enumerate(zip(axes, ("CPU seconds of training", "model calls"), strict=True)):
         for (name, runs), colour in zip(curves.items(), colours, strict=True):
             most = min(points[-1][place] for points in runs)
             xs = [most * i / 20 for i in range(21)]
@@ -156,7 +156,7 @@ def plot(curves: dict[str, list[list[tuple[float, int, float]]]], file: Path) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of training per run")
+    parser.add_argument("--seconds", type=float, default=40.0, help="CPU seconds of training per run")
     parser.add_argument("--every", type=float, default=8.0, help="seconds of training between evaluations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

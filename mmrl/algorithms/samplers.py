@@ -35,6 +35,13 @@ class Shuffled:
             self.position += len(take)
         return drawn
 
+    def peek(self, num_prompts: int) -> Iterator[Prompt]:
+        """What the next draw will give."""
+        ahead = Shuffled.__new__(Shuffled)
+        ahead.__dict__.update(self.__dict__)
+        for _ in range(num_prompts):
+            yield ahead.draw(1)[0]
+
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
         """Learns nothing from rewards."""
 

@@ -122,6 +122,29 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Foreseeing(Protocol):
+    """A sampler that knows its next prompts before they are drawn."""
+
+    def peek(self, num_prompts: int) -> Iterable[Prompt]:
+        """The same prompts as the next `draw`, which then still gives them; made when they are looked at."""
+        ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A policy that can prepare prompts (decode clips) while something else runs."""
+
+    @property
+    def prefetches(self) -> bool:
+        """False as long as no prompt had anything to prepare: data sets may draw prompts only when they are looked at."""
+        ...
+
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
+        """These will probably be rolled out soon; it waits for nothing."""
+        ...
+
+
+@runtime_checkable
 class Reward(Protocol):
     """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
 

@@ -219,6 +219,10 @@ class TextPolicy:
         self.encode.videos.ask(prompts)
 
     @property
+    def prefetches(self) -> bool:
+        return self.encode.videos.used
+
+    @property
     def _known_views(self) -> frozenset[str]:
         return frozenset({"plain", *self.views})
 

@@ -39,6 +39,8 @@ class VideoInput:
     plan: Plan
     cache: FrameCache = field(init=False)
     workers: Workers = field(init=False)
+    used: bool = field(default=False, init=False)
+    """True once a clip was asked for."""
     _asked: dict[Video, "Future[Frames]"] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +57,7 @@ class VideoInput:
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
+        self.used = True
         own = unshuffled(video)
         frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
         future = self._asked.pop(own, None)

@@ -4,6 +4,7 @@ The server is asked before training what it serves; while training, a server tha
 """
 
 import asyncio
+import ipaddress
 import logging
 import math
 import os
@@ -58,8 +59,12 @@ class RemoteReward:
 
         token = os.environ.get(self.token_env)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # proxies of the environment are for other machines than this one
         client = Client(
-            base_url=f"{parts.scheme}://{parts.netloc}", headers=headers, timeout=Timeout(self.deadline_s, connect=5.0)
+            base_url=f"{parts.scheme}://{parts.netloc}",
+            headers=headers,
+            timeout=Timeout(self.deadline_s, connect=5.0),
+            trust_env=not is_local(parts.hostname or ""),
         )
         object.__setattr__(self, "_client", client)
 
@@ -77,18 +82,29 @@ class RemoteReward:
             response = self._request("GET", "/v1/rewards", time.monotonic() + wait_s)
         except RewardUnavailableError as error:
             raise ValueError(f"{error}; is it running (`mmrl reward serve SPEC`), and is the address right?") from None
-        listing = response.json()
+        listing = self._listing(response)
         if listing.get("protocol") != wire.PROTOCOL:
             raise ValueError(
                 f"the reward server at {self.url} speaks protocol {listing.get('protocol')}, this mmrl {wire.PROTOCOL}: "
                 "install the same version on both sides"
             )
-        offered = listing["rewards"].get(self.name)
-        if offered is None:
-            raise ValueError(
-                f"the reward server at {self.url} does not serve {self.name!r}, only {', '.join(listing['rewards'])}"
-            )
+        rewards = listing.get("rewards", {})
+        if self.name not in rewards:
+            raise ValueError(f"the reward server at {self.url} does not serve {self.name!r}, only {', '.join(rewards)}")
+        offered = rewards[self.name]
         return replace(self, fingerprint=offered["fingerprint"], pointwise=offered["pointwise"], space=offered["space"])
+
+    def _listing(self, response: Any) -> dict[str, Any]:
+        """What the server says it serves; ValueError where something else listens there."""
+        try:
+            listing = response.json()
+        except ValueError:
+            listing = None
+        if not isinstance(listing, dict) or "protocol" not in listing:
+            raise ValueError(
+                f"{self.url} is no reward server: it answered {response.status_code} with {response.text[:80]!r}; is the port right?"
+            )
+        return listing
 
     async def __call__(self, group: Group, /) -> Sequence[float | Scored | None]:
         return await asyncio.to_thread(self.score, group)
@@ -118,7 +134,11 @@ class RemoteReward:
             half = len(group.samples) // 2
             halves = (group.samples[:half], group.samples[half:])
             return [answer for samples in halves for answer in self._answers(_with(group, samples), until)]
-        return self._read(wire.unpack_reply(response.content), group)
+        try:
+            reply = wire.unpack_reply(response.content)
+        except wire.WireError as error:
+            raise RemoteRewardError(f"{self.url} answered what is no reply of a reward server: {error}") from None
+        return self._read(reply, group)
 
     def _read(self, reply: wire.Reply, group: Group) -> list[float | Scored | None]:
         if self.fingerprint and reply.fingerprint != self.fingerprint:
@@ -134,12 +154,13 @@ class RemoteReward:
 
     def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> Any:
         """The response, after as many attempts as it takes before `until`."""
-        from httpx import TransportError
+        from httpx import Timeout, TransportError
 
         headers, wait_s, trouble = {"x-request-id": uuid.uuid4().hex}, FIRST_WAIT_S, ""
         while True:
+            patience = Timeout(max(until - time.monotonic(), 0.1), connect=5.0)
             try:
-                response = self._client.request(method, path, content=body, headers=headers)
+                response = self._client.request(method, path, content=body, headers=headers, timeout=patience)
             except TransportError as error:
                 trouble, pause_s = f"{type(error).__name__}: {error}", wait_s
             else:
@@ -159,7 +180,7 @@ class RemoteReward:
             raise _TooLargeError(response.text)
         if response.status_code >= 500:
             raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:500]}")
-        if response.status_code >= 400:
+        if response.status_code >= 300:
             raise RewardUnavailableError(f"reward server {self.url} answered {response.status_code}: {response.text[:500]}")
         return response
 
@@ -167,6 +188,14 @@ class RemoteReward:
 def is_url(use: str) -> bool:
     """Whether a reward's `use` is the address of a server."""
     return use.startswith(SCHEMES)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host name means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _answer(value: float, status: Status, parts: Any) -> float | Scored | None:
@@ -180,6 +209,7 @@ def _with(group: Group, samples: tuple[Sample, ...]) -> Group:
 
 def _retry_after(response: Any, otherwise_s: float) -> float:
     try:
-        return float(response.headers["retry-after"])
+        asked_s = float(response.headers["retry-after"])
     except (KeyError, ValueError):
         return otherwise_s
+    return asked_s if asked_s >= 0 else otherwise_s

@@ -12,12 +12,13 @@ import math
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmrl.core.loops import loop
 from mmrl.core.samples import Group, Status
 from mmrl.serving import wire
 
@@ -52,12 +53,12 @@ class Limits:
 
     max_body_mb: float = 256.0
     max_pixels: int = 64_000_000
-    """Of one picture."""
+    """Of one picture, or of one frame that is sent as pixels; video files count by their bytes alone."""
     max_samples: int = 256
     max_waiting: int = 32
     """Requests that wait or run; more are answered 503."""
     workers: int = 1
-    """Groups scored at the same time."""
+    """Groups scored at the same time: above 1 a reward is called from several threads at once."""
 
 
 @dataclass
@@ -101,11 +102,12 @@ class Scorer:
     def __init__(self, rewards: Mapping[str, Served], limits: Limits) -> None:
         self.rewards, self.limits, self.meter = rewards, limits, Meter()
         self.pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="reward")
-        self.replies: OrderedDict[str, asyncio.Future[bytes]] = OrderedDict()
+        self.replies: OrderedDict[tuple[str, str], asyncio.Future[bytes]] = OrderedDict()
 
     async def score(self, name: str, body: bytes, request_id: str) -> bytes:
         """The packed reply; a request id that was seen before gets the same one again."""
-        known = self.replies.get(request_id) if request_id else None
+        key = (name, request_id)
+        known = self.replies.get(key) if request_id else None
         if known is not None:
             return await asyncio.shield(known)
         reward = self.rewards.get(name)
@@ -114,15 +116,16 @@ class Scorer:
         if self.meter.waiting >= self.limits.max_waiting:
             raise RequestRefusedError(503, f"{self.meter.waiting} requests are waiting already", {"Retry-After": "1"})
         self.check_shapes(body)
+        self.meter.waiting += 1
         task = asyncio.ensure_future(self._scored(reward, body))
         if request_id:
-            self.replies[request_id] = task
+            self.replies[key] = task
             while len(self.replies) > KEPT_REPLIES:
                 self.replies.popitem(last=False)
         try:
             return await asyncio.shield(task)
         except RequestRefusedError:
-            self.replies.pop(request_id, None)
+            self.replies.pop(key, None)
             raise
 
     def check_shapes(self, body: bytes) -> None:
@@ -132,14 +135,16 @@ class Scorer:
         except wire.WireError as error:
             raise RequestRefusedError(400, str(error)) from None
         for shape in shapes:
-            pixels = math.prod(shape[:2]) if len(shape) == 3 else 0
-            if pixels > self.limits.max_pixels:
-                raise RequestRefusedError(
-                    413, f"a picture of {pixels} pixels is above the limit max_pixels = {self.limits.max_pixels}"
-                )
+            # (h, w), (h, w, c), or the frames of a video (t, h, w, c)
+            self._refuse_large(math.prod(shape[-3:-1] if len(shape) > 3 else shape[:2]) if len(shape) > 1 else 0)
+
+    def _refuse_large(self, pixels: int) -> None:
+        if pixels > self.limits.max_pixels:
+            raise RequestRefusedError(
+                413, f"a picture of {pixels} pixels is above the limit max_pixels = {self.limits.max_pixels}"
+            )
 
     async def _scored(self, reward: Served, body: bytes) -> bytes:
-        self.meter.waiting += 1
         start = time.perf_counter()
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self.pool, self._reply, reward, body)
@@ -154,6 +159,8 @@ class Scorer:
                 group = wire.unpack_group(body, Path(folder))
             except wire.WireError as error:
                 raise RequestRefusedError(400, str(error)) from None
+            for file in Path(folder).iterdir():
+                self._refuse_large(wire.file_pixels(file))
             if len(group.samples) > self.limits.max_samples:
                 text = f"a group of {len(group.samples)} samples is above the limit max_samples = {self.limits.max_samples}"
                 raise RequestRefusedError(413, text)
@@ -172,17 +179,22 @@ def answer(reward: Served, group: Group) -> wire.Reply:
     count = len(group.samples)
     try:
         outcome = reward.function(group)
-        answers = list(asyncio.run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome)
+        answers = list(settled(outcome) if inspect.isawaitable(outcome) else outcome)
         if len(answers) != count:
             raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
         return wire.reply_of(answers, reward.fingerprint)
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
         raised = f"{type(error).__name__}: {error}"
         return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
 
 
-async def _awaited(outcome: Any) -> Any:
-    return await outcome
+def settled(outcome: Awaitable[Any]) -> Any:
+    """The answer of an async reward, computed in the one loop of all: what it made at the last call still works."""
+
+    async def awaited() -> Any:
+        return await outcome
+
+    return asyncio.run_coroutine_threadsafe(awaited(), loop()).result()
 
 
 def fingerprint(source: Path, settings: Mapping[str, Any]) -> str:

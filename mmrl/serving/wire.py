@@ -67,7 +67,7 @@ def unpack_group(body: bytes, folder: Path) -> Group:
     header, arrays = _load(body)
     try:
         group = _decoded(header, arrays, folder)
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise error if isinstance(error, WireError) else WireError(f"the message does not describe a group: {error}") from None
     if not isinstance(group, Group):
         raise WireError(f"the body holds {type(group).__name__}, not a Group")
@@ -81,10 +81,21 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def unpack_reply(body: bytes) -> Reply:
+    """The reply again.
+
+    Raises:
+        WireError: the bytes are no such buffer.
+    """
     header, arrays = _load(body)
-    header = _decoded(header, arrays, Path())
-    values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
-    return Reply(tuple(values), tuple(status), tuple(header["parts"]), header["fingerprint"], header["raised"])
+    try:
+        header = _decoded(header, arrays, None)
+        values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
+        parts = tuple(dict(own) for own in header["parts"])
+        if not len(values) == len(status) == len(parts):
+            raise WireError(f"the reply holds {len(values)} values, {len(status)} states and parts of {len(parts)} samples")
+        return Reply(tuple(values), tuple(status), parts, header["fingerprint"], header["raised"])
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise error if isinstance(error, WireError) else WireError(f"the message is no reply of a reward: {error}") from None
 
 
 def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
@@ -109,7 +120,21 @@ def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Repl
 def array_shapes(body: bytes) -> list[tuple[int, ...]]:
     """Shapes of all arrays, read from the header alone."""
     header = _header(body)
-    return [tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+    try:
+        return [tuple(int(side) for side in entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+    except (KeyError, OverflowError, TypeError, ValueError):
+        raise WireError("the body is no safetensors buffer: its header describes no arrays") from None
+
+
+def file_pixels(file: Path) -> int:
+    """Pixels of a picture, from its file's header alone; 0 for other files."""
+    try:
+        with Image.open(file) as picture:
+            return picture.width * picture.height
+    except Image.DecompressionBombError:
+        return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
+    except (OSError, ValueError, SyntaxError):
+        return 0
 
 
 def _encoded(value: Any, arrays: dict[str, Array], place: str) -> Any:
@@ -174,7 +199,7 @@ def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
     return {"$array": key}
 
 
-def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path) -> Any:
+def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path | None) -> Any:
     if isinstance(value, list):
         return [_decoded(item, arrays, folder) for item in value]
     if not isinstance(value, dict):
@@ -196,7 +221,7 @@ def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path) -> Any:
     return {key: _decoded(item, arrays, folder) for key, item in value.items()}
 
 
-def _built(value: dict[str, Any], arrays: Mapping[str, Array], folder: Path) -> Any:
+def _built(value: dict[str, Any], arrays: Mapping[str, Array], folder: Path | None) -> Any:
     name = value["$type"]
     if name == "MediaSize":
         return MediaSize(*map(int, value["sizes"]))
@@ -209,7 +234,9 @@ def _built(value: dict[str, Any], arrays: Mapping[str, Array], folder: Path) -> 
     return cls(**{key: _decoded(item, arrays, folder) for key, item in value.items() if key != "$type"})
 
 
-def _written(array: Array, suffix: str, folder: Path) -> str:
+def _written(array: Array, suffix: str, folder: Path | None) -> str:
+    if folder is None:
+        raise WireError("the message holds a file, and only groups do")
     if not re.fullmatch(r"\.[A-Za-z0-9]{1,5}", suffix):
         suffix = ""
     file = folder / f"{len(list(folder.iterdir()))}{suffix}"
@@ -247,7 +274,7 @@ def _load(body: bytes) -> tuple[Any, dict[str, Array]]:
     try:
         envelope = json.loads(header["__metadata__"][HEADER_KEY])
         arrays = load(body)
-    except (KeyError, ValueError, TypeError, RecursionError, SafetensorError) as error:
+    except (AttributeError, LookupError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise WireError(f"the body is no message of mmrl: {error}") from None
     if not isinstance(envelope, dict) or "value" not in envelope:
         raise WireError("the body is no message of mmrl: its header has no value")

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
-from mmrl.core.protocols import Planner, Policy, PromptSampler
+from mmrl.core.protocols import Foreseeing, Planner, Policy, Prefetching, PromptSampler
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
@@ -77,6 +78,7 @@ class Collector:
             requests = self.requests_of(revision, owned)
             if not self.ranks.most(len(requests)) or rounds >= self.planner.max_rounds:
                 break
+        self.look_ahead()
         discarded = sum(self.ranks.gather(drawn - len(rollouts)))
         scores = self.with_probes(self.rewards.scores(rollouts, tables), rollouts, probed)
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.measures())
@@ -116,6 +118,13 @@ class Collector:
         self.next_group = max(ids, default=self.next_group - 1) + 1
         mine = set(self.ranks.share_out(ids))
         return [request for request in requests if request.group_id in mine]
+
+    def look_ahead(self) -> None:
+        """Let the policy prepare this rank's next prompts while the update runs."""
+        if isinstance(self.policy, Prefetching) and self.policy.prefetches and isinstance(self.sampler, Foreseeing):
+            each = self.num_prompts // self.ranks.world
+            upcoming = self.sampler.peek(self.num_prompts)
+            self.policy.prefetch(islice(upcoming, self.ranks.rank * each, (self.ranks.rank + 1) * each))
 
     def revise(self, rollouts: Rollouts, scores: Scores, round_index: int) -> Revision:
         """The planner's decision over the groups of all ranks."""

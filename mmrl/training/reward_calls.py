@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import torch
 
+from mmrl.core.loops import loop
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.core.workers import WorkerProcess
 from mmrl.training.reward_cache import AnswerCache, Known
@@ -257,7 +257,7 @@ JITTER = random.Random()
 def settle(future: Future[Any], job: Callable[[], Any]) -> None:
     try:
         future.set_result(job())
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
         future.set_exception(error)
 
 
@@ -284,14 +284,6 @@ async def patient(answer: Awaitable[Any], timeout_s: float | None) -> Any:
         return await asyncio.wait_for(answer, timeout_s)
     except TimeoutError:
         raise TimeoutError(f"no answer within {timeout_s} s") from None
-
-
-@cache
-def loop() -> asyncio.AbstractEventLoop:
-    """The one event loop of all async rewards: clients and semaphores made in it stay usable from step to step."""
-    made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
-    return made
 
 
 def is_coroutine(function: Any) -> bool:

@@ -20,6 +20,7 @@ from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.training.reward_calls import Calling, Lane, Meter
 
 log = logging.getLogger("mmrl")
+LARGEST = torch.finfo(torch.float32).max
 
 
 class RewardError(ValueError):
@@ -257,12 +258,16 @@ def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
             raise RewardError(f"reward {reward.name!r} lacks a package: {text}") from outcome
         return all_failed(group, text)
     try:
-        answers = list(outcome)
+        found = iter(outcome)
     except TypeError:
         raise RewardError(
             f"reward {reward.name!r} answered {type(outcome).__name__} for prompt {group.prompt.id!r}: "
             "return a list with one float or None per sample"
         ) from None
+    try:
+        answers = list(found)
+    except Exception as error:  # noqa: BLE001 - a generator runs here, and may raise anything
+        return all_failed(group, f"{type(error).__name__}: {error} (prompt {group.prompt.id!r})")
     count = len(group.samples)
     if len(answers) != count:
         raise RewardError(
@@ -287,17 +292,17 @@ def all_failed(group: Group, error: str) -> Answer:
 def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status, Mapping[str, float]]:
     parts: Mapping[str, float] = {}
     if isinstance(answer, Scored):
-        answer, parts = answer.value, answer.parts
+        answer, parts = answer.value, _parts(reward, group, answer.parts)
     if answer is None:
         return math.nan, Status.NA, parts
     try:
         value = float(answer)
-    except (TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         raise RewardError(
             f"reward {reward.name!r} answered {answer!r} for a sample of prompt {group.prompt.id!r}: "
             "return a float, None or Scored"
         ) from None
-    if math.isinf(value):
+    if abs(value) > LARGEST:
         raise RewardError(
             f"reward {reward.name!r} answered {value} for a sample of prompt {group.prompt.id!r}: rewards must be finite"
         )
@@ -306,6 +311,16 @@ def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status,
     if reward.transform is None:
         return value, Status.OK, parts
     return reward.transform(value), Status.OK, {**parts, "raw": value}
+
+
+def _parts(reward: NamedReward, group: Group, parts: Mapping[str, Any]) -> Mapping[str, float]:
+    try:
+        return {name: float(value) for name, value in parts.items()}
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        raise RewardError(
+            f"reward {reward.name!r} answered the parts {parts!r} for a sample of prompt {group.prompt.id!r}: "
+            "parts are numbers by name"
+        ) from None
 
 
 def is_same(a: Any, b: Any) -> bool:

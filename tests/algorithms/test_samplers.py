@@ -27,6 +27,14 @@ SAMPLERS = {
 both = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 
+def test_peeking_moves_nothing():
+    sampler = Shuffled(PROMPTS, 3)
+    for size in (3, 5, 9):
+        ahead = ids(list(sampler.peek(size)))
+        assert ids(list(sampler.peek(2))) == ahead[:2]
+        assert ids(sampler.draw(size)) == ahead
+
+
 @both
 def test_every_epoch_holds_every_prompt_once_in_a_new_order(make):
     sampler = make()

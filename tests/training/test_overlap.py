@@ -129,3 +129,23 @@ def test_a_reward_that_is_gone_stops_with_a_checkpoint_and_the_resumed_run_is_th
     found += [again.step() for _ in range(2)]
     for a, b in zip(expected, found, strict=True):
         assert b["loss"] == pytest.approx(a["loss"]) and b["reward/letter"] == pytest.approx(a["reward/letter"])
+
+
+def test_the_next_prompts_are_announced_before_the_update():
+    class Ahead(Watched):
+        prefetches = True
+        announced: list[list[str]] = []  # noqa: RUF012 - one policy per test
+        drawn: list[list[str]] = []  # noqa: RUF012
+
+        def prefetch(self, prompts: Any) -> None:
+            self.announced.append([prompt.id for prompt in prompts])
+
+        def rollout(self, requests: Sequence[Request], how: Any = None):
+            self.drawn.append([request.prompt.id for request in requests])
+            return super().rollout(requests, how)
+
+    trainer = make_trainer(PRESETS["grpo"], right_letter, policy=Ahead())
+    for _ in range(3):
+        trainer.step()
+    assert Ahead.announced[:2] == Ahead.drawn[1:]
+    assert Ahead.announced[0] != Ahead.announced[1]
