@@ -14,8 +14,11 @@ SIDE = 32
 
 
 def diversity(groups: Sequence[Group]) -> list[float]:
-    """Of every group with two or more pictures: the mean over pairs of the root mean square difference of colours in [0, 1]."""
-    drawn = [[sample.image for sample in group.samples if sample.image is not None] for group in groups]
+    """Of every group with two or more pictures: the mean over pairs of the root mean square difference of colours in [0, 1].
+
+    Outputs without a picture's interface (arrays of a policy of one's own) are not compared.
+    """
+    drawn = [[sample.image for sample in group.samples if hasattr(sample.image, "convert")] for group in groups]
     return [mean_distance(torch.stack([thumbnail(image) for image in images])) for images in drawn if len(images) > 1]
 
 

@@ -19,7 +19,7 @@ from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.training.reward_calls import Calling, Lane, Meter
 
-log = logging.getLogger("mmrl")
+log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
 
 

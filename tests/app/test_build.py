@@ -58,7 +58,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (["reward.1.use=iou", "reward.1.high=4"], r"reward\.1\.high is unknown"),
         (["reward.1.name=iou"], r"reward names \['iou'\] are used twice"),
         (["reward.0.weight=0", "reward.1.weight=0"], "have weight 0: nothing would be trained"),
-        (["data.use=digits"], "no data set is called 'digits': did you mean 'digits_grounding'"),
+        (["data.use=digits_grond"], "no data set is called 'digits_grond': did you mean 'digits_grounding'"),
         (["data.sise=3"], r"command line: data\.sise is unknown: did you mean 'size'"),
         (["data.size=0"], r"\[data\] digits_grounding: 0 rows"),
         (["evaluation.data.size=0"], r"\[evaluation\.data\] digits_grounding: 0 rows"),
