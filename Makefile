@@ -29,6 +29,7 @@ lint: $(STAMP)
 evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py grounding
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
+	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache
 
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"

@@ -221,12 +221,16 @@ def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_
 
 def opener(url: str) -> urllib.request.OpenerDirector:
     """Proxies of the environment are for other machines than this one."""
-    host = urllib.parse.urlsplit(url).hostname or ""
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
+    local = is_local(urllib.parse.urlsplit(url).hostname or "")
     return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
+
+
+def is_local(host: str) -> bool:
+    """Whether a host name means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def asked_wait(header: str | None, otherwise: float) -> float:

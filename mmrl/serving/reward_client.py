@@ -4,7 +4,6 @@ The server is asked before training what it serves; while training, a server tha
 """
 
 import asyncio
-import ipaddress
 import logging
 import math
 import os
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
 from mmrl.serving import wire
+from mmrl.serving.judge import is_local
 
 log = logging.getLogger("mmrl")
 AGAIN = (408, 429, 503)
@@ -80,7 +80,7 @@ class RemoteReward:
         """
         try:
             response = self._request("GET", "/v1/rewards", time.monotonic() + wait_s)
-        except RewardUnavailableError as error:
+        except (RemoteRewardError, RewardUnavailableError) as error:
             raise ValueError(f"{error}; is it running (`mmrl reward serve SPEC`), and is the address right?") from None
         listing = self._listing(response)
         if listing.get("protocol") != wire.PROTOCOL:
@@ -101,9 +101,8 @@ class RemoteReward:
         except ValueError:
             listing = None
         if not isinstance(listing, dict) or "protocol" not in listing:
-            raise ValueError(
-                f"{self.url} is no reward server: it answered {response.status_code} with {response.text[:80]!r}; is the port right?"
-            )
+            said = f"{response.status_code} with {response.text[:80]!r}"
+            raise ValueError(f"{self.url} is no reward server: it answered {said}; is the port right?")
         return listing
 
     async def __call__(self, group: Group, /) -> Sequence[float | Scored | None]:
@@ -188,14 +187,6 @@ class RemoteReward:
 def is_url(use: str) -> bool:
     """Whether a reward's `use` is the address of a server."""
     return use.startswith(SCHEMES)
-
-
-def is_local(host: str) -> bool:
-    """Whether a host name means this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _answer(value: float, status: Status, parts: Any) -> float | Scored | None:

@@ -12,13 +12,13 @@ import math
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmrl.core.loops import loop
+from mmrl.core.loops import settled
 from mmrl.core.samples import Group, Status
 from mmrl.serving import wire
 
@@ -186,15 +186,6 @@ def answer(reward: Served, group: Group) -> wire.Reply:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
         raised = f"{type(error).__name__}: {error}"
         return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
-
-
-def settled(outcome: Awaitable[Any]) -> Any:
-    """The answer of an async reward, computed in the one loop of all: what it made at the last call still works."""
-
-    async def awaited() -> Any:
-        return await outcome
-
-    return asyncio.run_coroutine_threadsafe(awaited(), loop()).result()
 
 
 def fingerprint(source: Path, settings: Mapping[str, Any]) -> str:

@@ -269,6 +269,21 @@ def test_a_liking_for_the_first_place_cancels(reward):
     assert rates[0].parts["first_wins"] == pytest.approx(0.85)
 
 
+def test_async_scorers_keep_one_loop(reward):
+    """One event loop per call breaks what an async scorer made in the first."""
+    import asyncio
+
+    loops = []
+
+    async def later(g):
+        loops.append(asyncio.get_running_loop())
+        return [float(s.text) for s in g.samples]
+
+    wins = reward("pairwise_win_rate", scorer=later)
+    assert values(wins(group(None, "1", "2"))) == values(wins(group(None, "3", "4"))) == [0, 1]
+    assert loops[0] is loops[1] and not loops[0].is_closed()
+
+
 def test_async_scorers_and_mistakes(reward):
     async def later(g):
         return [float(s.text) for s in g.samples]

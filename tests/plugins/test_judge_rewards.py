@@ -356,6 +356,19 @@ def test_a_judge_that_prefers_the_first_picture_gives_no_one_an_advantage(serve,
     assert [score.value for score in fair] == [pytest.approx(x, abs=1e-3) for x in (0.25, 0.7, 0.55)]
 
 
+def test_pairwise_win_rate_asks_any_judge_in_both_orders(serve, reward):
+    server = serve(pair_answer())
+    wins = reward("pairwise_win_rate", server=server.endpoint(), template="{prompt}: which?")(group(*SHADES))
+    assert [score.value for score in wins] == [0, 1, 0.5]
+    assert len(server.asked) == 6 and wins[0].parts["first_wins"] == 0.5
+    one_sided = serve(pair_answer(bias=5.0))
+    wins = reward("pairwise_win_rate", server=one_sided.endpoint(), opponents=1)(group(*SHADES, SHADES[0]))
+    assert [score.value for score in wins] == [0.5] * 4 and wins[0].parts["comparisons"] == 2
+    silent = serve(lambda text, pictures: "cannot say")
+    with pytest.raises(JudgeError, match="no pair"):
+        reward("pairwise_win_rate", server=silent.endpoint())(group(*SHADES))
+
+
 def test_a_failed_comparison_is_left_out_and_counted(serve, reward):
     honest = pair_answer()
 
