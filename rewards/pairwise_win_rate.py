@@ -14,7 +14,6 @@ Source: Pref-GRPO, arXiv:2508.20751, which judges each pair in one order and cou
 Licence: own code Apache-2.0
 """
 
-import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Scored
+from mmrl.core.loops import settled
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import Pair, schedule, win_rates
@@ -81,15 +81,11 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     """The scorer's values, None where it does not apply."""
     answers = scorer(group)
     if inspect.isawaitable(answers):
-        answers = asyncio.run(_awaited(answers))
+        answers = settled(answers)
     values = [answer.value if isinstance(answer, Scored) else answer for answer in answers]
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
     return [None if value is None else float(value) for value in values]
-
-
-async def _awaited(answers: Any) -> Any:
-    return await answers
 
 
 def _asked(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:

@@ -42,6 +42,10 @@ app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
 ]
+Settings = Annotated[
+    list[str] | None,
+    Argument(metavar="[KEY=VALUE]...", help="The reward's own settings, such as threshold=0.5; with a config, overrides."),
+]
 ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
@@ -254,7 +258,7 @@ def reward_test(
     target: Annotated[
         str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
     ],
-    settings: Overrides = None,
+    settings: Settings = None,
     data: Annotated[str | None, Option(help="A JSONL file, a folder of pictures with prompts, or a data set's name.")] = None,
     space: Annotated[
         str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
@@ -274,7 +278,7 @@ def reward_test(
 def reward_score(
     target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
     data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
-    settings: Overrides = None,
+    settings: Settings = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
 ) -> None:

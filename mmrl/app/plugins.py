@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,6 +117,7 @@ def execute(file: Path, kind: str) -> ModuleType:
     known = sys.modules.get(name)
     if known is not None and known.__file__ == str(file):
         return known
+    reach_neighbours(file)
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -133,6 +134,31 @@ def execute(file: Path, kind: str) -> ModuleType:
             raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy}") from None
         raise
     return module
+
+
+def reach_neighbours(file: Path) -> None:
+    """Let a plug-in import the Python files beside it, as it could as a script.
+
+    Raises:
+        ValueError: a neighbour has the name of something else that can be imported, which would come in its place.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError:
+        return
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    for name in sorted({name.partition(".")[0] for name in names} - {"mmrl"}):
+        beside = next((f for f in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if f.is_file()), None)
+        if beside is None:
+            continue
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))
+        found = find_spec(name)
+        if found is None or found.origin is None or Path(found.origin).resolve() != beside.resolve():
+            other = found.origin if found else "nothing"
+            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
 
 
 def modalities(function: Any) -> tuple[str, ...]:

@@ -89,7 +89,8 @@ def written(answer: Any, space: Space, size: MediaSize | None, decimals: bool = 
         entries = [{"bbox_2d": n} | ({"label": b.label} if b.label else {}) for n, b in zip(numbers, boxes, strict=True)]
         return json.dumps(entries)
     if isinstance(answer, Interval):
-        return f"from {answer.start:.{2 if decimals else 1}f} to {answer.end:.{2 if decimals else 1}f}"
+        digits = 4 if answer.unit == "norm" else 2 if decimals else 1
+        return f"from {answer.start:.{digits}f} to {answer.end:.{digits}f}"
     if isinstance(answer, bool | str):
         return str(answer)
     if isinstance(answer, int | float):
@@ -112,9 +113,9 @@ def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
     if boxes := boxes_of(answer):
         return tuple(_random_box(box, size, rng) for box in boxes)
     if isinstance(answer, Interval):
-        most = float(prompt.columns.get("duration", answer.end))
-        start = rng.uniform(0.0, 0.9 * most)
-        return Interval(start, rng.uniform(start + 0.01 * most, most), answer.unit)
+        return _random_span(answer, prompt, rng)
+    if isinstance(answer, tuple) and answer and all(isinstance(span, Interval) for span in answer):
+        return tuple(_random_span(span, prompt, rng) for span in answer)
     if isinstance(answer, bool):
         return rng.random() < 0.5
     if isinstance(answer, int | float):
@@ -171,6 +172,12 @@ def _random_box(box: Box, size: MediaSize | None, rng: random.Random) -> Box:
     width, height = extent(box.space, size)
     (x1, x2), (y1, y2) = (sorted(rng.uniform(0.0, side) for _ in range(2)) for side in (width, height))
     return replace(box, x1=x1, y1=y1, x2=max(x2, x1 + 0.02 * width), y2=max(y2, y1 + 0.02 * height)).to(box.space, size)
+
+
+def _random_span(span: Interval, prompt: Prompt, rng: random.Random) -> Interval:
+    most = 1.0 if span.unit == "norm" else float(prompt.columns.get("duration", span.end))
+    start = rng.uniform(0.0, 0.9 * most)
+    return replace(span, start=start, end=rng.uniform(start + 0.01 * most, most))
 
 
 def _picture(pixels: Any) -> Any:

@@ -2,8 +2,9 @@
 
 A folder holds pictures, each with its prompt in a .txt file of the same name, or a metadata.jsonl with file_name and text.
 A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
-grounding files have them), `completion` or `completions`, `image` or `images`, and whatever columns the rewards need. Without
-answer and completions, the images are what a generator drew; otherwise they are what the question is about.
+grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, and whatever columns
+the rewards need. Without answer and completions, the images are what a generator drew; otherwise they are what the question is
+about.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,12 @@ from mmrl.data.grounding import Layout
 from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report
+from mmrl.geometry.intervals import Interval
 
 TEXT = ("prompt", "question", "problem", "text")
 ANSWER = ("answer", "solution", "target_answer")
 BOXES = ("boxes", "box", "bbox")
+SPANS = ("spans", "span")
 OUTPUTS = ("completion", "completions", "image", "images")
 CAPTIONS = "metadata.jsonl"
 
@@ -93,8 +96,10 @@ def _task(row: Row, root: Path) -> Task:
     text = _first(values, TEXT)
     if not isinstance(text, str):
         raise ValueError(f"none of the columns {', '.join(TEXT)} holds the prompt (the row has {', '.join(values)})")
-    answer, images = _first(values, ANSWER), _listed(values, "image", "images")
-    columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *OUTPUTS, "id")}
+    spans = _first(values, SPANS)
+    answer = _first(values, ANSWER) if spans is None else _spans(spans)
+    images = _listed(values, "image", "images")
+    columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *SPANS, *OUTPUTS, "id")}
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
     if answer is None and not _listed(values, "completion", "completions"):
@@ -104,6 +109,19 @@ def _task(row: Row, root: Path) -> Task:
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
     return _with_texts(prompt, values, () if size is None else (size,))
+
+
+def _spans(found: Any) -> Interval | tuple[Interval, ...]:
+    """One true span or several: `[2.0, 5.5]`, `[[2.0, 5.5], [8.0, 9.0]]`."""
+    pairs: Sequence[Any] = cast(Sequence[Any], found) if isinstance(found, list) else ()
+    single = len(pairs) == 2 and not isinstance(pairs[0], list)
+    try:
+        intervals = tuple(Interval(float(pair[0]), float(pair[1])) for pair in cast(Sequence[Any], [pairs] if single else pairs))
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]] ({error})") from None
+    if not intervals:
+        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]]")
+    return intervals[0] if len(intervals) == 1 else intervals
 
 
 def _with_texts(prompt: Prompt, values: Mapping[str, Any], sizes: tuple[MediaSize, ...]) -> Task:

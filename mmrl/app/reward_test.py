@@ -1,6 +1,7 @@
 """`mmrl reward test`: does a reward tell right from wrong, on data whose truth is known? Which common fault does it look like?"""
 
 import ast
+import logging
 import math
 import pickle
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.app import plugins
+from mmrl.app import adapters, plugins
 from mmrl.app import reward_probes as probes
 from mmrl.core.types import Group, Status
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -63,14 +64,20 @@ class Findings:
         error = float(gap.std(correction=1)) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
         return float(gap.mean()) > max(2 * error, 1e-6)
 
+    def doubt(self, probe: str) -> str:
+        """What to add where the truth is ahead, but not by more than chance."""
+        ahead = self.mean(probes.TRUTH) - self.mean(probe) > CLEAR * self.spread
+        return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
+
 
 def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
     found = Findings(name, names, needs_answer=needs(use, "answer"))
     found.picklable = can_pickle(reward)
     try:
-        found.values, found.status, found.seconds = scored(name, reward, groups)
-        again, _, _ = scored(name, reward, groups)
+        found.values, found.status, _ = scored(name, reward, groups)
+        # the first time includes loading
+        again, _, found.seconds = scored(name, reward, groups)
         backwards = [replace(group, samples=group.samples[::-1]) for group in reversed(groups)]
         mirrored, _, _ = scored(name, reward, backwards)
     except RewardError as error:
@@ -80,6 +87,9 @@ def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups:
         found.faults.append("it answers the same samples differently the second time: it is random, or keeps state")
     elif not same(mirrored.flip(0, 1), found.values):
         found.faults.append("its answers depend on the order of prompts or samples: it looks at the first one, or keeps state")
+    if bool((found.status == Status.FAILED).all()):
+        found.faults.append(always_fails(name, reward, names, groups[0]))
+        return found
     found.faults += silent(found)
     found.faults += look_at_pictures(found) if probes.BLANK in names else look_at_texts(found)
     low, high = extremes(found)
@@ -94,11 +104,41 @@ def scored(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> tu
     """Values and status of every probe of every prompt, and seconds per group."""
     runner = RewardRunner([NamedReward(name, reward, max_failed=1.0)])
     tables, seconds = [], []
-    for group in groups:
-        start = time.perf_counter()
-        tables.append(runner.score([group])[0])
-        seconds.append(time.perf_counter() - start)
+    with quiet():
+        for group in groups:
+            start = time.perf_counter()
+            tables.append(runner.score([group])[0])
+            seconds.append(time.perf_counter() - start)
     return torch.stack([t.values[:, 0] for t in tables]), torch.stack([t.status[:, 0] for t in tables]), seconds
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warning for each group that fails: the findings count them."""
+    log = logging.getLogger("mmrl.rewards")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def always_fails(name: str, reward: Callable[..., Any], names: Sequence[str], group: Group) -> str:
+    """Which probes make a reward fail that answers for no group, and what it says."""
+    runner, culprits, said = RewardRunner([NamedReward(name, reward, max_failed=0.0)]), [], ""
+    with quiet():
+        for probe, sample in zip(names, group.samples, strict=True):
+            try:
+                runner.score([replace(group, samples=(sample,))])
+            except RewardError as error:
+                culprits.append(probe)
+                said = said or str(error).partition("first error: ")[2]
+    if not culprits:
+        return "it fails on every group, but on none of its samples alone"
+    if len(culprits) == len(names):
+        return f"it fails on every sample; the first error: {said}"
+    kinds = " and ".join(map(repr, culprits))
+    return f"it fails on samples of the kind {kinds}, and the rest of their group with them; the first error: {said}"
 
 
 def silent(found: Findings) -> list[str]:
@@ -125,6 +165,9 @@ def look_at_texts(found: Findings) -> list[str]:
             return otherwise_written(found, truth, clear) or [form]
         found.warnings.append(form)
         return []
+    if not found.needs_answer:
+        found.warnings += unbeaten(found, truth)
+        return []
     faults = [*unbeaten(found, truth), *otherwise_written(found, truth, clear)]
     for probe in (probes.EMPTY, probes.MALFORMED):
         if found.mean(probe) > truth - clear:
@@ -142,7 +185,7 @@ def unbeaten(found: Findings, truth: float) -> list[str]:
         if found.beats(probe, probes.TRUTH):
             faults.append(f"{probe} scores above the truth ({found.mean(probe):.3f} > {truth:.3f}): is its sign flipped?")
         elif not found.beats(probes.TRUTH, probe):
-            faults.append(f"the truth does not beat {probe} ({truth:.3f} against {found.mean(probe):.3f})")
+            faults.append(f"the truth does not beat {probe} ({truth:.3f} against {found.mean(probe):.3f}{found.doubt(probe)})")
     return faults
 
 
@@ -179,13 +222,15 @@ def look_at_pictures(found: Findings) -> list[str]:
     truth, faults = found.mean(probes.TRUTH), []
     for probe in (probes.BLANK, probes.NOISE):
         if not found.beats(probes.TRUTH, probe):
-            faults.append(f"the data's own pictures do not beat {probe} ({truth:.3f} against {found.mean(probe):.3f})")
+            numbers = f"{truth:.3f} against {found.mean(probe):.3f}{found.doubt(probe)}"
+            faults.append(f"the data's own pictures do not beat {probe} ({numbers})")
     swapped = found.mean(probes.PROMPT)
     differs = not math.isclose(float(found.of(probes.PROMPT).sum()), float(found.of(probes.TRUTH).sum()), rel_tol=1e-6)
     if not differs:
         found.warnings.append("it does not look at the prompt: another prompt's picture scores the same")
     elif not found.beats(probes.TRUTH, probes.PROMPT):
-        faults.append(f"pictures of another prompt score as much ({swapped:.3f} against {truth:.3f})")
+        numbers = f"{swapped:.3f} against {truth:.3f}{found.doubt(probes.PROMPT)}"
+        faults.append(f"pictures of another prompt score as much ({numbers})")
     return faults
 
 
@@ -231,10 +276,10 @@ def needs(use: str, what: str) -> bool:
     """Whether a reward's file says that it needs `what`; True where it does not say."""
     if not use or is_url(use):
         return True
-    file: Path = plugins.locate(use, "rewards")[0]
+    file: Path = plugins.locate(adapters.split(use)[1], "rewards")[0]
     lines = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()
     said = next((line.removeprefix("Needs:") for line in lines if line.startswith("Needs:")), None)
-    return said is None or what in said
+    return said is None or (what in said and not said.strip().startswith("nothing"))
 
 
 def can_pickle(reward: Any) -> bool:

@@ -81,11 +81,7 @@ def gathered(
     target: str, settings: Sequence[str], data: str | None, style: probes.Style, space_given: bool
 ) -> tuple[list[Tried], list[Prompt], list[Task], probes.Style]:
     """Rewards, prompts or tasks, and how answers are written."""
-    try:
-        find_config(target)
-    except FileNotFoundError:
-        if target.endswith(".toml"):
-            raise
+    if not is_config(target):
         if data is None:
             raise ValueError(f"give the data to test {target} on: --data FILE, or a data set of `mmrl ls datasets`") from None
         tried = one_reward(target, settings, style.space)
@@ -110,6 +106,19 @@ def gathered(
     if data is not None:
         return loaded, *data_of(data), style
     return loaded, list(islice(load_prompts(config.data, ("data",), table), 1000)), [], style
+
+
+def is_config(target: str) -> bool:
+    """Whether a word of the command line is a config and not a reward, of which Python files and addresses are."""
+    if target.endswith(".toml"):
+        return True
+    if target.endswith(".py") or ":" in target:
+        return False
+    try:
+        find_config(target)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def space_of(config: RunConfig) -> str | None:
@@ -149,7 +158,7 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 
     Raises:
-        ValueError: rows without outputs, or a reward that breaks its contract.
+        ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
     """
     tasks = [task for task in read_tasks(Path(data)) if task.samples]
     if not tasks:
@@ -171,6 +180,8 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
     if html is not None:
         write_gallery(html, tried.name, data, cards)
         console.print(f"gallery: {html}")
+    if all(c["score"] is None for c in cards):
+        raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
 
 
 def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[str, Any]:

@@ -51,7 +51,9 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
         )
     for name in spec.rewards:
         typer.echo(f'use = "http://{host}:{port}/{name}"')
-    uvicorn.run(create_app(spec.rewards, spec.limits, token), host=host, port=port, log_level="warning")
+    uvicorn.run(
+        create_app(spec.rewards, spec.limits, token), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5
+    )
 
 
 def read_spec(file: Path) -> ServeSpec:

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from functools import cache
+from typing import Any
 
 
 @cache
@@ -11,3 +13,12 @@ def loop() -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
     threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
     return made
+
+
+def settled(answer: Awaitable[Any]) -> Any:
+    """What an awaitable answers, computed in the one loop; for callers outside it."""
+
+    async def awaited() -> Any:
+        return await answer
+
+    return asyncio.run_coroutine_threadsafe(awaited(), loop()).result()

@@ -116,3 +116,21 @@ def test_listing_imports_nothing(desk: Path):
 )
 def test_default_names(spec: str, name: str):
     assert default_name(spec) == name
+
+
+def test_a_file_may_import_its_neighbours(desk: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (desk / "deep").mkdir()
+    (desk / "deep" / "beside_it.py").write_text("def seven():\n    return 7\n")
+    (desk / "deep" / "asks.py").write_text("from beside_it import seven\n\ndef asks(group):\n    return [seven()]\n")
+    assert load("./deep/asks.py", "rewards")(None) == [7]
+    del sys.modules["beside_it"]
+
+
+@pytest.mark.parametrize("name", ["json", "colorsys"])
+def test_a_neighbour_with_the_name_of_something_else_is_refused(name: str, desk: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (desk / f"{name}.py").write_text("")
+    (desk / "asks.py").write_text(f"import {name}\n\ndef asks(group):\n    return [1.0]\n")
+    with pytest.raises(ValueError, match=rf"asks\.py imports '{name}', which would be .*rename yours"):
+        load("./asks.py", "rewards")

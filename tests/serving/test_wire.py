@@ -1,5 +1,6 @@
 """Groups and replies survive the wire; anything else is refused with a sentence."""
 
+import json
 import math
 import pickle
 import struct
@@ -138,3 +139,62 @@ def test_garbage_gives_a_wire_error_and_nothing_else(
             wire.unpack_group(body, tmp_path_factory.getbasetemp())
         except wire.WireError:
             continue
+
+
+def raw(header: Any, data: bytes = b"") -> bytes:
+    encoded = json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+def message(value: Any, **arrays: Any) -> bytes:
+    return raw({"__metadata__": {"mmrl": json.dumps({"protocol": wire.PROTOCOL, "value": value})}, **arrays}, b"\0" * 8)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        message({}, a=5),
+        message({}, a={"shape": ["x"], "dtype": "U8", "data_offsets": [0, 0]}),
+        message({"$array": "a"}, a={"shape": [1], "dtype": "BF16", "data_offsets": [0, 2]}),
+        message({"$image": "a"}, a={"shape": [], "dtype": "I64", "data_offsets": [0, 8]}),
+        message({"$image": [1]}),
+        message({"$type": "MediaSize", "sizes": [1e999] * 4}),
+        message({"$type": "Group", "__class__": 1}),
+        message({"$dict": [[[1], 2]]}),
+        raw({"__metadata__": None}),
+        raw({"__metadata__": []}),
+    ],
+)
+def test_malformed_headers_give_a_wire_error_and_nothing_else(body: bytes, tmp_path: Path):
+    with pytest.raises(wire.WireError):
+        wire.array_shapes(body)
+        wire.unpack_group(body, tmp_path)
+    with pytest.raises(wire.WireError):
+        wire.unpack_reply(body)
+
+
+def test_a_reply_cannot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    evil = message({"parts": [{"$file": "a", "suffix": ".py"}]}, a={"shape": [8], "dtype": "U8", "data_offsets": [0, 8]})
+    with pytest.raises(wire.WireError, match="only groups do"):
+        wire.unpack_reply(evil)
+    assert not list(tmp_path.iterdir())
+
+
+def test_replies_whose_columns_differ_in_length_are_refused():
+    body = wire.pack_reply(wire.Reply((1.0, 2.0), (Status.OK,), ({},), "f"))
+    with pytest.raises(wire.WireError, match="2 values, 1 states"):
+        wire.unpack_reply(body)
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
+def test_a_header_as_long_as_a_pickle_begins_is_read(length: int, tmp_path: Path):
+    """The first bytes of a buffer are its header's length: 1152 reads like the start of a pickle."""
+    for extra in range(length):
+        body = wire.pack_group(Group(0, Prompt("p", "x" * extra), (Sample("a"),)))
+        if struct.unpack("<Q", body[:8]) == (length,):
+            break
+    else:
+        pytest.fail("no header was that long")
+    assert body[:2] == bytes([0x80, length >> 8])
+    assert wire.unpack_group(body, tmp_path).prompt.text == "x" * extra

@@ -94,6 +94,13 @@ def run_two(second):
     return RewardRunner(rewards).score([group()])
 
 
+def worded(why: str) -> Scored:
+    """What a user's file without checked types can answer."""
+    scored = Scored(1.0)
+    object.__setattr__(scored, "parts", {"why": why})
+    return scored
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -101,8 +108,11 @@ def run_two(second):
         (1.0, r"answered float for prompt 'p0': return a list"),
         ([1.0, "yes", 1.0, 1.0], r"answered 'yes' for a sample of prompt 'p0'"),
         ([1.0, math.inf, 1.0, 1.0], r"answered inf .* must be finite"),
+        ([1.0, 1e39, 1.0, 1.0], r"answered 1e\+39 .* must be finite"),
+        (torch.ones(4, 2), r"answered tensor.* for a sample of prompt 'p0'"),
+        ([worded("because")] * 4, r"answered the parts .*because.* of prompt 'p0'.* numbers by name"),
     ],
-    ids=["count", "no list", "not a number", "infinite"],
+    ids=["count", "no list", "not a number", "infinite", "infinite in float32", "a table", "parts that are words"],
 )
 def test_broken_contract_is_refused(answer, message):
     with pytest.raises(RewardError, match=message):
@@ -145,3 +155,25 @@ def test_rewards_cannot_change_sampling():
 def test_refused_at_build(rewards, message):
     with pytest.raises(ValueError, match=message):
         RewardRunner(rewards)
+
+
+def test_a_generator_may_answer_and_may_raise():
+    def counting(g: Group):
+        yield from map(float, range(len(g.samples)))
+
+    def breaking(g: Group):
+        yield 1.0
+        raise RuntimeError("halfway")
+
+    assert run(counting)[0].values[:, 0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(RewardError, match=r"failed on 4 of 4 .*RuntimeError: halfway"):
+        run(breaking)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 5.0])
+def test_a_reward_that_exits_fails_and_nobody_waits_for_it(timeout_s: float | None):
+    def leaves(g: Group) -> list[float]:
+        raise SystemExit(3)
+
+    with pytest.raises(RewardError, match="SystemExit: 3"):
+        run(leaves, timeout_s=timeout_s)
