@@ -59,7 +59,7 @@ class Calls:
         net.register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, _: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        latents = kwargs.get("hidden_states", args[0] if args else None)
+        latents: Any = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         self.count += len(latents) * (3 if torch.is_grad_enabled() else 1)
 
 

@@ -26,7 +26,9 @@ def full(test):
 
 
 def font(size):
-    folder = Path(find_spec("matplotlib").submodule_search_locations[0])
+    found = find_spec("matplotlib")
+    assert found is not None and found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0])
     return ImageFont.truetype(folder / "mpl-data/fonts/ttf/DejaVuSans.ttf", size)
 
 
