@@ -53,6 +53,15 @@ EVIDENCE = {
         512,
         longer_imitation,
     ),
+    "video": Evidence(
+        {
+            "temporal IoU": "eval/by_type/span",
+            **{f"R@0.{tenth}": f"eval/by_type/recall{tenth}0" for tenth in (3, 5, 7)},
+            "letters right": "eval/by_type/exact",
+        },
+        ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
+        512,
+    ),
     "t2i": Evidence(
         {"reward": "eval/shapes"} | {part: f"eval/shapes/{part}" for part in ("colour", "side", "shape", "background")},
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),

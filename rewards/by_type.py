@@ -51,7 +51,12 @@ class ByType:
         off = is_off(group.prompt, sample, self.template)
         value, unparsed = self._value(kind, group, sample)
         value = 0.0 if off else value
-        return Scored(value, {kind: value, "unparsed": float(unparsed and not off), "format": float(not off)})
+        parts = {kind: value, "unparsed": float(unparsed and not off), "format": float(not off)}
+        if kind == "span":
+            parts |= {f"recall{round(100 * least)}": float(value >= least) for least in (0.3, 0.5, 0.7)}
+        if kind == "choice":
+            parts["exact"] = float(value == 1)
+        return Scored(value, parts)
 
     def _value(self, kind: str, group: Group, sample: Sample) -> tuple[float, bool]:
         """The score, and whether nothing in the text could be read as an answer."""

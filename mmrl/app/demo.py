@@ -34,6 +34,13 @@ DEMOS = {
         imitation="a Qwen3-VL of 0.9 M parameters learns from boxes that are too large, half of them round the wrong digit",
         reinforcement="it is rewarded for the overlap of its boxes with the right ones",
     ),
+    "video": Demo(
+        config="tiny/video",
+        summary="Teach a tiny Qwen3-VL to tell from mp4 files when a digit is there, and which are; ends with film strips.",
+        imitation="a Qwen3-VL of 0.8 M parameters learns from spans that are too long, half of them another digit's, and from "
+        "answers that name one digit of two",
+        reinforcement="it is rewarded for the overlap of its spans with the right ones, and for right letters",
+    ),
     "t2i": Demo(
         config="tiny/t2i",
         summary="Teach a tiny Stable Diffusion 3 to draw what captions ask for; ends with numbers and pictures before and after.",

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mmrl.app.report_charts import Series, histogram, line_chart
-from mmrl.app.report_data import EVAL, TRAIN, Change, Row, RunData, changes, column, extremes, load, mean, pairs, read_rows
+from mmrl.app.report_data import EVAL, TRAIN, Change, Row, RunData, Spans, changes, column, extremes, load, mean, pairs, read_rows
 from mmrl.app.rundir import Line, replace_text
 from mmrl.app.trackers import duration, is_reward
 from mmrl.geometry.boxes import Box
@@ -68,11 +68,22 @@ class Picture:
     kind: str
     truth: list[Rectangle] = field(default_factory=list)
     predicted: list[Rectangle] = field(default_factory=list)
+    film: "Film | None" = None
+    """What is drawn under the strip of a clip."""
 
     @property
     def small(self) -> bool:
         """Enlarged pixels should stay sharp."""
         return max(self.width, self.height) <= 128
+
+
+@dataclass(frozen=True)
+class Film:
+    """Spans of time as bars under a strip of frames: (left, width) in percent of the clip."""
+
+    seconds: float
+    truth: list[tuple[float, float]]
+    predicted: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ def write_report(run: Path | str) -> Path:
             pairs=[Pair(data, before, after) for before, after in both[:NUM_PAIRS]],
             num_pairs=len(both),
             has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
+            has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),
             curves=curves(data),
             health=health(data),
             others=others(data),
@@ -138,7 +150,7 @@ class Example:
         self.shown = [picture_of(data, media, None if i else row) for i, media in enumerate(row.line["media"])]
         self.made = [picture_of(data, row.line[kind], None) for kind in ("image", "video") if row.line[kind]]
         self.iou = row.iou
-        self.answer = row.line["answer"] if not row.truth else None
+        self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
 
 
@@ -160,17 +172,27 @@ class Pair:
 
 
 def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Picture:
-    """A stored picture; with `row`, its boxes are drawn: they refer to a prompt's first picture."""
+    """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])
     file = data.run.samples / media["file"]
     kind = "image/png" if file.suffix == ".png" else "image/jpeg"
     source = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else ""
     size = row.size if row else None
+    if row is not None and row.spans is not None and media["kind"] == "video":
+        return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans))
     if row is None or size is None or media["kind"] != "picture":
         return Picture(source, media["width"], media["height"], media["kind"])
     truth, predicted = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in (row.truth, row.predicted))
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
+
+
+def film(spans: Spans) -> Film:
+    truth, predicted = (
+        [(100 * span.start / spans.seconds, 100 * (min(span.end, spans.seconds) - span.start) / spans.seconds) for span in each]
+        for each in (spans.truth, spans.predicted)
+    )
+    return Film(spans.seconds, truth, predicted)
 
 
 def rectangle(box: Box, width: int, height: int) -> Rectangle:

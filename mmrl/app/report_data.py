@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mmrl.app.sample_files import first_size
 from mmrl.core.types import MediaSize
 from mmrl.geometry.boxes import SPACES, Box, iou_matrix, is_inside
 from mmrl.geometry.detection import point_in_box
+from mmrl.geometry.intervals import Interval, union_iou
 from mmrl.geometry.parsing import parse_boxes
 
 TRAIN, EVAL = "train", "eval"
@@ -63,6 +64,15 @@ class Row:
         return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self.text, self.space))]
 
     @property
+    def spans(self) -> "Spans | None":
+        """What is true and what the completion says of times; None where the answer is no span."""
+        told = self.line.get("spans")
+        if told is None:
+            return None
+        truth, predicted = ([Interval(start, end) for start, end in told[name]] for name in ("truth", "predicted"))
+        return Spans(told["seconds"], truth, predicted)
+
+    @property
     def outside(self) -> bool:
         """True if a predicted box lies beyond the picture."""
         return self.size is not None and not all(is_inside(box, self.size) for box in self.predicted)
@@ -73,8 +83,11 @@ class Row:
 
         All of it is 0 when a predicted box lies beyond the picture.
 
-        NaN when the prompt has no true box or the size of its picture or the space of its boxes is unknown.
+        For spans of time, of the times that all of them cover. NaN when the prompt has neither true box nor span, or the size of
+        its picture or the space of its boxes is unknown.
         """
+        if self.spans is not None:
+            return union_iou(self.spans.predicted, self.spans.truth)
         if not self.truth or self.size is None or self.space not in SPACES:
             return math.nan
         if not self.predicted or self.outside:
@@ -87,10 +100,20 @@ class Row:
 
     @property
     def hits(self) -> float:
-        """Share of the true boxes that hold the centre of a predicted one; 0 and NaN as for iou."""
+        """Share of the true boxes that hold the centre of a predicted one; 0 and NaN as for iou, NaN for spans."""
+        if self.spans is not None:
+            return math.nan
         if math.isnan(self.iou) or not self.predicted or self.outside:
             return self.iou
         return mean(float(any(point_in_box(box.center, true) for box in self.predicted)) for true in self.truth)
+
+
+class Spans(NamedTuple):
+    """In seconds of a clip that lasts `seconds`."""
+
+    seconds: float
+    truth: list[Interval]
+    predicted: list[Interval]
 
 
 @dataclass(frozen=True)
@@ -263,12 +286,13 @@ def changes(data: RunData) -> list[Change]:
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
-    """Mean IoU, hits, Acc@0.5, total reward, and each reward where there are several."""
+    """Mean IoU, hits, Acc@0.5 of boxes, R@0.3 to 0.7 of spans, total reward, and each reward where there are several."""
     names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
     return [
         Figure("Mean IoU", "iou", lambda row: row.iou),
         Figure("Hits", "share", lambda row: row.hits),
-        Figure("Acc@0.5", "share", lambda row: indicator(row.iou, row.iou >= 0.5)),
+        Figure("Acc@0.5", "share", lambda row: math.nan if row.spans else indicator(row.iou, row.iou >= 0.5)),
+        *(Figure(f"R@{least}", "share", lambda row, least=least: recalled(row, least)) for least in (0.3, 0.5, 0.7)),
         Figure("Reward", "reward", lambda row: row.total),
         *(Figure(name, "part", lambda row, name=name: score(row, name)) for name in names if len(names) > 1),
     ]
@@ -287,6 +311,10 @@ def paired(before: Mapping[Any, list[Row]], after: Mapping[Any, list[Row]]) -> l
                 Change(figure.name, float(kept[:, 0].mean()), float(kept[:, 1].mean()), low, high, len(kept), figure.kind)
             )
     return found
+
+
+def recalled(row: Row, least: float) -> float:
+    return float(row.iou >= least) if row.spans else math.nan
 
 
 def indicator(iou: float, holds: bool) -> float:
@@ -320,7 +348,9 @@ def column(lines: Sequence[Line], name: str) -> tuple[list[float], list[float]]:
 def extremes(data: RunData, count: int) -> tuple[list[Row], list[Row]]:
     """The best and the worst samples of the last evaluation (else of the last steps seen), one per prompt, no sample twice."""
     rows = data.after or data.before or data.last_train or data.first_train
-    ranked = sorted((row for row in rows if math.isfinite(row.total)), key=lambda row: (row.total, row.iou if row.truth else 0.0))
+    ranked = sorted(
+        (row for row in rows if math.isfinite(row.total)), key=lambda row: (row.total, row.iou if math.isfinite(row.iou) else 0.0)
+    )
     best = one_per_prompt(ranked[::-1], count)
     taken = {id(row) for row in best}
     return best, one_per_prompt([row for row in ranked if id(row) not in taken], count)

@@ -2,8 +2,9 @@
 
 A line holds step, split, group, sample, prompt (its id), text, completion, total (null when no weighted reward answered),
 scores and status by reward name, truncated, role, answer, answer_boxes ([x1, y1, x2, y2, label] in pixels of the file),
-box_space (how the completion's boxes are written), columns, media ({kind, file, width, height} per picture or video),
-media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in media, or null).
+box_space (how the completion's boxes are written), spans (true and predicted spans of time, null where the answer is none),
+columns, media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image
+and video (what was generated, as in media, or null).
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,14 @@ import torch
 from PIL import Image, ImageOps
 
 from mmrl.app.rundir import Line, RunDir
-from mmrl.core.types import Group, MediaSize, Sample, Scores, Status
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.geometry.boxes import Box
+from mmrl.geometry.intervals import Interval
+from mmrl.geometry.spans import read_spans
+from mmrl.geometry.timelines import read_timeline
+from mmrl.policies.video_decode import fetch
+from mmrl.policies.video_sampling import Budget, Plan
 
 MAX_SIDE = 512
 """Pixels on the long side of a stored picture."""
@@ -29,6 +36,10 @@ SHARP_SIDE = 256
 """Pictures up to this side are kept as PNG: JPEG would smear what little there is."""
 STRIP_FRAMES = 4
 """A video is stored as a strip of so many frames, evenly spaced."""
+CLIP_FRAMES = 8
+"""The clip of a prompt, as so many, each from the middle of its part: under such a strip time can be drawn."""
+CLIP_AREA = 96 * 96
+"""Pixels of such a frame at most."""
 
 
 def sample_lines(
@@ -64,6 +75,7 @@ def sample_lines(
                 "truncated": sample.truncated,
                 "role": sample.role,
                 "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
+                "spans": answer_spans(prompt, sample),
                 "media_sizes": [list(size) for size in sample.media_sizes],
                 "image": None if sample.image is None else store(run, sample.image),
                 "video": None if sample.video is None else store(run, sample.video),
@@ -79,6 +91,19 @@ def answer_boxes(answer: Any, sample: Sample, media: Sequence[Line]) -> list[lis
     size = first_size(sample.media_sizes, media)
     pixels = [(box, box.to("pixel", size)) for box in boxes] if size else [(box, box) for box in boxes if box.space == "pixel"]
     return [[p.x1, p.y1, p.x2, p.y2, box.label] for box, p in pixels]
+
+
+def answer_spans(prompt: Prompt, sample: Sample) -> Line | None:
+    """{seconds, truth, predicted} in seconds of the prompt's clip; None when the answer is no span or its length is unknown."""
+    answer = prompt.answer
+    spans = [answer] if isinstance(answer, Interval) else list(answer) if isinstance(answer, list | tuple) else []
+    if sample.text is None or not spans or not all(isinstance(span, Interval) for span in spans):
+        return None
+    attempt = read_spans(prompt, sample, "seconds")
+    if attempt.seconds is None:
+        return None
+    truth, predicted = ([[span.start, span.end] for span in each] for each in (attempt.truth, attempt.predicted))
+    return {"seconds": attempt.seconds, "truth": truth, "predicted": predicted}
 
 
 def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> MediaSize | None:
@@ -119,6 +144,8 @@ def frames_of(media: Any) -> tuple[list[Image.Image], str]:
             with Image.open(path) as picture:
                 return [ImageOps.exif_transpose(picture)], "picture"
         return video_frames(path), "video"
+    if isinstance(media, Video):
+        return clip_frames(media), "video"
     if isinstance(media, torch.Tensor):
         return frames_of(channels_last(media))
     if isinstance(media, np.ndarray) and media.ndim == 3:
@@ -128,6 +155,17 @@ def frames_of(media: Any) -> tuple[list[Image.Image], str]:
     if isinstance(media, list | tuple):
         return [frame for i in evenly(len(media)) for frame in frames_of(media[i])[0]], "video"
     return [], "unknown"
+
+
+@lru_cache(maxsize=1024)
+def clip_frames(video: Video) -> list[Image.Image]:
+    """The middles of CLIP_FRAMES equal parts of what the model is shown of a clip."""
+    if not isinstance(video.source, str):
+        return frames_of(list(video.source))[0]
+    start, stop = read_timeline(video.source).part(video.start, video.end)
+    often = Video(video.source, video.start, video.end, fps=2 * CLIP_FRAMES / (stop - start))
+    small = Plan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
+    return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
 
 
 def channels_last(tensor: torch.Tensor) -> np.ndarray:

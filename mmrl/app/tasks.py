@@ -16,6 +16,16 @@ TASKS: dict[str, dict[str, Any]] = {
         "policy": {"kind": "text", "answer_format": "direct", "sampling": {"max_new_tokens": 128}},
         "data": {"use": "grounding_jsonl"},
     },
+    "video": {
+        "algorithm": {"preset": "tw_grpo"},
+        "policy": {
+            "kind": "text",
+            "answer_format": "direct",
+            "sampling": {"max_new_tokens": 128},
+            "video": {"fps": 2.0, "max_frames": 64},
+        },
+        "data": {"use": "video_r1"},
+    },
 }
 """Task -> what its runs start from; everything else is a default or said on the command line."""
 
@@ -35,7 +45,7 @@ def one_line(task: str, model: str | None, data: str | None, rewards: Sequence[s
         raise ValueError(f"--task is {task!r}: {did_you_mean(task, TASKS)}")
     for option, given in (("--model", model), ("--data", data), ("--reward", rewards)):
         if not given:
-            raise ValueError(f"--task {task} needs {option}, for example {EXAMPLE.format(task=task)}")
+            raise ValueError(f"--task {task} needs {option}, for example {EXAMPLES[task]}")
     assert data is not None
     table = Table.of(deepcopy(TASKS[task]), f"task {task}")
     table.set(("policy", "model"), model, COMMAND_LINE)
@@ -47,7 +57,11 @@ def one_line(task: str, model: str | None, data: str | None, rewards: Sequence[s
     return resolve(table, overrides, task)
 
 
-EXAMPLE = "mmrl train --task {task} --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --reward iou --reward format=0.1"
+EXAMPLE = "mmrl train --task {task} --model Qwen/Qwen2.5-VL-3B-Instruct --data {data} --reward {reward} --reward format=0.1"
+EXAMPLES = {
+    "grounding": EXAMPLE.format(task="grounding", data="boxes.jsonl", reward="iou"),
+    "video": EXAMPLE.format(task="video", data="clips.jsonl", reward="by_type"),
+}
 
 
 def data_source(data: str, usual: str) -> tuple[str, str | None]:

@@ -146,10 +146,10 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
 def teach(model: Any, processor: Any, settings: WarmStart, progress: Progress | None = None) -> None:
     """Cross entropy of the labels' tokens, one pass over fresh scenes."""
     model.train()
-    optimizers = _optimizers(model, settings.lr)
+    optimizers = muon_and_adamw(model, settings.lr)
     for step, batch in zip(range(settings.steps), labels(settings)):  # noqa: B905 - the labels never end
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = settings.lr * _factor(step, settings.steps)
+            group["lr"] = settings.lr * cosine(step, settings.steps)
         loss = model(**_inputs(processor, batch)).loss
         model.zero_grad()
         loss.backward()
@@ -233,7 +233,8 @@ def _loosened(corners: Corners, shares: Sequence[float]) -> Corners:
     )
 
 
-def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+def muon_and_adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for embeddings and all else."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     chosen = {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in chosen]
@@ -241,5 +242,6 @@ def _optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     return [muon, torch.optim.AdamW(rest, lr=lr, weight_decay=0.0)]
 
 
-def _factor(step: int, steps: int, warmup: int = 20) -> float:
+def cosine(step: int, steps: int, warmup: int = 20) -> float:
+    """Factor of the learning rate: up over the warm-up, then down to a hundredth."""
     return max(0.01, min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mmrl.data.digit_text import Prints
 from mmrl.data.shapes import Sketches
-from mmrl.tiny import generator, grounding
+from mmrl.tiny import clips, generator, grounding
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss."""
@@ -30,5 +30,13 @@ def numbers(seed: int = 0, progress: Progress | None = None) -> Path:
     return generator.warm_start(settings, progress=progress)
 
 
-TAUGHT: Mapping[str, Mapping[str, Teach]] = {"text": {"grounding": boxes}, "flow": {"shapes": shapes, "numbers": numbers}}
+def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
+    return clips.warm_start(clips.WarmStart(seed=seed), progress=progress)
+
+
+TAUGHT: Mapping[str, Mapping[str, Teach]] = {
+    "text": {"grounding": boxes, "clips": spans_and_letters},
+    "flow": {"shapes": shapes, "numbers": numbers},
+}
 """Kind of policy -> name -> how it is taught."""

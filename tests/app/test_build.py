@@ -158,6 +158,14 @@ def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make
     assert next_free(Path("runs/image")) == Path("runs/image-2")
 
 
+def test_one_line_trains_a_video_model(tmp_path: Path):
+    config = one_line("video", "m", "moving_digits", ["by_type"], ["policy.video.fps=1.0"]).config
+    assert (config.data.use, config.reward[0].use, config.policy.video.max_frames) == ("moving_digits", "by_type", 64)
+    assert config.policy.video.fps == 1.0
+    with pytest.raises(ValueError, match=r"--task video needs --reward, for example .*--task video .*by_type"):
+        one_line("video", "m", "moving_digits", [], [])
+
+
 def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
     make()
     (tmp_path / "boxes.jsonl").write_text("")

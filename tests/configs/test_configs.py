@@ -13,6 +13,7 @@ from mmrl.app.plugins import shipped
 
 NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
+VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
 SMALL = [
     "steps=2",
@@ -23,6 +24,7 @@ SMALL = [
     "policy.sampling.max_new_tokens=8",
 ]
 DIGITS = {"use": "digits_grounding", "size": 4}
+CLIPS = {"use": "moving_digits", "size": 4, "clip": {"side": 32, "glyph": [12, 16], "seconds": 6.0}}
 SMALL_PICTURES = [
     "steps=2",
     "prompts_per_step=2",
@@ -64,6 +66,7 @@ def family(model: str) -> str:
 def test_there_are_configs_for_both_families_and_sizes():
     assert {"tiny/image", "tiny/grounding", "tiny/flow"} <= set(NAMES)
     assert len(IMAGE) == 4
+    assert {configs.load(name).table.values["algorithm"]["preset"] for name in VIDEO} == {"temp_samp_r1", "tw_grpo", "reg_grpo"}
     assert {family(configs.load(name).config.policy.model) for name in T2I} == {"sd3", "flux", "qwen_image"}
 
 
@@ -87,6 +90,17 @@ def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
     check_two_steps(configs.resolve(resolved.table, [*small, *kept]))
 
 
+@pytest.mark.parametrize("name", VIDEO)
+def test_a_real_video_config_trains_a_tiny_model_of_its_family(name: str):
+    """Its algorithm, rewards, LoRA, frames and dtype stay; clips are small mp4 files of digits."""
+    resolved = configs.load(name)
+    kind = "when" if resolved.config.reward[0].use == "temporal_iou" else "which"
+    resolved.table.set(("data",), {**CLIPS, "questions": [kind]}, "test")
+    resolved.table.set(("evaluation", "data"), {**CLIPS, "questions": [kind], "split": "held_out"}, "test")
+    small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}", "policy.lora.rank=4", "policy.video.workers=0"]
+    check_two_steps(configs.resolve(resolved.table, small))
+
+
 @pytest.mark.parametrize("name", T2I)
 def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
@@ -99,7 +113,7 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     check_two_steps(configs.resolve(resolved.table, small))
 
 
-@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/clips", "tiny/flow"])
 def test_the_tiny_one_trains_as_it_is(name: str):
     check_two_steps(configs.load(name))
 

@@ -178,6 +178,10 @@ def test_by_type_has_the_options_of_its_kinds(reward, ask):
     assert values(reward("by_type", soft=True)(ask("A,C", "A", problem_type="multiple choice"))) == [0.5]
     assert values(reward("by_type", relative=0.1)(ask(100, "110", "111", problem_type="numerical"))) == [1, 0]
     assert values(reward("by_type", unit="norm")(ask(SPAN, "0.2 to 0.6", problem_type="temporal", duration=10))) == [1]
+    soft = reward("by_type", soft=True)(ask("A,C", "A", "C, A", problem_type="multiple choice"))
+    assert part(soft, "exact") == [0, 1] and part(soft, "choice") == [0.5, 1]
+    spans = reward("by_type")(ask(SPAN, "2 to 6", "4 to 8", problem_type="temporal", duration=10))
+    assert [part(spans, f"recall{least}") for least in (30, 50, 70)] == [[1, 1], [1, 0], [1, 0]]
     gated = reward("by_type", template="think")(ask("A", "A", "<think>x</think><answer>A</answer>", problem_type="choice"))
     assert values(gated) == [0, 1] and part(gated, "format") == [0, 1]
 

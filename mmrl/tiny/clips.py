@@ -1,0 +1,251 @@
+"""A Qwen3-VL of 0.8 M parameters that watches mp4 files of handwritten digits, taught by sloppy annotators.
+
+`build` writes the untrained model and its real processor. `warm_start` teaches it by imitation, from labels as hurried people
+make them: spans too long, half of them of the wrong digit where there are two, and of two digits mostly one named. Files are
+decoded and encoded as every policy does it, so the model learns from the frames and the time stamps that it meets later.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.types import Prompt, Video
+from mmrl.data import moving, mp4, scenes
+from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
+from mmrl.data.mp4 import clip_folder, written_once
+from mmrl.geometry.intervals import Interval
+from mmrl.geometry.times import format_interval
+from mmrl.policies.image_input import Encoded, collate_prompts
+from mmrl.policies.text import TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.tiny import tokenizer as tokenizers
+from mmrl.tiny.grounding import cache_folder, cosine, muon_and_adamw
+from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
+from mmrl.tiny.vlms import qwen_ids
+
+PATCH = 8
+"""Pixels; merged 2 by 2 and over pairs of frames, so that a second of two frames of 32 x 32 pixels is 4 tokens."""
+FPS = 2.0
+"""Frames that the model sees per second."""
+STYLE = ClipStyle(
+    side=32,
+    glyph=(20, 24),
+    seconds=6.0,
+    time_grid=2 / FPS,
+    speed=10.0,
+    digits=(0, 3, 4, 7),
+    asked=(7,),
+    shown=(1, 2),
+    num_discs=0,
+)
+"""What the demo's clips look like; no span begins or ends near a multiple of the model's second."""
+_MEAN, _STD = 0.13, 0.18
+"""Of the clips' pixels."""
+_WEIGHT_STD, _POSITION_STD = 0.04, 0.5
+"""As in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
+_CLIP_SEED = 1_000_003
+"""Clips of the warm start come from series of their own, so that no later stage trains on them again."""
+Progress = Callable[[int, int, float], None]
+"""Called with the step (from 1), the number of steps, and the loss."""
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """How the model is taught by imitation."""
+
+    steps: int = 400
+    batch_size: int = 16
+    lr: float = 3e-3
+    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    seed: int = 0
+    num_clips: int = 2000
+    """Drawn, written and decoded once, then learned from again and again."""
+    questions: tuple[str, ...] = ("when", "which", "which")
+    """Kinds, drawn evenly from this list."""
+    loosen: float = 0.4
+    """Both ends of a span are pushed out by up to this share of its length."""
+    confused: float = 0.5
+    """Share of spans that are another digit's, where there is another digit."""
+    careless: float = 0.75
+    """Share of answers that name one digit where there are two."""
+    style: ClipStyle = STYLE
+
+
+class Lesson(NamedTuple):
+    """A clip as the model is fed it."""
+
+    clip: Clip
+    prompt: Encoded
+
+
+def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
+    """Save model and processor, untrained, to `folder` and return it."""
+    model, processor = _build(seed, style)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
+    """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
+
+    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+
+    Args:
+        settings: steps, labels, optimizer.
+        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
+        progress: called after every step.
+    """
+    folder = cache_folder() / f"tiny-clips-{fingerprint(settings)}" if folder is None else folder
+    if (folder / "config.json").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        policy = watcher(build(unfinished, settings.seed, settings.style))
+        teach(policy, lessons(policy, settings), settings, progress)
+        policy.save(unfinished)
+        unfinished.chmod(0o755)
+        unfinished.rename(folder)
+    except OSError:
+        # another process finished the same folder first
+        if not (folder / "config.json").exists():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def watcher(folder: Path) -> TextPolicy:
+    """The model of a folder as a policy that decodes where it is needed."""
+    return TextPolicy(TextPolicyConfig(model=str(folder), video=VideoSettings(fps=FPS, workers=0, cache_mb=0)))
+
+
+def fingerprint(settings: WarmStart) -> str:
+    """Changes with the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    for file in (__file__, moving.__file__, scenes.__file__, mp4.__file__, tokenizers.__file__):
+        digest.update(Path(file).read_bytes())
+    digest.update(f"{version('torch')} {version('transformers')} {version('av')}".encode())
+    return digest.hexdigest()[:12]
+
+
+def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
+    """Clips written as mp4 files, and what the policy's own encoder makes of them."""
+    shown = {"style": asdict(settings.style), "kinds": settings.questions}
+    folder = clip_folder("clips", shown, (moving.__file__, scenes.__file__))
+    found: list[Lesson] = []
+    for index in range(settings.num_clips):
+        clip = plan_clip(settings.seed + _CLIP_SEED, index, "train", settings.style, settings.questions)
+        name = f"{settings.seed}-{index}"
+        file = written_once(folder / f"{name}.mp4", settings.style.fps, lambda clip=clip: draw(clip))
+        found.append(Lesson(clip, policy.encode(Prompt(name, clip.text, (Video(str(file), fps=FPS),)))))
+    return found
+
+
+def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
+    """What an annotator wrote: a span (when) or letters (which), as the model is to write them."""
+    sloppy = len(clip.digits) > 1 and rng.random() < (settings.confused if clip.kind == "when" else settings.careless)
+    if clip.kind == "when":
+        span = clip.span(clip.digits[rng.integers(1, len(clip.digits)) if sloppy else 0])
+        before, after = (rng.uniform(0, settings.loosen, 2) * span.length).tolist()
+        return format_interval(Interval(max(0.0, span.start - before), min(clip.duration, span.end + after)))
+    letters = str(clip.answer).split(",")
+    return str(rng.choice(letters)) if sloppy else ",".join(letters)
+
+
+def teach(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart, progress: Progress | None = None) -> None:
+    """Cross entropy of the labels' tokens; a clip that comes again has a new label."""
+    model, rng, order = policy.net.model, np.random.default_rng([settings.seed, _CLIP_SEED]), list[int]()
+    optimizers = muon_and_adamw(model, settings.lr)
+    model.train()
+    for step in range(settings.steps):
+        while len(order) < settings.batch_size:
+            order += rng.permutation(len(pool)).tolist()
+        batch = [pool[order.pop()] for _ in range(settings.batch_size)]
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = settings.lr * cosine(step, settings.steps)
+        loss = model(**_inputs(policy, batch, [answer_of(lesson.clip, settings, rng) for lesson in batch])).loss
+        model.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        if progress is not None:
+            progress(step + 1, settings.steps, loss.item())
+    model.zero_grad()
+    model.eval()
+
+
+def _inputs(policy: TextPolicy, batch: Sequence[Lesson], answers: Sequence[str]) -> dict[str, Tensor]:
+    """The batch as the model is fed it, with labels on the answers' tokens only."""
+    prompts = collate_prompts([lesson.prompt for lesson in batch], policy.tokenizer.pad_token_id, torch.device("cpu"))
+    stop, types = policy.tokenizer.eos_token, prompts.type_ids
+    assert types is not None
+    written = policy.tokenizer([answer + stop for answer in answers], padding=True, padding_side="right")
+    ids, mask = (torch.tensor(written[name]) for name in ("input_ids", "attention_mask"))
+    unlabelled = torch.full_like(prompts.token_ids, -100)
+    return policy.family.collate(prompts.media) | {
+        "input_ids": torch.cat([prompts.token_ids, ids], dim=1),
+        "attention_mask": torch.cat([prompts.attention, mask], dim=1),
+        "mm_token_type_ids": torch.cat([types, torch.zeros_like(ids)], dim=1),
+        "labels": torch.cat([unlabelled, ids.masked_fill(mask == 0, -100)], dim=1),
+    }
+
+
+def _texts(style: ClipStyle) -> list[str]:
+    """Words that become single tokens."""
+    moments = [f"<{second + tenth / 10:.1f} seconds>" for second in range(10) for tenth in (2, 5, 8)]
+    options = " ".join(f"{letter}: {digit}" for letter, digit in zip("ABCDEFGH", style.digits, strict=False))
+    asked = [f"When is the {digit} visible?" for digit in style.asked or style.digits]
+    return [*asked, f"Which digits appear? {options}", "user\nassistant\n", "3.2 to 4.5", "A,B,C,D", *moments]
+
+
+def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
+    tokenizer = qwen_tokenizer(_texts(style))
+    patches: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
+    area = style.side**2
+    processor = Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": area, "longest_edge": area}),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": area, "longest_edge": 64 * area}),
+        chat_template=CHAT_TEMPLATE,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3VLForConditionalGeneration(_config(tokenizer, style))
+        nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), processor
+
+
+def _config(tokenizer: Any, style: ClipStyle) -> Any:
+    from transformers import Qwen3VLConfig
+
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    text = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": rope}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    text |= {"vocab_size": len(tokenizer), "initializer_range": _WEIGHT_STD, "tie_word_embeddings": True}
+    vision = {"hidden_size": 64, "intermediate_size": 128, "depth": 2, "num_heads": 2, "out_hidden_size": 128}
+    vision |= {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0]}
+    vision |= {"num_position_embeddings": (style.side // PATCH) ** 2, "initializer_range": _WEIGHT_STD}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
