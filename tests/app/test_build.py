@@ -160,8 +160,9 @@ def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make
 
 def test_one_line_trains_a_video_model(tmp_path: Path):
     config = one_line("video", "m", "moving_digits", ["by_type"], ["policy.video.fps=1.0"]).config
-    assert (config.data.use, config.reward[0].use, config.policy.video.max_frames) == ("moving_digits", "by_type", 64)
-    assert config.policy.video.fps == 1.0
+    policy: Any = config.policy
+    assert (config.data.use, config.reward[0].use, policy.video.max_frames) == ("moving_digits", "by_type", 64)
+    assert policy.video.fps == 1.0
     with pytest.raises(ValueError, match=r"--task video needs --reward, for example .*--task video .*by_type"):
         one_line("video", "m", "moving_digits", [], [])
 
