@@ -27,12 +27,11 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners import Once
 from mmrl.algorithms.samplers import Shuffled
 from mmrl.app.plugins import load
-from mmrl.app.reward_test import serving
 from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
 from mmrl.geometry.boxes import Box
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward
-from mmrl.serving.reward_server import Served
+from mmrl.serving.reward_server import Served, serving
 from mmrl.training.collect import Collector
 from mmrl.training.distributed import Ranks
 from mmrl.training.reward_calls import Calling

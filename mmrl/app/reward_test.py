@@ -4,10 +4,8 @@ import ast
 import logging
 import math
 import pickle
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from mmrl.app import adapters, plugins
 from mmrl.app import reward_probes as probes
 from mmrl.core.types import Group, Status
 from mmrl.serving.reward_client import RemoteReward, is_url
-from mmrl.serving.reward_server import Served, create_app
+from mmrl.serving.reward_server import Served, serving
 from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
 
 CLEAR = 0.15
@@ -251,25 +249,6 @@ def served_agrees(name: str, reward: Callable[..., Any], groups: Sequence[Group]
     with serving({name: Served(name, reward, "")}) as base:
         there, _, _ = scored(name, RemoteReward(f"{base}/{name}"), groups)
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
-
-
-@contextmanager
-def serving(rewards: Mapping[str, Served]) -> Iterator[str]:
-    """The address of a server in a thread of this process."""
-    import uvicorn
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(rewards), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def needs(use: str, what: str) -> bool:

@@ -113,9 +113,9 @@ def processor_arguments(clips: list[Frames], options: dict[str, Any]) -> dict[st
 
     told = [
         VideoMetadata(
-            total_num_frames=len(clip.times) * clip.step,  # type: ignore[arg-type]
+            total_num_frames=len(clip.times) * clip.step,  # type: ignore[arg-type] - seconds may have fractions; typed as whole frames
             fps=1.0,
-            frames_indices=list(clip.times),  # type: ignore[arg-type]
+            frames_indices=list(clip.times),  # type: ignore[arg-type] - likewise
             duration=clip.seconds,
             height=clip.pixels.shape[1],
             width=clip.pixels.shape[2],

@@ -9,11 +9,14 @@ import hashlib
 import hmac
 import inspect
 import math
+import socket
 import tempfile
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,6 +236,25 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
         return Response(reply, media_type=BODY)
 
     return app
+
+
+@contextmanager
+def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Iterator[str]:
+    """The address of a server in a thread of this process, on a free port, while the block runs."""
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(create_app(rewards, limits, token), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def authorize(request: Any, token: str | None) -> None:

@@ -18,8 +18,9 @@ from mmrl.training.collect import Collected, Collector
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.frozen import FrozenReader
+from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
-from mmrl.training.preflight import Health, TrainingStoppedError
+from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
 

@@ -20,11 +20,11 @@ from mmrl.app import reward_tools as tools
 from mmrl.app.cli import reward as commands
 from mmrl.app.plugins import load
 from mmrl.app.reward_rows import Task, read_tasks
-from mmrl.app.reward_test import Findings, compare_ranges, examine, served_agrees, serving
+from mmrl.app.reward_test import Findings, compare_ranges, examine, served_agrees
 from mmrl.core.types import MediaSize
 from mmrl.geometry.boxes import Box, Space, iou
 from mmrl.geometry.parsing import parse_boxes
-from mmrl.serving.reward_server import Served
+from mmrl.serving.reward_server import Served, serving
 
 Function = Callable[[Group], Sequence[Any]]
 

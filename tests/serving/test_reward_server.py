@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import httpx
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 
 from mmrl import Group, Prompt, Sample, Scored
@@ -27,7 +26,8 @@ from mmrl.app import serve
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
-from mmrl.serving.reward_server import Limits, Served, create_app
+from mmrl.serving.reward_server import Limits, Served
+from mmrl.serving.reward_server import serving as in_thread
 
 
 def group_of(*texts: str, image: Any = None) -> Group:
@@ -76,18 +76,8 @@ FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, broken, short, br
 def serving(limits: Limits = Limits(), token: str | None = None, **functions: Callable[[Group], Any]) -> Iterator[str]:
     """The base URL of a server in a thread."""
     served = {name: Served(name, function, "f1") for name, function in (functions or FUNCTIONS).items()}
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(served, limits, token), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with in_thread(served, limits, token) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
