@@ -145,6 +145,15 @@ class Prefetching(Protocol):
 
 
 @runtime_checkable
+class Vetting(Protocol):
+    """A policy that can say beforehand which prompts it cannot be shown."""
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> Mapping[int, str]:
+        """Place -> what is wrong with the prompt there (a missing picture, a clip that cannot be decoded)."""
+        ...
+
+
+@runtime_checkable
 class Reward(Protocol):
     """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
 

@@ -53,9 +53,27 @@ class Encoder:
     """The model below its head: it knows the positions of its tokens."""
     config: TextPolicyConfig
     videos: VideoInput
+    ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
+    """By the identity of a prompt: what was encoded before it was asked for, to be given once."""
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
+        self.ready.clear()
+        found: dict[int, str] = {}
+        for place, prompt in enumerate(prompts):
+            try:
+                self.ready[id(prompt)] = self.encode(prompt)
+            except (ValueError, OSError, RuntimeError) as error:
+                found[place] = str(error)
+        return found
+
+    def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
+        """As `encode`; what `unreadable` has encoded is not encoded again."""
+        known = self.ready.pop(id(prompt), None)
+        return self.encode(prompt, seed) if known is None else replace(known, seed=seed)
 
     @torch.no_grad()
-    def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
+    def encode(self, prompt: Prompt, seed: int = 0) -> Encoded:
         """Open the pictures, decode the clips, write the chat, tokenize.
 
         Raises:

@@ -218,6 +218,11 @@ class TextPolicy:
         """Let workers decode the clips of prompts that will be rolled out soon; it waits for nothing."""
         self.encode.videos.ask(prompts)
 
+    def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Place -> what is wrong, of the prompts whose pictures or clips cannot be had."""
+        self.prefetch(prompts)
+        return self.encode.unreadable(prompts)
+
     @property
     def prefetches(self) -> bool:
         return self.encode.videos.used

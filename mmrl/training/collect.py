@@ -15,6 +15,7 @@ from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
+from mmrl.training.vetting import Drawing
 
 ProbeScores = dict[str, Tensor]
 
@@ -50,6 +51,7 @@ class Collector:
         self.policy, self.sampler, self.rewards, self.planner, self.ranks = policy, sampler, rewards, planner, ranks
         self.group_size, self.num_prompts, self.seed = group_size, num_prompts, seed
         self.next_group = 0
+        self.drawing = Drawing(sampler, policy, ranks)
         self.parts = 1
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
@@ -112,7 +114,7 @@ class Collector:
 
     def plan(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
-        prompts = self.sampler.draw(num_prompts)
+        prompts = self.drawing(num_prompts)
         requests = self.planner.first(prompts, self.group_size, self.next_group, self.seed)
         ids = sorted({request.group_id for request in requests})
         self.next_group = max(ids, default=self.next_group - 1) + 1

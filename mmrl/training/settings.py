@@ -13,6 +13,9 @@ class TrainSettings:
     prompts_per_step: int = 8
     budget: int = 16384
     """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank."""
+    max_skipped: int = 0
+    """Prompts with pictures or clips that cannot be read which the whole run may skip, each with a warning; others are drawn in
+    their place. 0 = the first one stops the run."""
     rollout_parts: int = 1
     """Parts in which a step's prompts are sampled, whole groups each. With several, slow rewards (judges, servers, `async def`)
     of one part work while the next is sampled: n parts hide all but the last one's time, and cost the policy larger batches."""
@@ -42,6 +45,7 @@ class TrainSettings:
             ("prompts_per_step", 1),
             ("budget", 1),
             ("rollout_parts", 1),
+            ("max_skipped", 0),
             ("evaluate_every", 0),
             ("save_every", 0),
         ):

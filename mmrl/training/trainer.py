@@ -68,7 +68,7 @@ class Trainer:
             num_prompts=settings.prompts_per_step,
             seed=settings.seed,
         )
-        self.collector.parts = settings.rollout_parts
+        self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
         self.health = Health(settings.max_unparsed)
@@ -113,6 +113,7 @@ class Trainer:
         metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
         metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
+        metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
         metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
@@ -223,6 +224,7 @@ class Trainer:
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken."""
         self.index, self.collector.next_group = state["index"], state["next_group"]
+        self.collector.drawing.skipped = dict(state["skipped"])
         self.policy.load_state_dict(state["policy"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.lr_schedule.last_epoch = state["num_updates"]
@@ -237,6 +239,7 @@ class Trainer:
         planner = self.collector.planner
         return {
             "next_group": self.collector.next_group,
+            "skipped": dict(self.collector.drawing.skipped),
             "sampler": self.sampler.state_dict(),
             "planner": planner.state_dict() if isinstance(planner, Stateful) else {},
             "random": random_state(),

@@ -19,6 +19,7 @@ def make_trainer(algorithm: Any = PRESETS["grpo"], function: Any = right_letter,
     names = {"steps", "prompts_per_step", "budget", "seed", "evaluate_every", "save_every", "samples_every"} | {
         "ratio_bound",
         "mean_ratio_bound",
+        "max_skipped",
     }
     numbers = {name: kwargs.pop(name) for name in list(kwargs) if name in names}
     optimizer = kwargs.pop("optimizer", OptimizerSettings(lr=1e-2))
