@@ -1,8 +1,9 @@
 """What each room promises the others. Attributes are read-only properties, so frozen dataclasses fit."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -153,6 +154,52 @@ class Vetting(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Suspect:
+    """A reason why training may evaluate other log-probabilities than the sampler noted, and the reading that would show it."""
+
+    cause: str
+    """In a few words: `dropout or training mode`."""
+    change: str
+    """What is different in this reading: `with every dropout off`; of a fact, what was seen."""
+    remedy: str
+    read: Callable[[], Tensor] | None = None
+    """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
+    must_equal: Literal["sampler", "reading"] = "sampler"
+    """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
+    what training reads, which it must not."""
+    shrinks: float = 20.0
+    """By so much the change must divide the difference to explain it, where it does not make it vanish."""
+
+
+@runtime_checkable
+class Examiner(Protocol):
+    """Looks closer at rollouts, for one policy."""
+
+    def audit(self, rollouts: Rollouts) -> None:
+        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
+
+        Raises:
+            ValueError: it does not; names the prompt and the row.
+        """
+        ...
+
+    def suspects(self, rollouts: Rollouts) -> Iterable[Suspect]:
+        """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
+
+        The same ones in the same order on every process, each with as many forwards for as many rows.
+        """
+        ...
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A policy that can be looked at closer."""
+
+    @property
+    def examiner(self) -> Examiner: ...
+
+
 @runtime_checkable
 class Reward(Protocol):
     """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
@@ -195,6 +242,16 @@ class Weight(Protocol):
 
     def __call__(self, batch: Batch, counts: Counts, /) -> Float[Tensor, "n t"]:
         """`batch` is the whole minibatch of this rank; its share and importance are still ones here."""
+        ...
+
+
+@runtime_checkable
+class Pooling(Protocol):
+    """A weight that ranks an action among those of all ranks."""
+
+    @property
+    def pools(self) -> tuple[Reading, ...]:
+        """Frozen readings whose values at all trainable actions of the minibatch it finds in `counts.pooled`."""
         ...
 
 

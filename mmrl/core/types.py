@@ -147,6 +147,8 @@ class Counts:
     """Rows with at least one trainable action."""
     actions: int
     groups: int
+    pooled: Mapping[Reading, Tensor] = field(default_factory=dict[Reading, Tensor])
+    """The values of all trainable actions, for weights that rank an action among them (`Pooling.pools`)."""
 
 
 @dataclass(frozen=True)

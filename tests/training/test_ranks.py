@@ -27,6 +27,7 @@ cases = {
     "grpo": PRESETS["grpo"],
     "minibatches": dataclasses.replace(dapo, planner=PRESETS["grpo"].planner, epochs=2, minibatches=3),
     "dynamic": dataclasses.replace(dapo, planner=DynamicSampling(max_rounds=10)),
+    "high_entropy": dataclasses.replace(PRESETS["high_entropy"], planner=PRESETS["grpo"].planner),
 }
 accelerator = Accelerator(cpu=True)
 assert accelerator.num_processes == int(sys.argv[2])
@@ -64,7 +65,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
     return run(folder, 1), run(folder, 2)
 
 
-@pytest.mark.parametrize("case", ["grpo", "minibatches"])
+@pytest.mark.parametrize("case", ["grpo", "minibatches", "high_entropy"])
 def test_two_processes_equal_one(results: tuple[dict[str, Any], dict[str, Any]], case: str):
     one, two = results[0][case], results[1][case]
     for step, (a, b) in enumerate(zip(one["metrics"], two["metrics"], strict=True)):

@@ -19,8 +19,8 @@ SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
 class HighEntropy:
     """1 for the `quantile` of actions with the highest entropy, 0 for the others ("80/20", arXiv:2506.01939).
 
-    The threshold is taken over the actions of this rank's minibatch, at the weights that sampled (TRL: at the
-    current ones, again in every pass). Shares stay those of all actions, so the loss shrinks with the quantile.
+    The threshold is taken over the actions of the minibatch, at the weights that sampled (TRL: at the current ones, again in
+    every pass). Shares stay those of all actions, so the loss shrinks with the quantile.
     """
 
     quantile: float = 0.2
@@ -35,6 +35,10 @@ class HighEntropy:
         return (OLD_ENTROPY,)
 
     @property
+    def pools(self) -> tuple[Reading, ...]:
+        return (OLD_ENTROPY,)
+
+    @property
     def scope(self) -> Scope:
         return "batch"
 
@@ -42,7 +46,7 @@ class HighEntropy:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask
         if not bool(mask.any()):
             return torch.zeros_like(batch.advantages)
-        threshold = interpolated_quantile(entropy[mask], 1 - self.quantile)
+        threshold = interpolated_quantile(counts.pooled.get(OLD_ENTROPY, entropy[mask]), 1 - self.quantile)
         return ((entropy >= threshold) & mask).to(batch.advantages.dtype)
 
 
