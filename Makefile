@@ -28,6 +28,7 @@ lint: $(STAMP)
 
 evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py grounding
+	$(BIN)/python benchmarks/demo_evidence.py video --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache
 

@@ -38,16 +38,15 @@ def resolved(name: str, seed: int, args: argparse.Namespace) -> configs.Resolved
     return configs.resolve(table, words)
 
 
-def run(name: str, seed: int, args: argparse.Namespace) -> tuple[dict[str, float], dict[str, float], float]:
-    """Figures before and after, and the CPU seconds of the steps between."""
+def run(name: str, seed: int, steps: int, args: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """Figures after so many steps, and the CPU seconds of the steps."""
     job = build(resolved(name, seed, args))
     assert job.evaluator is not None
-    before = figures(job.evaluator.run(0)[0])
     start = time.process_time()
-    for _ in range(args.steps):
+    for _ in range(steps):
         job.trainer.step()
     seconds = time.process_time() - start
-    return before, figures(job.evaluator.run(args.steps)[0]), seconds
+    return figures(job.evaluator.run(steps)[0]), seconds
 
 
 def figures(metrics: dict[str, float]) -> dict[str, float]:
@@ -62,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--fresh", type=int, default=9_000, help="series of held-out clips; the seed is added")
     parser.add_argument("--fresh-size", type=int, default=512)
@@ -72,10 +71,9 @@ def main() -> None:
     print(f"| method | seed | {' | '.join(FIGURES)} | CPU s |\n|{'---|' * (len(FIGURES) + 3)}", flush=True)
     after: dict[str, list[dict[str, float]]] = {}
     for seed in args.seeds:
-        for i, name in enumerate(args.methods):
-            before, values, seconds = run(name, seed, args)
-            if i == 0:
-                print(row("start", str(seed), before, ""), flush=True)
+        print(row("start", str(seed), run(args.methods[0], seed, 0, args)[0], ""), flush=True)
+        for name in args.methods:
+            values, seconds = run(name, seed, args.steps, args)
             print(row(name, str(seed), values, f"{seconds:.0f}"), flush=True)
             after.setdefault(name, []).append(values)
     for name, runs in after.items():

@@ -41,6 +41,7 @@ STYLE = ClipStyle(
     glyph=(20, 24),
     seconds=6.0,
     time_grid=2 / FPS,
+    stay=(1.2, 4.0),
     speed=10.0,
     digits=(0, 3, 4, 7),
     asked=(7,),
@@ -71,7 +72,7 @@ class WarmStart:
     """Drawn, written and decoded once, then learned from again and again."""
     questions: tuple[str, ...] = ("when", "which", "which")
     """Kinds, drawn evenly from this list."""
-    loosen: float = 0.4
+    loosen: float = 0.6
     """Both ends of a span are pushed out by up to this share of its length."""
     confused: float = 0.5
     """Share of spans that are another digit's, where there is another digit."""
