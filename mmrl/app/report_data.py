@@ -172,6 +172,8 @@ class RunData:
     """The policy's, for samples lines that name none."""
     notices: list[str] = field(default_factory=list)
     """What is missing or damaged."""
+    alarms: list[str] = field(default_factory=list)
+    """Warnings of level error, which begin with their step."""
 
     @property
     def steps_done(self) -> int:
@@ -212,6 +214,7 @@ def load(path: Path | str) -> RunData:
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
         box_space=space,
         notices=notices,
+        alarms=[line["text"] for line in warnings.lines if line.get("level") == "error"],
     )
     notices += missing(data)
     return data

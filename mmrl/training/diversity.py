@@ -1,6 +1,8 @@
-"""How different the pictures of one prompt are: what reward hacking and collapse take away first."""
+"""How different samples are, of one prompt and across prompts: what reward hacking and collapse take away first."""
 
+from collections import Counter
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -20,6 +22,50 @@ def diversity(groups: Sequence[Group]) -> list[float]:
     """
     drawn = [[sample.image for sample in group.samples if hasattr(sample.image, "convert")] for group in groups]
     return [mean_distance(torch.stack([thumbnail(image) for image in images])) for images in drawn if len(images) > 1]
+
+
+def first_pictures(groups: Sequence[Group]) -> list[tuple[str, Tensor]]:
+    """Prompt id and small colours of every group's first picture, for `apart`."""
+    found = [(group.prompt.id, [sample.image for sample in group.samples]) for group in groups]
+    return [(prompt, thumbnail(images[0])) for prompt, images in found if images and hasattr(images[0], "convert")]
+
+
+def apart(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
+    """Mean distance of pictures of different prompts; None where there are not two, or not of one size.
+
+    It falls towards 0 when every prompt is answered by the same picture.
+    """
+    kept = dict(pictures)
+    if len(kept) < 2 or len({len(picture) for picture in kept.values()}) > 1:
+        return None
+    return mean_distance(torch.stack(list(kept.values())))
+
+
+def distinct(groups: Sequence[Group]) -> list[float]:
+    """Of every group with two or more texts: the share of them that differ from each other (1 = all do)."""
+    texts = [[sample.text for sample in group.samples if sample.text is not None] for group in groups]
+    return [len(set(some)) / len(some) for some in texts if len(some) > 1]
+
+
+def fingerprints(groups: Sequence[Group]) -> list[tuple[str, bytes]]:
+    """Prompt id and digest of every text, for `sameness`: light enough to gather from all ranks."""
+    return [
+        (group.prompt.id, blake2b(sample.text.encode(), digest_size=8).digest())
+        for group in groups
+        for sample in group.samples
+        if sample.text is not None
+    ]
+
+
+def sameness(texts: Sequence[tuple[str, bytes]]) -> float | None:
+    """How probable it is that texts drawn for two different prompts are the same; None without two prompts.
+
+    1 when every prompt gets the same answer; a half for a balanced yes or no.
+    """
+    pairs, alike = len(texts) ** 2, sum(count**2 for count in Counter(text for _, text in texts).values())
+    pairs -= sum(count**2 for count in Counter(prompt for prompt, _ in texts).values())
+    alike -= sum(count**2 for count in Counter(texts).values())
+    return alike / pairs if pairs else None
 
 
 def thumbnail(image: Any) -> Float[Tensor, " d"]:

@@ -77,18 +77,10 @@ class Evaluator:
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []
         tables: list[GroupScores] = []
-        for start in range(0, len(numbered), self.settings.batch_size):
+        # As often on all ranks, though some may have nothing left: sharded weights need all of them.
+        for start in range(0, self.ranks.most(len(numbered)), self.settings.batch_size):
             chunk = numbered[start : start + self.settings.batch_size]
-            requests = [
-                Request(
-                    prompt,
-                    self.settings.num_samples,
-                    group_id=i,
-                    model=MODELS[weights],
-                    seed=self.settings.seed * 1_000_003 + i,
-                )
-                for i, prompt in chunk
-            ]
+            requests = [self.request(i, weights) for i, _ in chunk]
             rollouts = self.policy.rollout(requests, how)
             groups += rollouts.groups
             tables += self.rewards.score(rollouts.groups)
@@ -99,6 +91,11 @@ class Evaluator:
             self.rewards.names, torch.cat([t.values for t in tables]), torch.cat([t.status for t in tables]), self.rewards.weights
         )
         return self.metrics(groups, tables, scores), groups, scores
+
+    def request(self, i: int, weights: Weights) -> Request:
+        """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""
+        seed = self.settings.seed * 1_000_003 + i
+        return Request(self.prompts[i], self.settings.num_samples, group_id=i, model=MODELS[weights], seed=seed)
 
     def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:
         found = [parts for table in tables for parts in table.parts]

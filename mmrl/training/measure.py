@@ -5,10 +5,12 @@ from collections.abc import Mapping
 
 import torch
 
-from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.core.types import Reading, Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
-from mmrl.training.diversity import diversity
+from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
 from mmrl.training.rewards import GroupScores
+
+SAMPLED = Reading("logprobs", "sampler")
 
 
 def mean(values: list[float]) -> float:
@@ -18,7 +20,10 @@ def mean(values: list[float]) -> float:
 
 
 def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:
-    """reward/<name>, its spread, failures and parts, the total, and the share of groups without spread."""
+    """reward/<name>, its spread, failures and parts, the total, and the share of groups without spread.
+
+    rollout/unscored is the share of samples without a total (a weighted reward failed, or none applies), if there are any.
+    """
     values, status = torch.cat(ranks.gather(scores.values)), torch.cat(ranks.gather(scores.status))
     metrics: dict[str, float] = {}
     for k, name in enumerate(scores.names):
@@ -30,10 +35,12 @@ def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, Grou
                 metrics[f"reward/{name}/{label}"] = float((status[:, k] == kind).float().mean())
     total = scores.total()
     mine = [total[rollouts.group_ids == group.id] for group in rollouts.groups]
-    spreads = [float(t.max() - t.min()) if len(t) and bool(t.isfinite().all()) else math.nan for t in mine]
+    spreads = [float(t.max() - t.min()) if len(t) > 1 and bool(t.isfinite().all()) else math.nan for t in mine]
     totals = [float(x) for part in ranks.gather(total) for x in part]
     spreads = [x for part in ranks.gather(spreads) for x in part]
     metrics["reward/total"] = mean(totals)
+    if unscored := sum(not math.isfinite(x) for x in totals):
+        metrics["rollout/unscored"] = unscored / len(totals)
     flat = [spread == 0 for spread in spreads if math.isfinite(spread)]
     metrics["reward/no_spread"] = sum(flat) / len(flat) if flat else math.nan
     return metrics | part_metrics(rollouts, tables, ranks)
@@ -50,16 +57,46 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
 
-    train/diversity is there where prompts have several pictures each.
+    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures,
+    train/distinct and train/sameness where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
     """
     lengths = rollouts.action_mask.sum(1).float()
     rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
     longest = ranks.most(int(lengths.max()) if len(lengths) else 0)
     rows = max(1.0, rows)
-    spread = [x for part in ranks.gather(diversity(rollouts.groups)) for x in part]
-    return ({"train/diversity": mean(spread)} if spread else {}) | {
+    return {
+        **entropy(rollouts, ranks),
+        **variety(rollouts, ranks),
         "rollout/length": actions / rows,
         "rollout/length_max": float(longest),
         "rollout/truncated": truncated / rows,
         "rollout/actions": actions,
     }
+
+
+def entropy(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
+    """rollout/entropy, estimated from the sampler's own log-probabilities of the tokens it drew; nothing for pictures."""
+    drawn = rollouts.recorded.get(SAMPLED)
+    if drawn is None or not any(sample.token_ids is not None for group in rollouts.groups for sample in group.samples):
+        surprise, count = 0.0, 0
+    else:
+        known = rollouts.action_mask & drawn.isfinite()
+        surprise, count = -float(drawn[known].sum()), int(known.sum())
+    surprise, count = ranks.sum([surprise, count])
+    return {"rollout/entropy": surprise / count} if count else {}
+
+
+def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
+    """How different a prompt's samples are, and how different the answers to different prompts."""
+    groups = rollouts.groups
+    spread = [x for part in ranks.gather(diversity(groups)) for x in part]
+    texts = [x for part in ranks.gather(distinct(groups)) for x in part]
+    prints = [x for part in ranks.gather(fingerprints(groups)) for x in part]
+    pictures = [x for part in ranks.gather(first_pictures(groups)) for x in part]
+    found = {
+        "train/diversity": mean(spread) if spread else None,
+        "train/diversity_prompts": apart(pictures),
+        "train/distinct": mean(texts) if texts else None,
+        "train/sameness": sameness(prints),
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,274 @@
+"""The alarm for reward hacking: what is trained on rises while what is only watched, or variety, falls."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmrl.core.protocols import State
+from mmrl.core.types import Group, Scores
+from mmrl.training.diversity import apart, diversity, fingerprints, first_pictures, sameness
+
+Finding = tuple[str, str]
+"""A key, and a sentence about it."""
+ROUNDING = 1e-6
+"""A relative difference this small is none."""
+
+
+@dataclass(frozen=True)
+class AlarmSettings:
+    """When a run is suspected of reward hacking, and what happens then."""
+
+    stop: bool = False
+    """End the run, with an evaluation and a checkpoint, at the first alarm."""
+    ignore: tuple[str, ...] = ()
+    """Watched rewards whose fall means nothing, such as one that only counts words."""
+    fall_chance: float = 5e-4
+    """A watched reward has fallen if chance gives such a fall, prompt by prompt, less often than this (paired t-test):
+    small, for every evaluation asks again."""
+    rise_chance: float = 0.01
+    """The same for the rise of what is trained on."""
+    least_fall: float = 0.3
+    """A smaller fall is no alarm, in standard deviations of the watched reward between prompts."""
+    least_prompts: int = 8
+    """With fewer held-out prompts nothing is compared."""
+    max_sameness: float = 0.9
+    """No alarm as long as texts for different prompts are the same less often than this (train/sameness)."""
+    min_variety: float = 0.2
+    """Alarm if the chance that texts for different prompts differ (1 - train/sameness), or the difference of pictures
+    (train/diversity, train/diversity_prompts), falls below this part of what it was."""
+    min_length: float = 0.1
+    """Alarm if completions shrink below this part of their first length, unless they were cut off at the start."""
+
+    def __post_init__(self) -> None:
+        for name in ("fall_chance", "rise_chance", "max_sameness", "min_variety", "min_length"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"health.alarm.{name} is {getattr(self, name)}: it must lie between 0 and 1")
+        for name, least in (("least_prompts", 3), ("least_fall", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"health.alarm.{name} is {getattr(self, name)}: it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation said of every held-out prompt, samples averaged; the prompts are the same every time."""
+
+    step: int
+    trained: list[float]
+    watched: dict[str, list[float]]
+    train_totals: list[float]
+    """reward/total of the training steps just before."""
+    variety: dict[str, float]
+    """sameness of texts, or diversity and diversity_prompts of pictures."""
+
+    @classmethod
+    def of(cls, step: int, groups: Sequence[Group], scores: Scores, train_totals: Sequence[float]) -> "Evaluation":
+        sizes = [len(group.samples) for group in groups]
+        columns = {name: scores.values[:, k] for k, name in enumerate(scores.names) if not scores.weights[k]}
+        watched = {name: by_prompt(column, sizes) for name, column in columns.items() if "@" not in name}
+        spread = diversity(groups)
+        variety = {
+            "sameness": sameness(fingerprints(groups)),
+            "diversity": mean(spread) if spread else None,
+            "diversity_prompts": apart(first_pictures(groups)),
+        }
+        known = {name: value for name, value in variety.items() if value is not None}
+        return cls(step, by_prompt(scores.total(), sizes), watched, list(train_totals), known)
+
+
+class Change(NamedTuple):
+    """From one sample of numbers to another."""
+
+    before: float
+    after: float
+    chance: float
+    """How often chance alone gives a change this large in this direction."""
+    size: float
+    """The difference in standard deviations of the numbers; infinite where they do not vary."""
+
+
+class Alarm:
+    """Compares every evaluation with the first, and with the one that was best for a watched reward."""
+
+    def __init__(self, settings: AlarmSettings = AlarmSettings()) -> None:
+        self.settings = settings
+        self.first: Evaluation | None = None
+        self.best: dict[str, Evaluation] = {}
+        """By watched reward, and by measure of variety."""
+        self.count = 0
+        """Evaluations since the first: the best of many is so by chance in part."""
+
+    def evaluated(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+        """A watched reward fell, significantly and by much, while what is trained on rose.
+
+        Args:
+            first_totals: reward/total of the run's first steps, which stand for the time before them.
+        """
+        if self.first is None or len(self.first.trained) != len(now.trained):
+            self.first, self.best, self.count = now, dict.fromkeys(now.watched, now), 0
+            if now.watched and len(now.trained) < self.settings.least_prompts:
+                yield (
+                    "too_few_prompts",
+                    f"{len(now.trained)} held-out prompts are too few to notice reward hacking by the watched rewards: "
+                    f"take at least {self.settings.least_prompts} (evaluation.num_prompts), better 64",
+                )
+        self.count += 1
+        for name, values in now.watched.items():
+            if name in self.settings.ignore or name not in self.best:
+                continue
+            for then, choices in ((self.best[name], self.count), (self.first, 1)):
+                risen = self._risen(then, now, first_totals)
+                fall = self._fall(then.watched[name], values, choices)
+                if risen and fall:
+                    yield f"alarm/{name}", self._sentence(name, then, now, risen, fall)
+                    break
+            if mean(values) >= mean(self.best[name].watched[name]):
+                self.best[name] = now
+        yield from self._narrowed(now, first_totals)
+
+    def stepped(self, first: Mapping[str, list[float]], last: Mapping[str, list[float]]) -> Iterator[Finding]:
+        """Variety or length collapsed while what is trained on rose; needs no watched reward.
+
+        Args:
+            first, last: metrics of the run's first steps and of its last ones, as many of both.
+        """
+        risen = independent(first["reward/total"], last["reward/total"])
+        if not risen.chance <= self.settings.rise_chance:
+            return
+        for name, what in VARIETIES.items():
+            metric = f"train/{name}"
+            if metric in first and metric in last:
+                before, after = mean(first[metric]), mean(last[metric])
+                if self._is_narrow(name, before, after):
+                    yield f"alarm/{metric}", narrowed(risen, "in training", what, f"{metric} from {before:.3g} to {after:.3g}")
+        before, after = mean(first["rollout/length"]), mean(last["rollout/length"])
+        if after < self.settings.min_length * before and not cut_off(first):
+            what = "completions shrank to almost nothing"
+            yield "alarm/length", narrowed(risen, "in training", what, f"from {before:.3g} tokens to {after:.3g}")
+
+    def state_dict(self) -> State:
+        first = None if self.first is None else asdict(self.first)
+        return {"count": self.count, "first": first, "best": {name: asdict(evaluation) for name, evaluation in self.best.items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        self.count = state["count"]
+        self.first = None if state["first"] is None else Evaluation(**state["first"])
+        self.best = {name: Evaluation(**evaluation) for name, evaluation in state["best"].items()}
+
+    def _narrowed(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+        """Answers to held-out prompts became alike since the evaluation where they were most different."""
+        for name, after in now.variety.items():
+            then = self.best.setdefault(name, now)
+            before = then.variety[name]
+            risen = self._risen(then, now, first_totals)
+            if risen and self._is_narrow(name, before, after):
+                since = f"{name} from {before:.3g} at step {then.step} to {after:.3g} at step {now.step}"
+                yield f"alarm/eval/{name}", narrowed(*risen, VARIETIES[name], since)
+            if (after <= before) if name == "sameness" else (after >= before):
+                self.best[name] = now
+
+    def _is_narrow(self, name: str, before: float, after: float) -> bool:
+        if name == "sameness":
+            return after > self.settings.max_sameness and 1 - after < self.settings.min_variety * (1 - before)
+        return after < self.settings.min_variety * before
+
+    def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> Change | None:
+        """Unless chance explains it, given that `before` is the best of so many."""
+        change = paired(before, after, sign=-1, least=self.settings.least_prompts)
+        unlikely = change.chance * choices <= self.settings.fall_chance
+        return change if unlikely and change.size >= self.settings.least_fall else None
+
+    def _risen(self, then: Evaluation, now: Evaluation, first_totals: Sequence[float]) -> tuple[Change, str] | None:
+        """On the held-out prompts, or in training."""
+        held_out = paired(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
+        if held_out.chance <= self.settings.rise_chance:
+            return held_out, "on held-out prompts"
+        training = independent(then.train_totals or first_totals, now.train_totals)
+        return (training, "in training") if training.chance <= self.settings.rise_chance else None
+
+    def _sentence(self, name: str, then: Evaluation, now: Evaluation, risen: tuple[Change, str], fall: Change) -> str:
+        rise, where = risen
+        best = self.best[name].step
+        return (
+            f"alarm, reward hacking? From step {then.step} to step {now.step} the trained reward rose from {rise.before:.3g} to "
+            f"{rise.after:.3g} {where}, while the watched reward {name!r} fell from {fall.before:.3g} to {fall.after:.3g} on "
+            f"{len(now.trained)} held-out prompts. Compare the samples of both steps: what the trained reward likes may not be "
+            f"what you want. Then train on {name!r} too, penalize what the samples exploit, add a KL penalty or lower "
+            f"optimizer.lr; {name!r} was best at step {best}, so go back to a checkpoint from about there"
+        )
+
+
+VARIETIES = {
+    "sameness": "different prompts came to be answered by the same text",
+    "diversity": "the pictures of a prompt became alike",
+    "diversity_prompts": "the pictures of different prompts became alike",
+}
+"""What it means when one of them goes the wrong way."""
+
+
+def narrowed(risen: Change, where: str, what: str, figures: str) -> str:
+    return (
+        f"alarm, reward hacking? The trained reward rose from {risen.before:.3g} to {risen.after:.3g} {where}, while {what} "
+        f"({figures}). Look at the samples: if they are not what you want, reward what is missing in them, add a KL penalty "
+        "(algorithm.objective) or lower optimizer.lr, and go back to an earlier checkpoint"
+    )
+
+
+def cut_off(first: Mapping[str, list[float]]) -> bool:
+    """Whether completions did not end by themselves at the start: then shorter ones are what one wants."""
+    return mean(first.get("rollout/truncated", [])) > 0.2
+
+
+def by_prompt(values: Tensor, sizes: Sequence[int]) -> list[float]:
+    """Means over every prompt's samples that have a value; NaN where none has."""
+    return [float(part[part.isfinite()].mean()) for part in values.split(list(sizes))]
+
+
+def mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def paired(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
+    """The change over prompts that have both values; its chance is 1 if there are fewer than `least`."""
+    pairs = [pair for pair in zip(before, after, strict=False) if all(map(math.isfinite, pair))]
+    if len(pairs) < least:
+        return Change(math.nan, math.nan, 1.0, 0.0)
+    x, y = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+    error = float((y - x).std() / len(pairs) ** 0.5)
+    return change(x, y, sign, error, len(pairs) - 1)
+
+
+def independent(before: Sequence[float], after: Sequence[float]) -> Change:
+    """The rise from one list of numbers to another; its chance is 1 if either has fewer than three finite ones."""
+    x, y = ([value for value in values if math.isfinite(value)] for values in (before, after))
+    if min(len(x), len(y)) < 3:
+        return Change(math.nan, math.nan, 1.0, 0.0)
+    a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
+    error = float((a.var() / len(x) + b.var() / len(y)) ** 0.5)
+    return change(a, b, 1, error, min(len(x), len(y)) - 1)
+
+
+def change(x: Tensor, y: Tensor, sign: Literal[1, -1], error: float, freedom: int) -> Change:
+    before, after = float(x.mean()), float(y.mean())
+    difference = sign * (after - before) if abs(after - before) > ROUNDING * max(abs(before), abs(after)) else 0.0
+    spread = float(((x.var() + y.var()) / 2) ** 0.5)
+    least = ROUNDING * abs(difference)
+    return Change(before, after, above(ratio(difference, error, least), freedom), ratio(difference, spread, least))
+
+
+def ratio(difference: float, scale: float, least: float) -> float:
+    """difference / scale, infinite where the scale is below `least` and the difference is not 0."""
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale > least else math.copysign(math.inf, difference)
+
+
+def above(t: float, freedom: int) -> float:
+    """How often Student's t with so many degrees of freedom is above `t`."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -t)) if math.isfinite(t) else float(t < 0)

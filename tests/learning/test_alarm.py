@@ -1,0 +1,200 @@
+"""Training on rewards that can be hacked raises the alarm; training on honest ones does not."""
+
+import logging
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.core.types import Group, Prompt
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.app.runs import write_run
+from tests.fakes import FakeTextPolicy, prompts
+
+Score = Callable[[str, Prompt], float]
+"""Of a completion."""
+LENGTH, EVERY, TAUGHT = 4, 10, 25
+
+
+def letter(text: str, prompt: Prompt) -> float:
+    return float(text.startswith(prompt.answer))
+
+
+def exact(text: str, prompt: Prompt) -> float:
+    """The answer's letter, the stop, and nothing else."""
+    return float(text == f"{prompt.answer}.")
+
+
+def partial(text: str, prompt: Prompt) -> float:
+    return (letter(text, prompt) + exact(text, prompt)) / 2
+
+
+def verbosity(text: str, prompt: Prompt) -> float:
+    """Takes long answers for good ones."""
+    return len(text.rstrip(".")) / LENGTH
+
+
+def keyword(text: str, prompt: Prompt) -> float:
+    """Takes the letter d, which is never right, for a sign of quality."""
+    return text.count("d") / LENGTH
+
+
+def uncapped(text: str, prompt: Prompt) -> float:
+    """Meant to find the answer; counts it as often as it is there."""
+    return float(text.count(prompt.answer))
+
+
+def favourite(text: str, prompt: Prompt) -> float:
+    """A reward model that likes one sentence, whatever was asked."""
+    return sum(x == y for x, y in zip(text, "cab.", strict=False)) / LENGTH
+
+
+def hedging(text: str, prompt: Prompt) -> float:
+    """A lenient grader: right if the answer is named anywhere, among however many others."""
+    return float(prompt.answer in text)
+
+
+def silence(text: str, prompt: Prompt) -> float:
+    """Meant to make answers short; the shortest says nothing."""
+    return 1 - len(text.rstrip(".")) / LENGTH
+
+
+def noise(text: str, prompt: Prompt) -> float:
+    """Has nothing to do with anything."""
+    return random.Random(prompt.id + text).random()
+
+
+@dataclass(frozen=True)
+class Case:
+    trained: Score
+    watched: Score
+    taught: bool = True
+    """Whether the policy knows the answers before it meets the reward."""
+    steps: int = 40
+
+
+UNSEEN = ("hedging", "silence")
+"""Written when the alarm and its bounds were final; `favourite`, written before, had found it wanting."""
+HACKED = {
+    "verbosity": Case(verbosity, exact),
+    "keyword": Case(keyword, letter),
+    "uncapped": Case(uncapped, exact),
+    "favourite": Case(favourite, noise, steps=60),
+    "hedging": Case(hedging, exact),
+    "silence": Case(silence, exact),
+}
+HONEST = {
+    "partial credit": Case(partial, exact, taught=False),
+    "stricter": Case(exact, letter, taught=False),
+    "goes on": Case(exact, letter),
+    "unrelated": Case(letter, noise, taught=False),
+    "unrelated, goes on": Case(exact, noise),
+}
+
+
+def scored(score: Score) -> Callable[[Group], list[float]]:
+    def reward(group: Group) -> list[float]:
+        return [score(sample.text or "", group.prompt) for sample in group.samples]
+
+    return reward
+
+
+def new_policy(seed: int) -> FakeTextPolicy:
+    """Weights of its own for every seed."""
+    policy = FakeTextPolicy(length=LENGTH)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in zip(*(net.parameters() for net in policy.nets.values()), strict=True):
+            draw = 0.2 * torch.randn(weights[0].shape, generator=generator)
+            for weight in weights:
+                weight += draw
+    return policy
+
+
+def train(case: Case, seed: int, preset: str = "dr_grpo") -> Trainer:
+    """A whole run, with evaluations on held-out prompts."""
+    policy = new_policy(seed)
+    if case.taught:
+        policy.load_state_dict(taught(seed))
+    trainer = runner(policy, case, seed, preset, case.steps)
+    trainer.fit()
+    return trainer
+
+
+@cache
+def taught(seed: int) -> dict[str, Any]:
+    """Weights that know about half of the answers."""
+    policy = new_policy(seed)
+    runner(policy, Case(exact, exact), seed + 1000, "dr_grpo", TAUGHT).fit()
+    return policy.state_dict()
+
+
+def runner(policy: FakeTextPolicy, case: Case, seed: int, preset: str, steps: int) -> Trainer:
+    trained = NamedReward("trained", scored(case.trained))
+    both = RewardRunner([trained, NamedReward("watched", scored(case.watched), weight=0.0)])
+    data = prompts(128)
+    settings = TrainSettings(
+        steps=steps, prompts_per_step=16, seed=seed, evaluate_every=EVERY, optimizer=OptimizerSettings(lr=2e-2)
+    )
+    evaluator = Evaluator(policy, data[64:], both, EvaluationSettings(num_prompts=64), "greedy")
+    algorithm = PRESETS[preset].with_length(policy.length)
+    return Trainer(policy, algorithm, Shuffled(data[:64], seed=seed), RewardRunner([trained]), settings, evaluator=evaluator)
+
+
+def alarms(trainer: Trainer) -> set[str]:
+    return {key for key in trainer.health.said if key.startswith("alarm/")}
+
+
+def check_hacked(name: str, seed: int) -> None:
+    trainer = train(HACKED[name], seed)
+    evaluator, first = trainer.evaluator, trainer.health.alarm.first
+    assert evaluator is not None and first is not None
+    assert evaluator.run(0)[0]["eval/trained"] > sum(first.trained) / len(first.trained) + 0.1
+    assert ("alarm/eval/sameness" if name == "favourite" else "alarm/watched") in alarms(trainer)
+
+
+def test_hacking_raises_the_alarm():
+    assert {"alarm/watched", "alarm/eval/sameness"} <= alarms(train(replace(HACKED["silence"], steps=20), seed=1))
+
+
+def test_honest_rewards_do_not():
+    assert alarms(train(replace(HONEST["goes on"], steps=20), seed=1)) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HACKED)
+def test_hacking_raises_the_alarm_for_every_seed(name: str, seed: int):
+    check_hacked(name, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_rewards_do_not_for_any_seed(name: str, seed: int):
+    assert alarms(train(HONEST[name], seed)) == set()
+
+
+def test_the_report_shows_alarms_first(tmp_path: Path):
+    from mmrl.app.report import write_report
+
+    run = write_run(tmp_path / "run", steps=2, kind="text", num_prompts=4)
+    with run.recording_warnings(lambda: 7):
+        logging.getLogger("mmrl").error("step 7: alarm, <b>hacked</b>?")
+        logging.getLogger("mmrl").warning("step 7: only a warning")
+    page = write_report(run.path).read_text(encoding="utf-8")
+    banners = re.findall(r'<p class="notice alarm" role="alert">(.*?)</p>', page)
+    assert banners == ["step 7: alarm, &lt;b&gt;hacked&lt;/b&gt;?"]
+    assert "only a warning" in page

@@ -1,0 +1,303 @@
+"""Every warning: when it comes, when it does not, once, and the same after a resume."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent, paired
+from mmrl.training.health import Health, HealthSettings
+from mmrl.training.settings import TrainSettings
+from tests.training.conftest import make_trainer
+
+GOOD = {
+    "reward/letter": 0.5,
+    "reward/letter/std": 0.3,
+    "reward/total": 0.5,
+    "reward/no_spread": 0.2,
+    "rollout/length": 100.0,
+    "rollout/truncated": 0.1,
+    "rollout/entropy": 1.0,
+    "policy/clip_frac": 0.1,
+    "policy/grad_norm": 1.0,
+    "policy/kl": 0.05,
+    "policy/kl_old": 0.01,
+    "train/sameness": 0.3,
+    "train/diversity": 0.2,
+    "train/diversity_prompts": 0.2,
+}
+LIMITS = HealthSettings(window=4)
+FLAT = {"reward/letter/std": 0.0}
+# what every step from the ninth on shows, the words of the warning when means first pass the bound, the same within bounds
+FINDINGS = {
+    "no spread": ({"reward/no_spread": 1.0}, "every group's samples got the same reward", {"reward/no_spread": 0.7}),
+    "little spread": ({"reward/no_spread": 0.9}, "in 90% of the groups", {"reward/no_spread": 0.7}),
+    "constant": (FLAT, "gave every sample of the last 4 steps 0.5", {"reward/letter/std": 0.01}),
+    "failed": ({"reward/letter/failed": 0.2}, "'letter' failed for 15%", {"reward/letter/failed": 0.05}),
+    "na": ({"reward/letter/na": 1.0}, "'letter' said None", {"reward/letter/na": 0.75}),
+    "unscored": ({"rollout/unscored": 0.3}, "15% of the last steps' samples have no total", {"rollout/unscored": 0.05}),
+    "unparsed": ({"reward/letter/unparsed": 0.5}, "50% of the completions could not be parsed by 'letter'", {}),
+    "truncated": ({"rollout/truncated": 0.6}, "60% of the completions never stopped", {"rollout/truncated": 0.4}),
+    "short": ({"rollout/length": 20.0}, "shrank to 20 tokens, 20%", {"rollout/length": 30.0}),
+    "long": ({"rollout/length": 500.0}, "grew to 500 tokens, 5 times", {"rollout/length": 300.0}),
+    "entropy low": ({"rollout/entropy": 0.05}, "entropy fell to 0.05", {"rollout/entropy": 0.2}),
+    "entropy high": ({"rollout/entropy": 3.0}, "entropy rose to 3", {"rollout/entropy": 2.0}),
+    "clipping": ({"policy/clip_frac": 0.6}, "60% of the actions", {"policy/clip_frac": 0.4}),
+    "gradient zero": ({"policy/grad_norm": 0.0}, "the gradient was 0", {"policy/grad_norm": 0.01}),
+    "kl": ({"policy/kl": 2.0}, "KL to the reference is 1.02 per action", {"policy/kl": 0.1}),
+    "kl_old": ({"policy/kl_old": 0.2}, "within a step the model moves 0.105", {"policy/kl_old": 0.05}),
+}
+
+
+def said(steps: Sequence[dict[str, float]], health: Health | None = None) -> list[str]:
+    health = health or Health(settings=LIMITS)
+    return [sentence for number, metrics in enumerate(steps, start=1) for sentence in health.look(number, GOOD | metrics)]
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_appears_once_and_within_bounds_not_at_all(name: str):
+    bad, words, fine = FINDINGS[name]
+    found = said([{}] * 8 + [bad] * 12)
+    assert [words in sentence for sentence in found].count(True) == 1
+    assert not said([{}] * 8 + [fine] * 12)
+
+
+def test_a_good_run_says_nothing():
+    assert said([{}] * 30) == []
+
+
+def test_nothing_is_compared_with_the_start_before_the_start_is_over():
+    assert said([{"rollout/length": 10.0 ** (step + 1), "rollout/entropy": 0.1**step} for step in range(4)]) == []
+
+
+@pytest.mark.parametrize(("norm", "times"), [(30.0, 1), (5.0, 0)])
+def test_one_large_gradient_is_a_spike(norm: float, times: int):
+    found = said([{}] * 8 + [{"policy/grad_norm": norm}] + [{}] * 8)
+    assert len(found) == times
+    assert all("step 9: the gradient's norm is 30, 30 times the usual 1" in sentence for sentence in found)
+
+
+def test_kl_that_doubles_within_a_window_runs_away():
+    found = said([{}] * 6 + [{"policy/kl": 0.05 * 2**step} for step in range(5)])
+    assert len(found) == 1 and "KL to the reference rose from" in found[0]
+    assert said([{"policy/kl": 0.3 + 0.01 * step} for step in range(20)]) == []
+
+
+def test_it_is_said_again_only_after_a_window_without():
+    bad, fine = {"rollout/truncated": 1.0}, {"rollout/truncated": 0.0}
+    assert len(said([bad] * 4 + [fine] * 2 + [bad] * 4)) == 1
+    assert len(said([bad] * 4 + [fine] * 9 + [bad] * 4)) == 2
+
+
+def test_the_bound_on_unparsed_is_the_run_s():
+    half = [{"reward/letter/unparsed": 0.5}]
+    assert said(half, Health(0.6)) == [] and len(said(half, Health(0.4))) == 1
+
+
+@pytest.mark.parametrize("cut", [3, 9, 11])
+def test_a_resumed_run_says_the_same(cut: int):
+    steps = [{}] * 8 + [{"rollout/length": 20.0, "policy/kl": 0.3}] * 6 + [{}] * 3
+    whole, first, second = (Health(settings=LIMITS) for _ in range(3))
+    expected = said(steps, whole)
+    before = said(steps[:cut], first)
+    second.load_state_dict(first.state_dict())
+    after = [s for number, metrics in enumerate(steps[cut:], cut + 1) for s in second.look(number, GOOD | metrics)]
+    assert expected and before + after == expected
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_checkpoints_keep_it(tmp_path):
+    trainer, fresh = make_trainer(steps=2), make_trainer(steps=2)
+    trainer.step()
+    trainer.health.evaluated(*evaluation(1, 0.5, 0.5))
+    torch.save(trainer.state_dict()["health"], tmp_path / "health.pt")
+    fresh.load_state_dict(trainer.state_dict() | {"health": torch.load(tmp_path / "health.pt", weights_only=True)})
+    assert fresh.health.state_dict() == trainer.health.state_dict()
+    fresh.health.load_state_dict({})
+    assert fresh.health.memory.num_steps == 1
+
+
+def test_impossible_settings_are_refused():
+    for name, settings in (("window", {"window": 1}), ("max_kl", {"max_kl": 0.0})):
+        with pytest.raises(ValueError, match=rf"health\.{name} is"):
+            replace(LIMITS, **settings)
+    for name, settings in (("fall_chance", {"fall_chance": 2.0}), ("least_prompts", {"least_prompts": 2})):
+        with pytest.raises(ValueError, match=rf"health\.alarm\.{name}"):
+            replace(AlarmSettings(), **settings)
+    assert TrainSettings(health=LIMITS).health.window == 4
+
+
+COLLAPSES = {
+    "train/sameness": (0.95, 0.85, "answered by the same text"),
+    "train/diversity": (0.03, 0.05, "pictures of a prompt"),
+    "train/diversity_prompts": (0.03, 0.05, "pictures of different prompts"),
+    "rollout/length": (5.0, 30.0, "completions shrank"),
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_collapse_is_an_alarm_only_while_the_reward_rises(name: str):
+    bad, fine, words = COLLAPSES[name]
+
+    def alarms(value: float, reward: float) -> list[str]:
+        steps = [{"reward/total": 0.5 + 0.01 * (step % 3)} for step in range(8)]
+        found = said(steps + [{"reward/total": reward + 0.01 * (step % 3), name: value} for step in range(12)])
+        return [sentence for sentence in found if "alarm" in sentence]
+
+    assert len(alarms(bad, 0.9)) == 1 and words in alarms(bad, 0.9)[0]
+    assert alarms(bad, 0.5) == alarms(bad, 0.1) == alarms(fine, 0.9) == []
+
+
+def test_completions_that_were_cut_off_may_shrink():
+    steps = [{"rollout/truncated": 0.4, "reward/total": 0.5 + 0.01 * (i % 3)} for i in range(8)]
+    steps += [{"rollout/length": 5.0, "reward/total": 0.9 + 0.01 * (i % 3)} for i in range(8)]
+    assert not any("alarm" in sentence for sentence in said(steps))
+
+
+@pytest.mark.parametrize(("now", "trained", "alarmed"), [("a", 0.9, True), ("a", 0.5, False), ("ab", 0.9, False)])
+def test_held_out_answers_that_become_alike_while_the_reward_rises(now: str, trained: float, alarmed: bool):
+    health = Health()
+
+    def answered(step: int, reward: float, letters: str) -> list[str]:
+        _, groups, scores = evaluation(step, reward, 0.5)
+        texts = [tuple(Sample(text=letters[i % len(letters)]) for _ in group.samples) for i, group in enumerate(groups)]
+        return health.evaluated(step, [replace(group, samples=t) for group, t in zip(groups, texts, strict=True)], scores)
+
+    assert answered(0, 0.5, "abcde") == []
+    found = answered(10, trained, now)
+    assert bool(found) == alarmed and all("at step 0 to 1 at step 10" in sentence for sentence in found)
+
+
+def test_metrics_that_warnings_need_are_there():
+    def moody(group: Group) -> list[float | None]:
+        return [None] * len(group.samples) if group.prompt.id == "3" else [float(i) for i in range(len(group.samples))]
+
+    metrics = make_trainer(function=moody, prompts_per_step=8).step()
+    assert metrics["rollout/unscored"] == metrics["reward/letter/na"] == 0.125
+    # five kinds of letter, about equally likely before training
+    assert 1.2 < metrics["rollout/entropy"] < 1.7
+    assert 0 <= metrics["train/sameness"] < 0.2 < metrics["train/distinct"] <= 1
+    alone = make_trainer(PRESETS["reinforce_pp"]).step()
+    assert math.isnan(alone["reward/no_spread"]) and "train/distinct" not in alone
+
+
+NUM_PROMPTS = 20
+
+
+def evaluation(step: int, trained: float, watched: float, wobble: float = 0.02) -> tuple[int, list[Group], Scores]:
+    """Two samples of every prompt, whose values differ from prompt to prompt."""
+    groups = [Group(i, Prompt(str(i)), (Sample(text="a"), Sample(text="b"))) for i in range(NUM_PROMPTS)]
+    generator = torch.Generator().manual_seed(step)
+    noise = wobble * torch.randn(2 * NUM_PROMPTS, 2, generator=generator)
+    values = torch.tensor([[trained, watched]]) + 0.1 * torch.arange(2 * NUM_PROMPTS).sin()[:, None] + noise
+    return step, groups, Scores(("proxy", "truth"), values, torch.zeros(values.shape, dtype=torch.long), torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("trained", "watched", "alarmed"),
+    [(0.9, 0.2, True), (0.9, 0.5, False), (0.9, 0.9, False), (0.5, 0.2, False), (0.2, 0.2, False), (0.9, 0.49, False)],
+)
+def test_the_alarm_wants_a_rise_and_a_fall(trained: float, watched: float, alarmed: bool):
+    health = Health()
+    health.evaluated(*evaluation(0, 0.5, 0.5))
+    found = health.evaluated(*evaluation(20, trained, watched))
+    assert bool(found) == alarmed
+    assert not alarmed or ("From step 0 to step 20" in found[0] and "'truth' fell from 0.5" in found[0])
+    assert health.evaluated(*evaluation(40, trained, watched)) == []
+
+
+def test_the_fall_may_begin_at_the_best_evaluation():
+    health = Health()
+    for step, trained, watched in ((0, 0.2, 0.3), (10, 0.4, 0.7)):
+        assert health.evaluated(*evaluation(step, trained, watched)) == []
+    (found,) = health.evaluated(*evaluation(20, 0.8, 0.4))
+    assert "From step 10 to step 20" in found and "was best at step 10" in found
+
+
+def test_ignored_rewards_and_few_prompts_raise_no_alarm():
+    ignoring = Health(settings=HealthSettings(alarm=AlarmSettings(ignore=("truth",))))
+    demanding = Health(settings=HealthSettings(alarm=AlarmSettings(least_prompts=30)))
+    assert ignoring.evaluated(*evaluation(0, 0.5, 0.5)) == []
+    assert "20 held-out prompts are too few" in demanding.evaluated(*evaluation(0, 0.5, 0.5))[0]
+    for health in (ignoring, demanding):
+        assert health.evaluated(*evaluation(20, 0.9, 0.2)) == []
+
+
+def test_a_rise_in_training_alone_is_enough():
+    health = Health(settings=LIMITS)
+    health.evaluated(*evaluation(0, 0.5, 0.5))
+    said([{"reward/total": 0.5 + 0.01 * (i % 3)} for i in range(4)], health)
+    said([{"reward/total": 0.9 + 0.01 * (i % 3)} for i in range(4)], health)
+    (found,) = health.evaluated(*evaluation(8, 0.5, 0.2))
+    assert "in training" in found
+
+
+def test_a_resumed_run_knows_its_best_evaluation():
+    first, second = Health(), Health()
+    first.evaluated(*evaluation(0, 0.2, 0.3))
+    first.evaluated(*evaluation(10, 0.4, 0.7))
+    second.load_state_dict(first.state_dict())
+    assert second.evaluated(*evaluation(20, 0.8, 0.4)) == first.evaluated(*evaluation(20, 0.8, 0.4)) != []
+    assert second.state_dict() == first.state_dict()
+
+
+@pytest.mark.parametrize(("stop", "steps"), [(True, 2), (False, 6)])
+def test_a_run_may_end_at_the_alarm(stop: bool, steps: int, caplog):
+    limits = HealthSettings(alarm=AlarmSettings(stop=stop))
+    trainer = make_trainer(steps=6, evaluate_every=2)
+    trainer.health.settings = limits
+    answers = iter([evaluation(0, 0.5, 0.5)] + [evaluation(step, 0.9, 0.2) for step in (2, 4, 6)])
+
+    class Given:
+        def run(self, step):
+            _, groups, scores = next(answers)
+            return {}, groups, scores
+
+    saved: list[int] = []
+    trainer.evaluator, trainer.save = Given(), lambda **how: saved.append(trainer.index)  # type: ignore[assignment, method-assign]
+    trainer.fit()
+    assert trainer.index == steps and saved == [steps]
+    assert ("The run ends here" in caplog.text) == stop
+
+
+def test_alarms_are_errors_and_warnings_are_not(caplog):
+    health = Health(settings=LIMITS)
+    with caplog.at_level(logging.WARNING, "mmrl"):
+        health.look(1, GOOD | {"rollout/truncated": 1.0})
+        health.evaluated(*evaluation(0, 0.5, 0.5))
+        health.evaluated(*evaluation(20, 0.9, 0.2))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_noise_gives_no_alarm():
+    """A thousand evaluations of a watched reward that does not change, while the trained one rises."""
+    alarm, generator = Alarm(), torch.Generator().manual_seed(0)
+    draws = torch.randn(1000, 2, 32, generator=generator)
+    found = []
+    for step, (trained, watched) in enumerate(draws):
+        now = Evaluation(step, (trained + step).tolist(), {"w": watched.tolist()}, [], {})
+        if step:
+            found += list(alarm.evaluated(now, []))
+        else:
+            list(alarm.evaluated(now, []))
+            alarm.best = dict.fromkeys(alarm.best, now)
+    assert len(found) <= 3 * 1000 * 2 * alarm.settings.fall_chance
+
+
+def test_chances_are_student_s():
+    # t = 1 with one degree of freedom is exceeded a quarter of the time
+    change = paired([0.0, 0.0], [0.0, 2.0], sign=1, least=2)
+    assert change.chance == pytest.approx(0.25) and change.before == 0 and change.after == 1
+    assert paired([0.0, 0.0], [0.0, 2.0], sign=-1, least=2).chance == pytest.approx(0.75)
+    assert paired([0.5] * 9, [0.4] * 9, sign=-1, least=8) == (0.5, pytest.approx(0.4), 0.0, math.inf)
+    assert paired([0.5] * 9, [0.5 + 1e-9] * 9, sign=1, least=8).chance == 0.5
+    assert paired([0.5] * 7, [0.4] * 7, sign=-1, least=8).chance == 1
+    assert independent([0.0, 1.0, 2.0], [3.0, 4.0, math.nan]).chance == 1
+    assert (
+        independent([0.0, 1.0, 2.0], [10.0, 11.0, 12.0]).chance < 0.01 < independent([10.0, 11.0, 12.0], [0.0, 1.0, 2.0]).chance
+    )
