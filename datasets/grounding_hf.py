@@ -37,6 +37,6 @@ def load(
     Raises:
         ValueError: naming data set and row, for rows that cannot be trained on.
     """
-    layout = Layout(Path(image_root), space, box_format, columns or {}, template)
+    layout = Layout(Path(image_root), space, box_format, columns or {}, template, anywhere=not str(image_root))
     data = open_hf(name, split, streaming)
     return StreamedPrompts(data, name, layout) if streaming else StoredPrompts(data, name, layout)

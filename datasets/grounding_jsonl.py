@@ -29,7 +29,8 @@ def load(
     Args:
         path: the file, or a folder that holds `<split>.jsonl`.
         split: for a file, keep the rows whose column `split` says so.
-        image_root: where relative picture paths start; the file's folder by default.
+        image_root: where relative picture paths start and which none leaves; the file's folder by default, and then absolute
+            paths may name any picture.
         space: of the boxes: pixel, norm1000 or norm1.
         columns: our name -> the file's, for image, question, box, size, space, id, split.
         template: the prompt's text, with {question} in it.
@@ -43,6 +44,7 @@ def load(
             raise ValueError(f"{file} is a folder: give `split`, to read <split>.jsonl, or a file")
         file, rows_split = file / f"{split}.jsonl", None
     root = file.parent if image_root is None else Path(image_root)
-    prompts, report = read_grounding(file, Layout(root, space, box_format, columns or {}, template), rows_split)
+    layout = Layout(root, space, box_format, columns or {}, template, anywhere=image_root is None)
+    prompts, report = read_grounding(file, layout, rows_split)
     report.raise_if_bad()
     return prompts

@@ -23,7 +23,7 @@ def load(
     size: int = 1024,
     seed: int = 0,
     questions: Sequence[str] = moving.KINDS,
-    clip: Mapping[str, Any] | None = None,
+    clip: moving.ClipStyle | Mapping[str, Any] | None = None,
     template: str = "{question}",
     sample_fps: float | None = None,
     folder: str | Path | None = None,
@@ -47,7 +47,7 @@ def load(
     """
     if "{question}" not in template:
         raise ValueError(f"template {template!r} must contain {{question}}")
-    style, kinds = moving.style_of(clip or {}), tuple(questions)
+    style, kinds = clip if isinstance(clip, moving.ClipStyle) else moving.style_of(clip or {}), tuple(questions)
     shown = {"style": asdict(style), "kinds": kinds}
     root = None if folder is None else Path(folder)
     files = clip_folder("moving-digits", shown, (moving.__file__, scenes.__file__), root)

@@ -30,7 +30,8 @@ def load(
 
     Args:
         path: a .json, .jsonl or .parquet file.
-        videos: the folder that paths start from; the file's folder by default.
+        videos: the folder that paths start from and which none leaves; the file's folder by default, and then absolute paths
+            may name any video.
         columns: our name -> the file's, for problem_id, problem, problem_type, options, solution, path and data_type.
         template: the prompt's text, with {question} in it; options follow the question.
         max_bad: so many bad rows are left out with a warning; one more is an error.
@@ -41,4 +42,5 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(read_rows(file, report), VideoR1(columns or {}), folder, report, template, max_bad)
+    rows = read_rows(file, report)
+    return read_videos(rows, VideoR1(columns or {}), folder, report, template, max_bad, anywhere=videos is None)

@@ -1,6 +1,5 @@
 """Config -> objects: the only place where names become things, and where what cannot train is refused before it costs time."""
 
-import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +14,12 @@ import torch
 from mmrl import __version__
 from mmrl.algorithms.samplers import Shuffled, Streamed
 from mmrl.app import adapters, plugins
+from mmrl.app.checks import SERVED, check_data, check_plug_ins
 from mmrl.app.config import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
 from mmrl.app.kinds import KINDS, Kind, PolicyConfig, kind_of
-from mmrl.app.parts import check_keys, made_of
+from mmrl.app.parts import made_of
 from mmrl.app.rundir import RunDir
+from mmrl.app.strict import check_keys
 from mmrl.app.tables import KeyPath, Table
 from mmrl.app.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.core.protocols import Policy, PromptSampler, Tracker, View
@@ -29,6 +30,7 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.state import seed
 from mmrl.training.trainer import Records, Trainer
 
 TINY = "tiny:"
@@ -64,24 +66,30 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     """
     config, table = resolved.config, resolved.table
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
+    seed(config.seed)
     check_ranks(config, ranks)
+    check_plug_ins(resolved)
     known: dict[str, Any] = {}
-    loaded = load_rewards(config.reward, ("reward",), table, known)
-    loaded_more = load_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)
-    train_prompts = load_prompts(config.data, ("data",), table)
-    held_out = held_out_prompts(config, table)
+    with ranks.main_first():
+        loaded = load_rewards(config.reward, ("reward",), table, known)
+        loaded_more = load_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)
+        train_prompts = load_prompts(config.data, ("data",), table)
+        held_out = held_out_prompts(config, table)
     config = with_local_model(config, ranks)
     kind = kind_of(config.policy)
     looked_at = [*seen(train_prompts), *(held_out or ())]
     kind.check_prompts(looked_at)
     algorithm = kind.prepared(config.algorithm.algorithm, config.policy, config.algorithm.label)
-    space = kind.box_space(config.policy)
+    to_fetch = not Path(config.policy.model).expanduser().is_dir()
+    with ranks.main_first(to_fetch):
+        space = kind.box_space(config.policy)
     rewards = RewardRunner([named(*pair, space, kind) for pair in zip(config.reward, loaded, strict=True)])
     more = [named(*pair, space, kind) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
     watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
-    policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
+    with ranks.main_first(to_fetch):
+        policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
     algorithm.check(policy)
     kind.look(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None:
@@ -126,7 +134,7 @@ def reward_of(use: str, args: Mapping[str, Any], path: KeyPath, table: Table, be
     """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`."""
     args = {key: with_rewards(value, (*path, key), table) for key, value in args.items()}
     if is_url(use):
-        check_keys(args, [*beside, "deadline_s", "token_env"], path, table)
+        check_keys(args, [*beside, *SERVED], path, table)
         return made_of(RemoteReward, {"url": use, **args}, path, table).connected()
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
@@ -204,12 +212,8 @@ def load_prompts(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
     Raises:
         ValueError: listing the first prompts that cannot be trained on.
     """
+    check_data(data, path, table)
     load = plugins.load(data.use, "datasets")
-    parameters = inspect.signature(load).parameters
-    check_keys(data.args, [*parameters, "use"], path, table)
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in data.args]
-    if missing:
-        raise ValueError(f"{table.at((*path, missing[0]))} is missing: the data set {data.use!r} needs {', '.join(missing)}")
     prompts = load(**data.args)
     report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
     report.source = f"[{'.'.join(path)}] {data.use}"
@@ -236,14 +240,13 @@ def build_policy(
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
-    """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process."""
+    """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
     model, kind = config.policy.model, kind_of(config.policy)
     if not model.startswith(TINY):
         return config
-    if ranks.is_main:
-        tiny_model(model, kind)
-    ranks.wait()
-    return replace(config, policy=replace(config.policy, model=str(tiny_model(model, kind))))
+    with ranks.main_first():
+        folder = tiny_model(model, kind)
+    return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
 def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
@@ -274,7 +277,8 @@ def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
 def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:
     if run is None:
         return Records()
-    checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
+    chosen = config.checkpoint
+    checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous)
     if not ranks.is_main:
         return Records(checkpoints=checkpoints)
     trackers: list[Tracker] = [JsonlTracker(run, space), Progress(config.steps, config.prompts_per_step)]

@@ -47,6 +47,8 @@ Settings = Annotated[
     Argument(metavar="[KEY=VALUE]...", help="The reward's own settings, such as threshold=0.5; with a config, overrides."),
 ]
 ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
+ConfigName = Annotated[str, Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.")]
+Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a card, such as 24GB (default: this machine's).")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
 
@@ -135,6 +137,33 @@ def evaluate(
     jobs.evaluate(name, overrides or [], step)
 
 
+@app.command(rich_help_panel=RUN)
+def plan(
+    config: ConfigName,
+    overrides: Overrides = None,
+    calibrate: Annotated[int, Option(help="Real steps to take for the time they need; nothing of them is kept.")] = 0,
+    card: Card = None,
+    processes: Annotated[int, Option(help="On how many cards the run is spread.")] = 1,
+    price: Annotated[float | None, Option(help="Of an hour of all processes, to tell what the run costs.")] = None,
+    strict: Annotated[bool, Option("--strict", help="Exit code 2 when it does not fit the card.")] = False,
+) -> None:
+    """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
+    from mmrl.app import plan as planning
+
+    fits = planning.plan(config, overrides or [], calibrate=calibrate, card=card, processes=processes, price=price)
+    if strict and not fits:
+        raise typer.Exit(2)
+
+
+@app.command(rich_help_panel=RUN)
+def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
+    """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 when something is wrong."""
+    from mmrl.app.check import check as checked
+
+    if not checked(config, overrides or [], card):
+        raise typer.Exit(2)
+
+
 def add_demo(name: str, summary: str) -> None:
     """The command `mmrl demo NAME`."""
 
@@ -193,6 +222,25 @@ def export(
     from mmrl.app.export import export as exported
 
     typer.echo(exported(run, folder, step=step, merge=merge, weights=weights))
+
+
+@app.command(rich_help_panel=LOOK)
+def sample(
+    run: RunFolder,
+    step: Annotated[int, Option(help="Whose samples; the weights before it must be kept (save_every).")],
+    prompt: Annotated[str, Option(metavar="ID", help="As the run's samples name it.")],
+    split: Annotated[Literal["train", "eval"], Option(help="Samples of training, or of held-out prompts.")] = "train",
+    index: Annotated[int | None, Option("--sample", help="Show this sample alone, counted from 0.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Write what the model saw and drew as pictures.")] = None,
+    whole: Annotated[bool, Option("--whole", help="Sample and score the whole step, exactly as training did.")] = False,
+) -> None:
+    """Draw a prompt's samples again and compare them with what the run noted; exit code 2 where they differ."""
+    from mmrl.app.resample import resample
+
+    found = resample(run, step, prompt, split, index, out, whole)
+    typer.echo(found.text)
+    if found.differs:
+        raise typer.Exit(2)
 
 
 @data.command("check")

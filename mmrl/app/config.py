@@ -16,7 +16,9 @@ from pydantic import InstanceOf
 
 from mmrl.app.catalog import find_config
 from mmrl.app.kinds import KINDS, POLICIES, PolicyConfig, kind_of
-from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, check_keys, plain, with_none, written
+from mmrl.app.parts import NONE, SLOTS, Assembly, assemble, plain, with_none, written
+from mmrl.app.rundir import replace_text
+from mmrl.app.strict import check_keys, check_slip, check_value
 from mmrl.app.suggest import did_you_mean
 from mmrl.app.tables import KeyPath, Table, dotted, leaves
 from mmrl.policies.settings import Sampling
@@ -105,6 +107,9 @@ class EvaluationConfig(EvaluationSettings):
     """Flow only: further ways to draw the same prompts, such as without guidance."""
 
     def __post_init__(self) -> None:
+        for name, least in (("num_prompts", 0), ("num_samples", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"evaluation.{name} is {getattr(self, name)}: it must be {least} or more")
         for one, place in ((self, "evaluation"), *((one, f"evaluation.also {one.name!r}") for one in self.also)):
             if one.num_steps is not None and one.num_steps < 1:
                 raise ValueError(f"{place}.num_steps is {one.num_steps}: it must be 1 or more")
@@ -126,6 +131,18 @@ class CheckpointConfig:
 
     keep: int = 2
     """Newest ones; 0 = all."""
+    keep_every: int = 0
+    """Those of steps that this divides stay for good; 0 = none."""
+    keep_best: str = ""
+    """A metric, higher being better, such as eval/total: the checkpoint where it was best stays too. It is known where a step is
+    both evaluated and saved."""
+    asynchronous: bool = True
+    """Written beside the run, which waits for the copy of its state only; costs memory for that copy."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}: it must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -170,9 +187,30 @@ class Resolved:
 
     def origin(self, path: KeyPath) -> str:
         said = self.table.origin(path)
-        if said is None and path[0] == "algorithm":
-            return f"preset {self.config.algorithm.preset}"
-        return said or "default"
+        if said is not None:
+            return said
+        if path[0] == "algorithm":
+            return algorithm_origin(path, self.config.algorithm.preset, self.table)
+        kind = kind_of(self.config.policy)
+        if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
+            return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
+        by_kind = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in kind.evaluation_keys)
+        return f"default for {kind.name}" if by_kind else "default"
+
+
+def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
+    """Of a value of the algorithm that nobody said: the preset's, or the default of a part that was put in the preset's place."""
+    for depth in range(len(path) - 1, 1, -1):
+        named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
+        if named:
+            return f"default of {value_at(table.values, (*path[:depth], named[0]))}"
+    return f"preset {preset}"
+
+
+def value_at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values[int(key)] if isinstance(values, list) else values[key]
+    return values
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
@@ -230,6 +268,7 @@ def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
     if isinstance(value, list) and cls is not None:
         return [fitted(kind, item, (*path, str(i)), table) for i, item in enumerate(value)]
     if cls is None or not isinstance(value, Mapping):
+        check_value(kind, value, path, table)
         return value
     hints = get_type_hints(cls)
     args: dict[str, Any] = {}
@@ -237,6 +276,8 @@ def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
     if "args" in hints:
         args = {key: item for key, item in value.items() if key not in hints or key == "args"}
         known["args"] = args
+        if "use" not in value:
+            check_slip(args, "use", path, table)
     checked = {key: item for key, item in value.items() if key not in args}
     check_keys(checked, list(hints), path, table)
     return known | {key: fitted(hints[key], item, (*path, key), table) for key, item in with_none(cls, checked).items()}
@@ -247,11 +288,11 @@ def policy_settings(value: Any, table: Table) -> Any:
     if not isinstance(value, Mapping):
         return value
     kind = value.get("kind", "text")
-    if kind not in POLICIES:
+    if not isinstance(kind, str) or kind not in POLICIES:
         raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
     settings = {key: item for key, item in value.items() if key != "kind"}
     hints = get_type_hints(POLICIES[kind])
-    check_keys(settings, list(hints), ("policy",), table)
+    check_keys(settings, ["kind", *hints], ("policy",), table)
     given = with_none(POLICIES[kind], settings).items()
     checked = {key: fitted(hints[key], item, ("policy", key), table) for key, item in given}
     return plain(POLICIES[kind], checked, ("policy",), table)
@@ -316,4 +357,4 @@ def as_plain(value: Any) -> Any:
 def save(config: RunConfig, file: Path) -> None:
     """Write the resolved config."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"# {config.algorithm.label}\n" + tomli_w.dumps(as_table(config)), encoding="utf-8")
+    replace_text(file, f"# {config.algorithm.label}\n" + tomli_w.dumps(as_table(config)))

@@ -8,7 +8,8 @@ from pathlib import Path
 from mmrl.app import plugins
 from mmrl.app.build import load_prompts
 from mmrl.app.config import load
-from mmrl.app.parts import check_keys, plain
+from mmrl.app.parts import plain
+from mmrl.app.strict import check_keys
 from mmrl.app.tables import Table
 from mmrl.data.grounding import Layout, check_file
 from mmrl.data.split import Part, split

@@ -18,12 +18,15 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app import config as configs
 from mmrl.app.build import Job, build
 from mmrl.app.config import Resolved
+from mmrl.app.launch import alone, check_same, ending_together, open_accelerator
 from mmrl.app.report_data import changes
 from mmrl.app.report_data import load as load_run
 from mmrl.app.rundir import RunDir
+from mmrl.app.signals import listening
 from mmrl.app.tasks import one_line
 from mmrl.core.protocols import State
 from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.determinism import deterministic
 from mmrl.training.distributed import Ranks
 
 RUNS = Path("runs")
@@ -74,18 +77,20 @@ def train(given: Given) -> RunDir:
 
 def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint."""
-    with workplace() as (accelerator, ranks):
+    with deterministic(resolved.config.deterministic), workplace() as (accelerator, ranks):
+        check_same(ranks, resolved)
         run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
         job = build(resolved, run, accelerator)
-        if resume is not None:
-            continue_from(job, run, ranks)
-        elif ranks.is_main:
-            RunDir.create(run.path)
-        if ranks.is_main:
-            configs.save(replace(job.config, output=str(run.path)), run.config_file)
-            console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
-            console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
-        fit(job, run, ranks)
+        with alone(run.path, ranks):
+            if resume is not None:
+                continue_from(job, run, ranks)
+            elif ranks.is_main:
+                RunDir.create(run.path)
+            if ranks.is_main:
+                configs.save(replace(job.config, output=str(run.path)), run.config_file)
+                console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+                console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
+            fit(job, run, ranks)
         if ranks.is_main:
             announce(run)
     return run
@@ -104,13 +109,11 @@ def workplace() -> Iterator[tuple[Any, Ranks]]:
     """Accelerate's processes and devices, and warnings on the terminal; left by all processes together."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    from accelerate import Accelerator
     from transformers.utils.logging import disable_progress_bar
 
     if not console.is_terminal:
         disable_progress_bar()
-    # Without cpu=True, accelerate takes several processes on a machine without accelerators for as many single ones.
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    accelerator = open_accelerator()
     ranks = Ranks(accelerator)
     if accelerator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # What trains on a CPU is so small that threads cost more than they give.
@@ -119,8 +122,9 @@ def workplace() -> Iterator[tuple[Any, Ranks]]:
     if ranks.is_main:
         logger.addHandler(handler)
     try:
-        yield accelerator, ranks
-        ranks.close()
+        with ending_together(ranks):
+            yield accelerator, ranks
+            ranks.close()
     finally:
         logger.removeHandler(handler)
 
@@ -156,34 +160,38 @@ def next_free(path: Path) -> Path:
 
 
 def continue_from(job: Job, run: RunDir, ranks: Ranks) -> None:
-    """Put the trainer where the run's last whole checkpoint stands, and forget what was written after it."""
-    job.trainer.load_state_dict(Checkpoints(run.checkpoints).load())
+    """Put the trainer where the run's last whole checkpoint stands, and forget what was written after it.
+
+    A run that was killed before its first checkpoint starts again.
+    """
+    checkpoints = Checkpoints(run.checkpoints)
+    step = ranks.gather(checkpoints.recover() if ranks.is_main else None)[0]
+    if step is not None:
+        job.trainer.load_state_dict(checkpoints.load_whole(step))
     if ranks.is_main:
-        run.truncate(job.trainer.index)
-        console.print(f"continuing {run.path} after step {job.trainer.index}", highlight=False)
+        run.truncate(-1 if step is None else step)
+        where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
+        console.print(f"continuing {run.path} {where}", highlight=False)
 
 
 def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
-    """Train; whatever happens, trackers are closed, and a stopped run says how to go on."""
+    """Train; whatever happens, trackers are closed. SIGTERM and Ctrl-C save, say how to go on, and end the program with 0."""
     try:
-        if ranks.is_main:
-            with run.recording_warnings(lambda: job.trainer.index):
+        with listening(job.trainer.stop):
+            if ranks.is_main:
+                with run.recording_warnings(lambda: job.trainer.index):
+                    job.trainer.fit()
+            else:
                 job.trainer.fit()
-        else:
-            job.trainer.fit()
-    except KeyboardInterrupt:
-        if ranks.is_main:
-            console.print(f"stopped at step {job.trainer.index}{hint(run)}", highlight=False)
-        sys.exit(130)
     finally:
         if job.tracker is not None:
             job.tracker.close()
-
-
-def hint(run: RunDir) -> str:
-    """How to go on with a stopped run, if it can be."""
-    steps = Checkpoints(run.checkpoints).steps()
-    return f"; mmrl train --resume {run.path} goes on after step {steps[-1]}" if steps else ", before its first checkpoint"
+    if job.trainer.is_stopped:
+        if ranks.is_main:
+            text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
+            console.print(f"{text}\nmmrl train --resume {run.path}", highlight=False, markup=False)
+        ranks.close()
+        sys.exit(0)
 
 
 def announce(run: RunDir) -> None:
@@ -213,7 +221,7 @@ def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) 
     if run is None and step is not None:
         raise ValueError(f"--step {step} needs a run's folder; {name} is a config")
     resolved = configs.load(str(run.config_file) if run else name, overrides)
-    with workplace() as (accelerator, ranks):
+    with deterministic(resolved.config.deterministic), workplace() as (accelerator, ranks):
         job = build(resolved, accelerator=accelerator)
         if job.evaluator is None:
             missing = resolved.table.at(("evaluation", "data"))

@@ -105,6 +105,10 @@ class Kind(Protocol):
         self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
     ) -> Policy: ...
 
+    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
+        """A policy without weights that counts what it is asked; completions have `length` tokens."""
+        ...
+
     def box_space(self, policy: Any) -> str | None:
         """How the model writes boxes, from its own config alone; None where its makers do not say, or it writes none."""
         ...
@@ -187,6 +191,11 @@ class TextKind:
         from mmrl.policies.text import TextPolicy
 
         return TextPolicy(policy, shadows, views=views, **({} if ema_decay is None else {"ema_decay": ema_decay(0)}))
+
+    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
+        from mmrl.policies.rehearsal import TextRehearsal
+
+        return TextRehearsal(policy, shadows, views, length)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":
@@ -297,6 +306,11 @@ class FlowKind:
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
         return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
+
+    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
+        from mmrl.policies.flow_rehearsal import FlowRehearsal
+
+        return FlowRehearsal(policy, shadows)
 
     def box_space(self, policy: FlowPolicyConfig) -> str | None:
         return None

@@ -7,15 +7,16 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app import plugins
+from mmrl.app.strict import check_keys, check_slip, check_value, dataclasses_in, fields_of
 from mmrl.app.suggest import did_you_mean
 from mmrl.app.tables import KeyPath, Table, dotted
 
@@ -88,20 +89,21 @@ def assemble(table: Table) -> Assembly:
         if key in SLOTS:
             changes[key] = builder.slot(key, value, getattr(base, key))
         elif key != "preset":
+            check_value(get_type_hints(Algorithm)[key], value, (*TOP, key), table)
             changes[key] = plain(get_type_hints(Algorithm)[key], value, (*TOP, key), table)
     algorithm = replace(base, **changes)
     differing = [path for slot in SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]
     return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
 
 
-def preset(name: str, where: str = "algorithm.preset") -> Algorithm:
+def preset(name: Any, where: str = "algorithm.preset") -> Algorithm:
     """The preset of this name.
 
     Raises:
         ValueError: there is none.
     """
     known = presets()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), known)}")
     return known[name]
 
@@ -141,28 +143,36 @@ class _Builder:
         """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
         if not isinstance(value, Mapping):
             raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted(path)}] with kind = "..."')
-        settings = {key: item for key, item in value.items() if key not in RESERVED}
+        settings = {key: item for key, item in value.items() if key not in ("kind", "use")}
+        words = RESERVED if slot == "objective" else ("kind", "use")
+        if "use" in value and "kind" in value:
+            raise ValueError(f"{self.table.at(path)} has both kind and use: keep kind for a part of mmrl, use for one of yours")
         if "use" in value:
+            plain(str, value["use"], (*path, "use"), self.table)
             self.uses[dotted(path)] = value["use"]
-            return made_of(plugins.load(value["use"], "algorithms"), settings, path, self.table)
+            return made_of(plugins.load(value["use"], "algorithms"), settings, path, self.table, words)
         if "kind" in value:
             known = kinds(slot)
-            if value["kind"] not in known:
+            if not isinstance(value["kind"], str) or value["kind"] not in known:
                 where = self.table.at((*path, "kind"))
                 raise ValueError(f"{where} is {value['kind']!r}: {did_you_mean(str(value['kind']), known)}")
-            return made_of(known[value["kind"]], settings, path, self.table)
+            return made_of(known[value["kind"]], settings, path, self.table, words)
         if own is None:
+            check_slip(settings, "kind", path, self.table)
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
-        return made_of(type(own), settings_of(own, settings), path, self.table)
+        check_settings(type(own), settings, path, self.table, words)
+        return made_of(type(own), settings_of(own, settings), path, self.table, words)
 
     def _altered(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
         for key, item in value.items():
-            if not key.isdigit() or int(key) >= len(entries):
+            places = [str(i) for i in range(len(entries))]
+            if key not in places:
                 raise ValueError(
                     f"{self.table.at((*path, key))} is not there: {dotted(path)} of the preset has {len(entries)} entries, "
-                    f"counted from 0 ({dotted(path)}.0...); to replace them all write [[{dotted(path)}]]"
+                    f"counted from 0 ({dotted(path)}.0...): {did_you_mean(key, places)}; "
+                    f"to replace them all write [[{dotted(path)}]]"
                 )
             entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
         return tuple(entries)
@@ -173,6 +183,7 @@ class _Builder:
         coef, term = own or (1.0, None)
         rest = item
         if isinstance(item, Mapping):
+            check_value(float, item.get("coef"), (*path, "coef"), self.table)
             coef = plain(float, item.get("coef", coef), (*path, "coef"), self.table)
             rest = {key: value for key, value in item.items() if key != "coef"}
         return coef, self.part(name, rest, path, term)
@@ -186,16 +197,32 @@ def made_of(cls: Callable[..., Any], settings: Mapping[str, Any], path: KeyPath,
     Raises:
         ValueError: an unknown key, or a value of the wrong type.
     """
+    check_settings(cls, settings, path, table, beside)
     if inspect.isclass(cls) and is_dataclass(cls):
-        names = {written(f.name): f.name for f in fields(cls) if f.init}
-        check_keys(settings, [*beside, *names], path, table)
+        names = {written(name): name for name in fields_of(cls)}
         return plain(cls, with_none(cls, {names[key]: value for key, value in settings.items()}), path, table)
-    known = [p.name for p in inspect.signature(cls).parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if inspect.isclass(cls):
-        check_keys(settings, [*beside, *known], path, table)
         return cls(**settings)
-    check_keys(settings, [*beside, *known[1:]], path, table)
     return partial(cls, **settings) if settings else cls
+
+
+def check_settings(
+    cls: Callable[..., Any], settings: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()
+) -> None:
+    """Refuse keys that the class or function does not know, at all depths, and plain values of the wrong kind.
+
+    Raises:
+        ValueError: naming place and key.
+    """
+    if not (inspect.isclass(cls) and is_dataclass(cls)):
+        parameters = inspect.signature(cls).parameters.values()
+        known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        check_keys(settings, [*beside, *(known if inspect.isclass(cls) else known[1:])], path, table)
+        return
+    names = {written(name): name for name in fields_of(cls)}
+    check_keys(settings, [*beside, *names], path, table)
+    for key, value in with_none(cls, {names[key]: value for key, value in settings.items()}).items():
+        check_value(fields_of(cls)[key], value, (*path, written(key)), table)
 
 
 def settings_of(own: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,18 +272,16 @@ def differences(before: Any, after: Any, path: str) -> list[str]:
     return [path]
 
 
-def check_keys(values: Mapping[str, Any], known: Sequence[str], path: KeyPath, table: Table) -> None:
-    """Refuse keys that nothing knows."""
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}")
-
-
 def with_none(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """TOML has no null: the word "none" is None for a field that may be None and has no such word of its own."""
+    return {key: None if value == NONE and key in may_be_none(cls) else value for key, value in settings.items()}
+
+
+@cache
+def may_be_none(cls: type) -> frozenset[str]:
+    """The fields for which the word "none" stands for None."""
     hints = get_type_hints(cls)
-    may_be_none = {name for name, hint in hints.items() if NoneType in get_args(hint) and NONE not in allowed_words(hint)}
-    return {key: None if key in may_be_none and value == NONE else value for key, value in settings.items()}
+    return frozenset(name for name, hint in hints.items() if NoneType in get_args(hint) and NONE not in allowed_words(hint))
 
 
 def allowed_words(hint: Any) -> set[Any]:
@@ -273,9 +298,31 @@ def plain(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
         ValueError: it is not one; the message names file and key.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return adapter(kind).validate_python(value)
     except ValidationError as error:
         raise ValueError("; ".join(problems(error, value, path, table))) from None
+
+
+def check_plain(kind: Any, value: Any, path: KeyPath, table: Table) -> None:
+    """Refuse what is no value of a type, as far as pydantic knows the type: a plug-in may name classes of its own.
+
+    Raises:
+        ValueError: naming place and key.
+    """
+    check_value(kind, value, path, table)
+    classes = dataclasses_in(kind) if isinstance(value, Mapping) else []
+    wanted = Union[tuple(classes)] if classes else kind  # noqa: UP007 - their number is not known
+    try:
+        adapter(wanted)
+    except PydanticUserError:
+        return
+    plain(wanted, value, path, table)
+
+
+@lru_cache(maxsize=256)
+def adapter(kind: Any) -> Any:
+    """pydantic's validator of a type; making one takes longer than using it."""
+    return TypeAdapter(kind)
 
 
 def problems(error: ValidationError, value: Any, path: KeyPath, table: Table) -> list[str]:

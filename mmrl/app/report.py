@@ -1,6 +1,7 @@
 """One HTML file that shows what a run did: no address in it, no script needed to read it, nothing loaded from elsewhere."""
 
 import base64
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ HEALTH = (
     ),
     ("KL to the reference", "policy/kl", "How far the policy has moved from where it began."),
     ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
+    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled: the entropy, estimated. Near 0 nothing is explored."),
     ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large."),
     ("Gradient norm", "policy/grad_norm", "Before clipping. Spikes come with unstable steps."),
     ("Groups without spread", "reward/no_spread", "All samples got the same reward: nothing to learn from them."),
@@ -139,7 +141,14 @@ def environment() -> Environment:
     )
     env.filters |= {"number": number, "percent": percent, "signed": signed, "points": points, "duration": duration}
     env.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
+    env.globals["script_hash"] = script_hash
     return env
+
+
+def script_hash(name: str) -> str:
+    """The only script that a page's policy lets a browser run, as such policies name it."""
+    digest = hashlib.sha256((ASSETS / name).read_bytes()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 class Example:

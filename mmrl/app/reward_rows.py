@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrl.core.types import MediaSize, Prompt, Sample
+from mmrl.data.files import below
 from mmrl.data.grounding import Layout
 from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
@@ -103,12 +104,16 @@ def _task(row: Row, root: Path) -> Task:
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
     if answer is None and not _listed(values, "completion", "completions"):
-        pictures = tuple(Sample(image=open_picture(str(root / image))) for image in images)
+        pictures = tuple(Sample(image=open_picture(_located(root, image))) for image in images)
         return Task(prompt, pictures, tuple(map(str, images)))
-    media = tuple(str(root / image) for image in images)
+    media = tuple(_located(root, image) for image in images)
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
     return _with_texts(prompt, values, () if size is None else (size,))
+
+
+def _located(root: Path, image: Any) -> str:
+    return below(root, str(image), "the file's folder", anywhere=True)
 
 
 def _spans(found: Any) -> Interval | tuple[Interval, ...]:

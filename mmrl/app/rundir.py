@@ -160,8 +160,11 @@ class WarningsFile(logging.Handler):
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
+    """One more line, on disk when this returns."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(as_text(line))
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def as_text(line: Mapping[str, Any]) -> str:
@@ -193,8 +196,16 @@ def read_lines(file: Path) -> JsonLines:
 
 def replace_text(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
+    replace_bytes(file, text.encode())
+
+
+def replace_bytes(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     fresh = file.with_name(file.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
+    with fresh.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(fresh, file)
 
 

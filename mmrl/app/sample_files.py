@@ -3,8 +3,9 @@
 A line holds step, split, group, sample, prompt (its id), text, completion, total (null when no weighted reward answered),
 scores and status by reward name, truncated, role, answer, answer_boxes ([x1, y1, x2, y2, label] in pixels of the file),
 box_space (how the completion's boxes are written), spans (true and predicted spans of time, null where the answer is none),
-columns, media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image
-and video (what was generated, as in media, or null).
+columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares), media ({kind, file, width,
+height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in
+media, or null).
 """
 
 import dataclasses
@@ -73,6 +74,7 @@ def sample_lines(
                 },
                 "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
                 "truncated": sample.truncated,
+                "digest": digest(sample),
                 "role": sample.role,
                 "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
                 "spans": answer_spans(prompt, sample),
@@ -81,6 +83,17 @@ def sample_lines(
                 "video": None if sample.video is None else store(run, sample.video),
             }
             row += 1
+
+
+def digest(sample: Sample) -> str | None:
+    """Equal where two samples have the same tokens, or the same picture pixel for pixel; None for what has neither."""
+    if sample.token_ids is not None:
+        data = repr(tuple(sample.token_ids)).encode()
+    elif isinstance(sample.image, Image.Image):
+        data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
+    else:
+        return None
+    return hashlib.sha256(data).hexdigest()[:20]
 
 
 def answer_boxes(answer: Any, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:

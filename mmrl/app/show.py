@@ -8,7 +8,7 @@ from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.catalog import preset_documents
-from mmrl.app.config import algorithm_table, load
+from mmrl.app.config import algorithm_origin, algorithm_table, load
 from mmrl.app.parts import SLOTS, Assembly, assemble
 from mmrl.app.tables import Table, dotted, leaves
 
@@ -38,8 +38,8 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield document.strip()
     yield ""
     rows = [
-        (dotted(("algorithm", *path)), str(value), table.origin(("algorithm", *path)) or f"preset {name}")
-        for path, value in leaves(algorithm_table(assembly))
+        (dotted(path), str(value), table.origin(path) or algorithm_origin(path, name, table))
+        for path, value in leaves({"algorithm": algorithm_table(assembly)})
     ]
     yield from columns(rows)
     yield ""

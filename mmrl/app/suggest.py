@@ -1,12 +1,46 @@
 """Did you mean: the end of every message about an unknown name."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`did you mean 'iou'? (known: iou, format)`, or only the list where nothing is close."""
     names = sorted(set(known))
     listed = f"known: {', '.join(names)}" if names else "there is none"
-    close = get_close_matches(word, names, n=1) or [name for name in names if word and name.lower().startswith(word.lower())]
-    return f"did you mean {close[0]!r}? ({listed})" if close else f"it is not one of these ({listed})"
+    close = nearest(word, names)
+    return f"did you mean {close!r}? ({listed})" if close else f"it is not one of these ({listed})"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known name with the fewest edits to `word`; None where all are too far.
+
+    Case does not count as an edit. A third of the letters may differ, and one always may; what begins with `word` (or the
+    last part of a path that does) comes after that.
+    """
+    lower, names = word.lower(), sorted(set(known))
+    if not word:
+        return None
+    far = max(1, len(word) // 3)
+    by_edits = {name: edits(lower, name.lower()) for name in names if abs(len(name) - len(word)) <= far}
+    least = min(by_edits.values(), default=far + 1)
+    if least <= far:
+        return min((name for name in names if by_edits.get(name) == least), key=lambda name: likeness(lower, name.lower()))
+    return next((name for name in names if name.lower().startswith(lower) or name.lower().endswith(f"/{lower}")), None)
+
+
+def likeness(word: str, name: str) -> tuple[bool, float]:
+    """What decides between names with as many edits: the first letter, which is rarely mistyped, then common stretches."""
+    return word[:1] != name[:1], -SequenceMatcher(None, word, name).ratio()
+
+
+def edits(one: str, other: str) -> int:
+    """Letters to insert, delete, replace or swap with their neighbour to make `other` of `one`."""
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, a in enumerate(one, start=1):
+        last, before, row = before, row, [i]
+        for j, b in enumerate(other, start=1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+                row[j] = min(row[j], last[j - 2] + 1)
+    return row[-1]

@@ -9,6 +9,8 @@ from typing import Any
 KeyPath = tuple[str, ...]
 """Keys from the top of a config down to a value; places in lists are written as digits."""
 COMMAND_LINE = "command line"
+MOST_LEVELS = 50
+"""Tables in tables: more than any config has, and less than Python's stack bears."""
 
 
 @dataclass
@@ -28,12 +30,14 @@ class Table:
         """
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{file} is not TOML: {error}") from None
         return cls.of(values, str(file))
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> "Table":
+        """Raises ValueError for tables that are nested too deep."""
+        check_depth(values, origin)
         return cls(values, {path: origin for path, _ in leaves(values)})
 
     def override(self, assignment: str) -> None:
@@ -49,6 +53,7 @@ class Table:
 
     def set(self, path: KeyPath, value: Any, origin: str) -> None:
         """Put a value (a table or list, too) at a path, replacing what is there."""
+        check_depth(value, origin, len(path))
         holder: Any = self.values
         for depth, key in enumerate(path[:-1]):
             holder = _step(holder, key, path[: depth + 1])
@@ -91,8 +96,19 @@ def toml_value(text: str) -> Any:
     """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
+
+
+def check_depth(value: Any, origin: str, levels: int = 0) -> None:
+    """Raises ValueError for more than MOST_LEVELS tables and lists inside each other, of which `levels` are around the value."""
+    inside = [value]
+    while inside:
+        if levels > MOST_LEVELS:
+            raise ValueError(f"{origin}: tables and lists are nested deeper than {MOST_LEVELS} levels")
+        levels += 1
+        holders = [one.values() if isinstance(one, Mapping) else one for one in inside if isinstance(one, Mapping | list)]
+        inside = [item for holder in holders for item in holder]
 
 
 def dotted(path: KeyPath) -> str:

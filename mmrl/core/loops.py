@@ -6,10 +6,18 @@ from collections.abc import Awaitable
 from functools import cache
 from typing import Any
 
+_ONE_AT_A_TIME = threading.Lock()
 
-@cache
+
 def loop() -> asyncio.AbstractEventLoop:
     """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call."""
+    # a cache alone would let threads that ask first at the same time make one each
+    with _ONE_AT_A_TIME:
+        return _made()
+
+
+@cache
+def _made() -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
     threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
     return made

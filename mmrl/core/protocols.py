@@ -170,6 +170,8 @@ class Suspect:
     what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
+    control: bool = False
+    """Nothing is changed: what the readings under a change are compared with."""
 
 
 @runtime_checkable
@@ -187,7 +189,7 @@ class Examiner(Protocol):
     def suspects(self, rollouts: Rollouts) -> Iterable[Suspect]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
 
-        The same ones in the same order on every process, each with as many forwards for as many rows.
+        Every process makes the same forwards for as many rows, whatever it finds.
         """
         ...
 

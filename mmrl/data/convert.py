@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.data.files import relative_to, write_jsonl
+from mmrl.data.files import below, relative_to, write_jsonl
 
 KINDS = ("coco", "refcoco")
 """coco: an instances JSON; one row per picture and category, with all its boxes. refcoco: a folder with instances.json and
@@ -42,7 +42,7 @@ def convert(
     image_root: str | Path | None = None,
     question: str = "Locate every {label} in the picture.",
 ) -> Converted:
-    """Write `out`, whole or not at all. Picture paths become relative to it.
+    """Write `out`, whole or not at all. Picture paths become relative to its folder, or absolute outside it.
 
     Args:
         kind: one of KINDS.
@@ -59,7 +59,10 @@ def convert(
     root, notes = Path(image_root) if image_root is not None else folder, Counter[str]()
     try:
         found = _coco_rows(source, question, notes) if kind == "coco" else _refcoco_rows(source, notes)
-        rows = [row | {"image": relative_to(row["image"], root, out.parent)} for row in found]
+        rows = list[dict[str, Any]]()
+        for row in found:
+            below(root, row["image"], "image_root", image_root is None)
+            rows.append(row | {"image": relative_to(row["image"], root, out.parent)})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{source} does not have the layout of {kind}: {type(error).__name__} {error}") from None
     if not rows:

@@ -1,10 +1,14 @@
-"""Writing JSONL so that a reader never meets half a file."""
+"""Writing JSONL so that a reader never meets half a file, and the folder that the files named in rows must not leave."""
 
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
+"""Environment variable: 1 lets links in a folder of pictures or videos lead out of it."""
 
 
 def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, Any]]]) -> None:
@@ -26,5 +30,53 @@ def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, Any]]]) -> None:
 
 
 def relative_to(picture: str, root: Path, folder: Path) -> str:
-    """The path of a picture, which starts at `root`, as seen from `folder`; an absolute one stays."""
-    return picture if os.path.isabs(picture) else Path(os.path.relpath(root / picture, folder)).as_posix()
+    """The path of a picture, which starts at `root`, as seen from `folder`: absolute where it was, or where it lies outside."""
+    if os.path.isabs(picture):
+        return picture
+    seen = Path(os.path.relpath(root / picture, folder))
+    return os.path.abspath(root / picture) if seen.parts[0] == os.pardir else seen.as_posix()
+
+
+def below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
+    """The path of a file that a row names; it starts at `root` and stays below it.
+
+    Args:
+        setting: what names the root in a config, for errors.
+        anywhere: True lets absolute paths name any file.
+
+    Raises:
+        ValueError: the path leaves the root, by itself or through a link.
+    """
+    path = os.path.join(root, name)
+    if anywhere and os.path.isabs(name):
+        return path
+    if not _is_below(os.path.normpath(path), os.path.normpath(root)):
+        remedy = f"write its absolute path, or set {setting} to a folder above it" if anywhere else f"set {setting} above it"
+        raise ValueError(f"the path {name!r} leads out of the folder {root}: {remedy}")
+    real = os.path.join(_real(os.path.dirname(path)), os.path.basename(path))
+    real = os.path.realpath(real) if os.path.islink(real) else real
+    if not _is_below(real, _bounds(str(root))) and os.environ.get(FOLLOW_LINKS) != "1":
+        raise ValueError(
+            f"the path {name!r} leads through a link to {real}, out of the folder {root}: set {setting} to the folder that "
+            f"really holds it, or the environment variable {FOLLOW_LINKS}=1 if the link is yours"
+        )
+    return path
+
+
+def _is_below(path: str, folder: str) -> bool:
+    if folder == os.curdir:
+        return not os.path.isabs(path) and path.split(os.sep, 1)[0] != os.pardir
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+@lru_cache(maxsize=4096)
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+@lru_cache(maxsize=256)
+def _bounds(root: str) -> str:
+    """What links may not leave: the root, or of the hub's cache the repository, whose snapshots link to its blobs."""
+    real = Path(os.path.realpath(root))
+    caches = (folder.parent for folder in (real, *real.parents) if folder.name == "snapshots")
+    return str(next((cache for cache in caches if (cache / "blobs").is_dir()), real))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from mmrl.core.types import MediaSize, Prompt
+from mmrl.data.files import below
 from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id
@@ -43,6 +44,8 @@ class Layout:
     """The prompt's text; must contain {question}."""
     decode: bool = False
     """True: decode every picture when checking it, not only suspicious ones."""
+    anywhere: bool = True
+    """Whether rows may name any file by its absolute path; relative paths never leave image_root."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(_USUAL_NAMES))
@@ -93,7 +96,15 @@ class Layout:
         pictures = cast(list[Any], found) if isinstance(found, list) else [found]
         if not pictures:
             raise ValueError(f"column {self._name(row, 'image')!r} holds no picture")
-        return [str(self.image_root / picture) if isinstance(picture, str) else picture for picture in pictures]
+        return [self._located(picture) for picture in pictures]
+
+    def _located(self, picture: Any) -> Any:
+        """A path, or a Hugging Face cell that holds nothing but one, as a path below image_root."""
+        if isinstance(picture, str):
+            return str(Path(below(self.image_root, picture, "image_root", self.anywhere)))
+        if isinstance(picture, dict) and not picture.get("bytes") and isinstance(picture.get("path"), str):
+            return picture | {"path": self._located(picture["path"])}
+        return picture
 
     def _boxes(self, row: Row, size: tuple[int, int]) -> Box | tuple[Box, ...]:
         found = self._required(row, "box")

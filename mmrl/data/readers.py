@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mmrl.core.offline import offline_note
 from mmrl.data.validate import Report
 
 
@@ -65,7 +66,14 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> Any
             raise FileNotFoundError(f"data file {name} does not exist")
         data = hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
     else:
-        data = _only_split(hf.load_dataset(name, split=split, streaming=streaming), name)
+        try:
+            found = hf.load_dataset(name, split=split, streaming=streaming)
+        except OSError as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise FileNotFoundError(
+                f"data set {name!r} is neither a folder nor one the hub gave us ({said}){offline_note()}"
+            ) from None
+        data = _only_split(found, name)
     for column, feature in (data.features or {}).items():
         if isinstance(feature, hf.Image):
             data = data.cast_column(column, hf.Image(decode=False))

@@ -10,7 +10,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from mmrl.data.files import relative_to, write_jsonl
+from mmrl.data.files import below, relative_to, write_jsonl
 from mmrl.data.pictures import content_hash
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import Report
@@ -67,7 +67,8 @@ def split(
     """Write `<out_dir>/<part>.jsonl` for every part, all or none; the same call gives the same files.
 
     Pictures, told apart by their pixels, are dealt out in an order that only the seed and the pixels decide, until each part
-    has its share of the rows; pictures of one row stay together. Picture paths are rewritten to start at `out_dir`.
+    has its share of the rows; pictures of one row stay together. Picture paths are rewritten to start at `out_dir`, or absolute
+    outside it.
 
     Args:
         parts: name -> share, such as {"train": 0.9, "test": 0.1}; shares add up to 1.
@@ -152,7 +153,7 @@ def _pictured_rows(path: str | Path, image_root: str | Path | None, columns: Map
             files: tuple[Any, ...] = tuple(found) if isinstance(found, list) else (found,)
             if not files or not all(isinstance(file, str) for file in files):
                 raise ValueError(f"column {column!r} must be the path of a picture, not {found!r}")
-            pictures = tuple(hash_of(str(root / file)) for file in files)
+            pictures = tuple(hash_of(below(root, file, "image_root", image_root is None)) for file in files)
             question = str(row.values.get(columns.get("question", "question")))
             rows.append(_Pictured(row, column, files, root, pictures, question))
     report.raise_if_bad()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.core.types import Prompt, Video
+from mmrl.data.files import below
 from mmrl.data.pictures import picture_size
 from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
@@ -51,16 +52,19 @@ class VideoFolder:
     """Where the videos are, in it or in folders below it."""
 
     root: Path
+    anywhere: bool = False
+    """Whether rows may name any file by its absolute path."""
 
     def find(self, name: str) -> Path:
         """The file called so, with one of the usual endings if the name has none.
 
-        Raises FileNotFoundError, or ValueError where several files of that name lie in different folders.
+        Raises FileNotFoundError, or ValueError where several files of that name lie in different folders, or outside.
         """
         names = [name] if Path(name).suffix.lower() in VIDEO_SUFFIXES else [name + suffix for suffix in sorted(VIDEO_SUFFIXES)]
         for candidate in names:
-            if (self.root / candidate).is_file():
-                return self.root / candidate
+            path = self.located(candidate)
+            if path.is_file():
+                return path
         found = [path for candidate in names for path in self._below.get(Path(candidate).name, ())]
         if len(found) > 1:
             raise ValueError(f"video {name} is in {len(found)} folders below {self.root}: {', '.join(map(str, found[:3]))}")
@@ -68,7 +72,11 @@ class VideoFolder:
             raise FileNotFoundError(
                 f"video {name} is nowhere below {self.root}: looked for {', '.join(Path(n).name for n in names)}"
             )
-        return found[0]
+        return self.located(str(found[0].relative_to(self.root)))
+
+    def located(self, name: str) -> Path:
+        """ValueError for a path that leaves the folder."""
+        return Path(below(self.root, name, "videos", self.anywhere))
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
@@ -86,6 +94,7 @@ def read_videos(
     report: Report,
     template: str | None = None,
     max_bad: int = 0,
+    anywhere: bool = False,
 ) -> list[Prompt]:
     """All good prompts of a file, in its order.
 
@@ -96,6 +105,7 @@ def read_videos(
         report: gets the bad rows.
         template: the prompt's text, with {question} in it; one for the type of the question by default.
         max_bad: so many bad rows are left out with a warning that names the first; one more is an error.
+        anywhere: True lets rows name videos outside the folder, by absolute paths.
 
     Raises:
         ValueError: listing the first bad rows with file and line.
@@ -104,7 +114,7 @@ def read_videos(
         raise ValueError(f"template {template!r} must contain {{question}}")
     if not folder.is_dir():
         raise FileNotFoundError(f"the folder of videos {folder} does not exist: set `videos`")
-    videos, prompts, ids = VideoFolder(folder), list[Prompt](), set[str]()
+    videos, prompts, ids = VideoFolder(folder, anywhere), list[Prompt](), set[str]()
     for row in rows:
         report.num_rows += 1
         with report.collecting(row.place):
@@ -157,9 +167,9 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
 
 
 def _picture(row: VideoRow, videos: VideoFolder) -> str:
-    path = videos.root / row.media
+    path = str(videos.located(row.media))
     picture_size(path)
-    return str(path)
+    return path
 
 
 def _inside(answer: Any, seconds: float) -> Any:

@@ -16,6 +16,8 @@ Space = Literal["pixel", "resized", "norm1000", "norm1"]
 SPACES: tuple[Space, ...] = get_args(Space)
 _SLACK = 1e-6
 """Share of a picture's side by which rounding of floats may push a box over the edge."""
+_MOST = 1e12
+"""Beyond any picture; products of larger coordinates could overflow."""
 
 
 def extent(space: Space, size: MediaSize | None) -> tuple[float, float]:
@@ -38,7 +40,7 @@ def extent(space: Space, size: MediaSize | None) -> tuple[float, float]:
 class Box:
     """A rectangle in continuous coordinates, [x1, x2] x [y1, y2]: `Box(10, 20, 50, 80, "pixel", "cat")`.
 
-    Raises ValueError for a number that is not finite, a side without length, or an unknown space.
+    Raises ValueError for a number that is not finite or beyond 1e12, a box without area, or an unknown space.
     """
 
     x1: float | int
@@ -55,7 +57,10 @@ class Box:
             object.__setattr__(self, name, float(getattr(self, name)))
         if not all(isfinite(x) for x in self.corners):
             raise ValueError(f"{self} has a coordinate that is not finite")
-        if self.x2 <= self.x1 or self.y2 <= self.y1:
+        if any(abs(x) > _MOST for x in self.corners):
+            raise ValueError(f"{self} has a coordinate beyond {_MOST:g}, which no picture has")
+        # sides of 1e-200 multiply to nothing
+        if self.x2 <= self.x1 or self.y2 <= self.y1 or self.area == 0:
             raise ValueError(f"{self} has no area: it needs x2 > x1 and y2 > y1")
 
     def __str__(self) -> str:

@@ -10,13 +10,15 @@ Unit = Literal["seconds", "frames", "norm"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 _SLACK = 1e-6
 """Share of a clip by which rounding of floats may push a span over its end."""
+MOST = 1e12
+"""Beyond any clip, in any unit; sums of larger lengths could overflow."""
 
 
 @dataclass(frozen=True)
 class Interval:
     """A span of continuous time, [start, end): `Interval(2.4, 7, "seconds")`.
 
-    Raises ValueError for a number that is not finite, a start before 0, a span without length, or an unknown unit.
+    Raises ValueError for a number that is not finite or beyond 1e12, a start before 0, a span without length, or an unknown unit.
     """
 
     start: float | int
@@ -30,6 +32,8 @@ class Interval:
             object.__setattr__(self, name, float(getattr(self, name)))
         if not (isfinite(self.start) and isfinite(self.end)):
             raise ValueError(f"{self} has an end that is not finite")
+        if self.end > MOST:
+            raise ValueError(f"{self} has an end beyond {MOST:g}, which no clip has")
         if not 0 <= self.start < self.end:
             raise ValueError(f"{self} is no span of time: it needs 0 <= start < end")
 

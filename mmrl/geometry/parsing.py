@@ -7,6 +7,7 @@ however strange, takes more than linear time; nothing is evaluated and nothing r
 import json
 import re
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from mmrl.geometry.answers import answer_block, unfenced
@@ -82,11 +83,12 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
 
 
 def parse_points(text: str) -> list[tuple[float, float]]:
-    """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none."""
+    """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none. Never raises."""
     text = unfenced(answer_block(text))
     only = _ONLY_TWO.fullmatch(text)
     matches = [only] if only else _POINT.finditer(text)
-    return [(float(match[1]), float(match[2])) for match in matches]
+    points = [(float(match[1]), float(match[2])) for match in matches]
+    return [point for point in points if isfinite(point[0]) and isfinite(point[1])]
 
 
 def says_nothing(text: str) -> bool:

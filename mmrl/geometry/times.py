@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 from mmrl.geometry.answers import answer_block, unfenced
-from mmrl.geometry.intervals import Interval, Unit
+from mmrl.geometry.intervals import MOST, Interval, Unit
 
 Style = Literal["text", "list", "json", "clock"]
 """text: `3.2 to 7.0`. list: `[3.2, 7.0]`. json: `{"start": 3.2, "end": 7.0}`. clock: `00:03.2 to 01:07.0`, seconds only."""
@@ -96,7 +96,8 @@ def parse_times(text: str, unit: Unit = "seconds", wanted: Unit = "seconds") -> 
         wanted: times in other units are left out.
     """
     text = unfenced(answer_block(text))
-    return [time.value * time.factor for time in _times(text) if (time.unit or unit) == wanted and time.value >= 0]
+    found = [time.value * time.factor for time in _times(text) if (time.unit or unit) == wanted]
+    return [time for time in found if 0 <= time <= MOST]
 
 
 def format_interval(span: Interval, style: Style = "text", digits: int = 1) -> str:

@@ -97,6 +97,8 @@ class Job:
     stops: Stops
     anyone: Callable[[bool], bool] = bool
     """Is any process still decoding? Sharded weights need all of them to make the same number of forwards."""
+    idle: bool = False
+    """Nothing is wanted: decode as long as others do."""
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> Completions:
@@ -107,13 +109,12 @@ class Job:
         logprobs = torch.zeros(n, longest, device=net.device)
         lengths = torch.zeros(n, dtype=torch.long, device=net.device)
         stopped = torch.zeros(n, dtype=torch.bool, device=net.device)
-        if not any(self.prompts.media):
-            net.idle_vision()
+        net.idle_vision(self.prompts.media)
         last, cache = net.prefill(self.prompts)
         cache.reorder_cache(index)
         state = Rows(
             ids=torch.arange(n, device=net.device),
-            live=torch.ones(n, dtype=torch.bool, device=net.device),
+            live=torch.full((n,), not self.idle, device=net.device),
             hidden=last[index],
             positions=self.prompts.next_positions[:, index],
             attention=torch.nn.functional.pad(self.prompts.attention[index], (0, longest), value=1),

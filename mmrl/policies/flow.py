@@ -1,8 +1,7 @@
 """An image generator as a policy: integrates noise to images along a plan, and evaluates its noisy steps again exactly."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from mmrl.policies.flow_prompts import Encoder
 from mmrl.policies.flow_reading import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
 from mmrl.policies.flow_settings import FlowPolicyConfig
 from mmrl.policies.flow_split import cut_actions, cut_rows
+from mmrl.policies.flow_suspects import FlowExaminer
 from mmrl.policies.flow_trace import Course, FlowTrace, join, trace_of_noised, trace_of_steps
-from mmrl.policies.flow_weights import Decay, Weights, is_sharded, most_of, wrapped
-from mmrl.policies.sharding import reshard
+from mmrl.policies.flow_weights import Decay, Weights
+from mmrl.policies.sharding import Peers, reshard, wrapped
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 SAMPLED = Reading("logprobs", "sampler")
@@ -43,10 +43,11 @@ class FlowPolicy:
     """
 
     offers = QUANTITIES
+    load = staticmethod(load)
 
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = (), ema_decay: Decay = 0.99) -> None:
         self.config, self.ema_decay = config, ema_decay
-        self.family = load(config)
+        self.family = self.load(config)
         self.pipeline = self.family.pipeline
         guidance = self.family.usual_guidance if config.guidance is None else config.guidance
         self.net = FlowNet(
@@ -55,8 +56,8 @@ class FlowPolicy:
         self.module: nn.Module = self.net
         self.encoder = Encoder(self.family, config.cached_prompts)
         self.is_main = True
-        self.sharded = False
-        self.most: Callable[[int], int] = int
+        self.examiner = FlowExaminer(self)
+        self.peers = Peers()
         self.weights = Weights(self.net, shadows, ema_decay)
 
     @property
@@ -84,14 +85,18 @@ class FlowPolicy:
             )
         self._check(requests)
         course = Course(how, self.sigmas(how))
-        # A process that has nothing to sample still takes part in the forwards of the others.
-        asked = requests or [Request(Prompt("stand-in"), leaves(how), 0)]
-        sampled = []
-        for model in sorted({request.model for request in asked}):
-            with self.weights.worn(model):
-                sampled.append(self._sample([request for request in asked if request.model == model], course))
-        rollouts = gathered(sampled, asked)
-        return rollouts if requests else replace(rollouts.take(torch.arange(0)), groups=())
+        # A process that has nothing to sample under some weights still takes part in the forwards of the others.
+        stand_in = [Request(Prompt("stand-in"), leaves(how), 0)]
+        sampled, idle = list[Sampled](), list[Sampled]()
+        for model in sorted(self.shadows | {"policy"}):
+            own = [request for request in requests if request.model == model]
+            if self.peers.anyone(bool(own)):
+                with self.weights.worn(model):
+                    (sampled if own else idle).append(self._sample(own or stand_in, course))
+        if sampled:
+            return gathered(sampled, requests)
+        nothing = idle[0] if idle else self._sample(stand_in, course)
+        return replace(gathered([nothing], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
         """At which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
@@ -154,12 +159,10 @@ class FlowPolicy:
             if part is not self.net.transformer:
                 part.to(accelerator.device)
         self.module = wrapped(self.net, self.parameters(), accelerator)
-        self.sharded = is_sharded(accelerator)
-        if accelerator.num_processes > 1:
-            self.most = partial(most_of, accelerator)
+        self.peers = Peers(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        self.weights = Weights(self.net, self.shadows, self.ema_decay, self.sharded)
+        self.weights = Weights(self.net, self.shadows, self.ema_decay, self.peers.sharded)
 
     def _check(self, requests: Sequence[Request]) -> None:
         known = self.shadows | {"policy"}
@@ -218,7 +221,7 @@ class FlowPolicy:
         Wrapped modules talk to each other at every forward, so all processes make the same number of them.
         """
         pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
-        missing = self.most(len(pieces)) - len(pieces) if self.sharded or torch.is_grad_enabled() else 0
+        missing = self.peers.forwards(len(pieces)) - len(pieces)
         out = [self._forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):
             one = torch.zeros(1, dtype=index.dtype)
@@ -234,7 +237,7 @@ class FlowPolicy:
         empty = self.encoder.empty(device) if self.net.passes(guidance) == 2 else None
         module = self.module if grad else self.net
         v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty, guidance)
-        if not grad and self.sharded:
+        if not grad and self.peers.sharded:
             reshard(self.net)
         return v[:count].cpu()
 
@@ -243,6 +246,8 @@ class FlowPolicy:
         vae, out = self.pipeline.vae, list[Any]()
         for chunk in samples.split(self.config.decode_rows):
             pixels = self.family.decode(self.family.unpack(chunk).to(vae.device, vae.dtype))
+            if not bool(pixels.isfinite().all()):
+                raise ValueError("the autoencoder decoded pixels that are not finite, which would be black: look for latents that grew")
             out += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return out
 

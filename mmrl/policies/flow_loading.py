@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.core.offline import offline_note
 from mmrl.policies.families.flux import Flux
 from mmrl.policies.families.qwen_image import QwenImage
 from mmrl.policies.families.sd3 import StableDiffusion3
@@ -21,6 +22,8 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "QwenImagePipeline": QwenImage,
 }
 """Class of a diffusers pipeline -> what is particular to it."""
+LIBRARIES = ("diffusers", "transformers")
+"""Where the parts of a pipeline may come from."""
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 ADAPTER = "default"
 """How diffusers calls an adapter that was given no name."""
@@ -63,12 +66,19 @@ def load_index(model: str) -> dict[str, Any]:
     except OSError as error:
         raise FileNotFoundError(
             f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
-            f"check the name, or download it first ({str(error).splitlines()[0]})"
+            f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
-    name = index["_class_name"]
+    name = str(index.get("_class_name"))
     if name not in FAMILIES:
         why = "is built on a UNet, not on flow matching" if "unet" in index else "is not known here"
         raise ValueError(f"policy.model {model!r} is a {name}, which {why}: use one of {', '.join(sorted(FAMILIES))}")
+    named = [part[0] for part in index.values() if isinstance(part, list) and part and isinstance(part[0], str)]
+    foreign = [library for library in named if library not in LIBRARIES]
+    if foreign:
+        raise ValueError(
+            f"policy.model {model!r} names {foreign[0]!r} in its model_index.json: Python files of a model are not run, and "
+            "parts come from diffusers and transformers alone"
+        )
     scheduler = index["scheduler"][1]
     if scheduler != SCHEDULER:
         raise ValueError(

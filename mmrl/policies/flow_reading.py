@@ -51,7 +51,7 @@ def read_trace(
     asked = set(quantities)
     rows, columns = mask.nonzero(as_tuple=True)
     needs_network = bool(asked & FROM_VELOCITY)
-    if needs_network and len(rows) == 0 and torch.is_grad_enabled():
+    if needs_network and len(rows) == 0 and len(mask) and torch.is_grad_enabled():
         # A backward must find a graph, and wrappers for many processes a forward, also where nothing trains.
         rows = columns = torch.zeros(1, dtype=torch.long)
     flat: dict[str, Tensor] = {}
@@ -70,6 +70,8 @@ def densities(
     trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"], v: Float[Tensor, "m ..."]
 ) -> dict[str, Tensor]:
     """Mean and log-probability of transitions with these velocities."""
+    if len(rows) == 0:
+        return {"mean": v, "logprobs": v.flatten(1).sum(1)}
     x = trace.inputs(rows, columns)
     x_next = trace.latents[trace.after[rows, columns]]
     courses, steps = trace.course_index[rows], trace.steps[rows, columns]

@@ -79,22 +79,3 @@ def switched_off(layers: Sequence[Any]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
-
-
-def wrapped(net: nn.Module, parameters: list[nn.Parameter], accelerator: Any) -> nn.Module:
-    """The module as accelerate trains it on its processes."""
-    if not is_sharded(accelerator):
-        return accelerator.prepare(net)
-    # accelerate shards a model only together with an optimizer; the real one is built on the sharded weights.
-    return accelerator.prepare(net, torch.optim.SGD(parameters))[0]
-
-
-def is_sharded(accelerator: Any) -> bool:
-    from accelerate.utils import DistributedType
-
-    return accelerator.distributed_type == DistributedType.FSDP
-
-
-def most_of(accelerator: Any, value: int) -> int:
-    """The largest value of any process."""
-    return int(accelerator.gather(torch.tensor([value], device=accelerator.device)).max())

@@ -1,7 +1,9 @@
 """From a folder or hub name to a model that is ready to train: dropout off, adapters on, frozen parts frozen."""
 
+import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.core.offline import offline_note
 from mmrl.policies.families import Family, family_of
 from mmrl.policies.families.generic import Generic
 from mmrl.policies.settings import LoraSettings, TextPolicyConfig
 
+log = logging.getLogger("mmrl")
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
@@ -40,7 +44,8 @@ def load(config: TextPolicyConfig) -> Loaded:
     model_config = load_config(config)
     family = family_of(model_config)
     remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    processor = AutoProcessor.from_pretrained(config.model, **remote)
+    with refusing_code(config.model):
+        processor = AutoProcessor.from_pretrained(config.model, **remote)
     if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
         lacking = "chat template" if getattr(processor, "image_processor", None) else "image processor"
         raise ValueError(f"policy.model {config.model!r} has no {lacking}: use an instruction-tuned vision-language model")
@@ -72,12 +77,15 @@ def load_config(config: TextPolicyConfig) -> Any:
     name = config.model
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
+    if config.trust_remote_code:
+        log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
     try:
-        found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        with refusing_code(name):
+            found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except OSError as error:
         raise FileNotFoundError(
             f"policy.model {name!r} is neither a folder with a model nor one the Hugging Face hub gave us: "
-            f"check the name, or download it first ({str(error).splitlines()[0]})"
+            f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
@@ -85,6 +93,20 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"policy.model {name!r} is of type {found.model_type}, which takes no pictures: use a vision-language model"
         )
     return found
+
+
+@contextmanager
+def refusing_code(model: str) -> Iterator[None]:
+    """Say which setting a model wants whose repository holds code of its own."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"policy.model {model!r} comes with Python files of its own, which are not run: read them, and set "
+            "policy.trust_remote_code = true if you trust them, or use a model that transformers knows"
+        ) from None
 
 
 def switch_off_dropout(model: nn.Module) -> None:

@@ -34,14 +34,19 @@ class TextNet(nn.Module):
         banned[sorted(banned_ids)] = True
         self.register_buffer("banned", banned, persistent=False)
         self.stand_in: Media | None = None
+        self.passes: Callable[[int], int] = int
+        """How often this forward must pass the vision part, given how often its own media do."""
 
-    def idle_vision(self) -> Tensor:
-        """0, through the whole vision part: when this process has no pictures, the others still wait for its share.
+    def idle_vision(self, media: Sequence[Media]) -> Tensor:
+        """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        `stand_in` is the picture looked at; None (one process): nothing is looked at.
+        Pictures pass it once and clips once, however many there are. `stand_in` is the picture looked at instead.
         """
-        if self.stand_in is None:
-            return torch.zeros((), device=self.device)
+        own = len({kind for one in media for kind in self.family.kinds(one)})
+        return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
+
+    def _idle_pass(self) -> Tensor:
+        assert self.stand_in is not None
         media = {name: x.to(self.device) for name, x in self.stand_in.items()}
         features = self.core.get_image_features(**self.family.collate([media]), return_dict=True)
         levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]

@@ -1,5 +1,6 @@
 """Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,9 +8,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmrl.core.tensors import pad_actions
 from mmrl.policies.divergence import group_divergence
-from mmrl.policies.image_input import PromptBatch
+from mmrl.policies.image_input import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.net import TextNet, axes
+from mmrl.policies.trace import TextTrace
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 
@@ -35,7 +38,7 @@ class Score:
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
         # In the order of processes that do have pictures: the vision part first.
-        idle = 0 if any(self.prompts.media) else net.idle_vision()
+        idle = net.idle_vision(self.prompts.media)
         hidden = self.after_shared_prompts(net) if self.shared else self.after_repeated_prompts(net)
         chosen = self.mask
         if not bool(chosen.any()):
@@ -108,3 +111,32 @@ class Score:
             return some(hidden, tokens, temperature)
         pieces = zip(hidden.split(self.chunk), tokens.split(self.chunk), temperature.split(self.chunk), strict=True)
         return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)
+
+
+def score_of(
+    net: TextNet,
+    trace: TextTrace,
+    prompts: Sequence[Encoded],
+    mask: Bool[Tensor, "n t"],
+    quantities: tuple[str, ...],
+    *,
+    shared: bool,
+    logits: int,
+    least: int = 1,
+) -> Score:
+    """The work of evaluating a compact trace whose prompts are shown as `prompts`.
+
+    So many logits exist at the same time; completions are padded to `least` tokens.
+    """
+    device, tokens = net.device, pad_actions(trace.tokens, least)
+    return Score(
+        prompts=collate_prompts(prompts, net.pad_token_id, device),
+        prompt_index=trace.prompt_index.to(device),
+        tokens=tokens.to(device),
+        lengths=trace.lengths.to(device),
+        temperature=trace.temperature.to(device),
+        mask=pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]].to(device),
+        quantities=quantities,
+        shared=shared,
+        chunk=max(1, logits // len(net.banned)),
+    )

@@ -136,6 +136,7 @@ class TextPolicyConfig:
     logit_chunk: int = 2**26
     """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""
     trust_remote_code: bool = False
+    """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None
 
     def __post_init__(self) -> None:

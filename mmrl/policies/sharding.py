@@ -1,8 +1,52 @@
-"""What weights spread over several processes need beyond accelerate."""
+"""Several processes, as a policy sees them: wrapped modules, and what all processes must do equally often."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
+
+
+def wrapped(net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False) -> nn.Module:
+    """The module as accelerate trains it on its processes.
+
+    Args:
+        dead_ends: some of the parameters may never reach an output, and replicas must not wait for them.
+
+    Raises:
+        ValueError: FSDP's first version, DeepSpeed, or another way to spread weights that mmrl cannot read through.
+    """
+    refuse_unknown(accelerator)
+    if not is_sharded(accelerator):
+        if dead_ends:
+            from accelerate import DistributedDataParallelKwargs
+
+            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+        return accelerator.prepare(net)
+    # accelerate shards a model only together with an optimizer; the real one is built on the sharded weights.
+    return accelerator.prepare(net, torch.optim.SGD(parameters))[0]
+
+
+def refuse_unknown(accelerator: Any) -> None:
+    """ValueError for ways to spread a model that would train something else than was asked for."""
+    kind = accelerator.distributed_type.value
+    if kind == "DEEPSPEED":
+        raise ValueError(
+            "DeepSpeed keeps gradients, clipping and optimizer steps in its own engine, which mmrl does not drive yet: "
+            "start with configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer over the processes too"
+        )
+    if kind in ("MEGATRON_LM", "TP", "XLA"):
+        raise ValueError(f"mmrl does not train with accelerate's {kind}: start with configs/accelerate/ddp.yaml or fsdp2.yaml")
+    if kind == "FSDP" and not accelerator.is_fsdp2:
+        raise ValueError(
+            "FSDP's first version melts weights together, so mmrl cannot tell which of them train: "
+            "set fsdp_version: 2, as configs/accelerate/fsdp2.yaml does"
+        )
+
+
+def is_sharded(accelerator: Any) -> bool:
+    """Does every process hold a part of every weight?"""
+    return accelerator.distributed_type.value == "FSDP"
 
 
 def reshard(net: nn.Module) -> None:
@@ -10,3 +54,33 @@ def reshard(net: nn.Module) -> None:
     modules: list[Any] = [module for module in net.modules() if hasattr(module, "reshard")]
     for module in modules:
         module.reshard()
+
+
+class Peers:
+    """What the other processes do meanwhile: wrapped modules talk to each other, so all must make the same forwards.
+
+    `Peers()` is one process, which waits for nobody. Every question but those of one process must be asked by all.
+    """
+
+    def __init__(self, accelerator: Any = None) -> None:
+        self.accelerator = accelerator
+        self.many = accelerator is not None and accelerator.num_processes > 1
+        self.sharded = accelerator is not None and is_sharded(accelerator)
+
+    def most(self, value: int) -> int:
+        """The largest value of any process."""
+        if not self.many:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
+
+    def forwards(self, count: int) -> int:
+        """How many forwards all make, given how many this one needs. Replicas talk only where there is a gradient."""
+        return self.most(count) if self.sharded or torch.is_grad_enabled() else count
+
+    def anyone(self, flag: bool) -> bool:
+        """Must a loop of forwards go on, for this process or for another one with a part of its weights?"""
+        return self.most(int(flag)) > 0 if self.sharded else flag
+
+    def passes(self, count: int) -> int:
+        """How often a forward passes the vision part. Replicas wait for a gradient of every weight, so once at least."""
+        return self.most(count) if self.sharded else max(count, int(self.many))

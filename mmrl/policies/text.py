@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,11 +20,12 @@ from mmrl.policies.loading import load, never_written
 from mmrl.policies.net import TextNet
 from mmrl.policies.packing import pack
 from mmrl.policies.rollout import Row, Shelf, assemble, check_reading, check_requests, given_tokens, plan, texts_of
-from mmrl.policies.scoring import QUANTITIES, Score
+from mmrl.policies.scoring import QUANTITIES, score_of
 from mmrl.policies.settings import LoraSettings, Sampling, TextPolicyConfig, VideoSettings
 from mmrl.policies.shadows import Shadow, load_state, state_of, whole
-from mmrl.policies.sharding import reshard
-from mmrl.policies.trace import TextTrace, join
+from mmrl.policies.sharding import Peers, reshard, wrapped
+from mmrl.policies.suspects import TextExaminer
+from mmrl.policies.trace import TextTrace, join, of_nothing
 from mmrl.policies.video_input import VideoInput, plan_of
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
@@ -44,6 +45,7 @@ class TextPolicy:
     """
 
     offers = QUANTITIES | {ANSWERS}
+    load = staticmethod(load)
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class TextPolicy:
         if wanted - SHADOWS:
             raise ValueError(f"a text policy keeps the shadows {sorted(SHADOWS)}, not {sorted(wanted - SHADOWS)}")
         self.config, self.ema_decay, self.views = config, ema_decay, dict(views or {})
-        loaded = load(config)
+        loaded = self.load(config)
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
         self.eos_token_ids = loaded.eos_token_ids
@@ -67,8 +69,9 @@ class TextPolicy:
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
-        self.anyone = bool
+        self.peers = Peers()
         self.is_main = True
+        self.examiner = TextExaminer(self)
         self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in sorted(wanted)}
 
@@ -83,13 +86,7 @@ class TextPolicy:
         Raises:
             ValueError: the model's makers do not say and the config neither.
         """
-        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
-        if space is None:
-            raise ValueError(
-                f"nobody says how {self.net.model.config.model_type} writes boxes: "
-                "set policy.box_space to pixel, resized, norm1000 or norm1"
-            )
-        return space
+        return known_space(self.family.box_space if self.config.box_space == "auto" else self.config.box_space, self.net.model)
 
     def parameters(self) -> list[nn.Parameter]:
         return [weight for _, weight in self._trainable]
@@ -98,6 +95,7 @@ class TextPolicy:
         for shadow in self._shadows.values():
             shadow.follow()
 
+    @torch.no_grad()
     def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
         """Completions of all requests; `how` is a Sampling that replaces the training one.
 
@@ -116,11 +114,13 @@ class TextPolicy:
                 drawn.append(row)
             else:
                 row.tokens = given_tokens(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
-        for model in sorted({row.request.model for row in drawn}):
-            chosen = [row for row in drawn if row.request.model == model]
-            with self._weights(model):
-                for start in range(0, len(chosen), self.config.rollout_rows):
-                    self._write(chosen[start : start + self.config.rollout_rows], prompts, sampling)
+        for model in sorted(self.shadows | {"policy"}):
+            chunks = cut([row for row in drawn if row.request.model == model], self.config.rollout_rows)
+            chunks += [[]] * (self.peers.forwards(len(chunks)) - len(chunks))
+            if chunks:
+                with self._weights(model):
+                    for chunk in chunks:
+                        self._write(chunk, prompts, sampling)
         return assemble(
             rows,
             texts_of(rows, self._decode, self.eos_token_ids),
@@ -178,20 +178,19 @@ class TextPolicy:
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
-        from accelerate.utils import DistributedType
-
-        if accelerator.distributed_type == DistributedType.FSDP:
-            # accelerate shards a model only together with an optimizer; the real one is built on the sharded weights.
-            self.module, _ = accelerator.prepare(self.net, torch.optim.SGD(self.parameters()))
-            self.anyone = partial(any_process, accelerator)
-        else:
-            self.module = accelerator.prepare(self.net)
+        # LLaVA, for one, never uses the last layer of its vision part.
+        self.module = wrapped(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
-        if accelerator.num_processes > 1:
-            self.net.stand_in = self.encode(stand_in()).media
+        self.peers = Peers(accelerator)
+        self.net.passes, self.net.stand_in = self.peers.passes, self._stand_in.media if self.peers.many else None
         self.is_main = accelerator.is_main_process
         self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in self._shadows}
+
+    @cached_property
+    def _stand_in(self) -> Encoded:
+        """What a process looks at while others have more to do than it has."""
+        return self.encode(stand_in())
 
     def _shadow(self, name: str) -> Shadow:
         return Shadow.of(self.parameters(), decay=self.ema_decay if name == "ema" else None)
@@ -241,20 +240,20 @@ class TextPolicy:
         return prompt.views[view]
 
     def _write(self, rows: Sequence[Row], prompts: Shelf, sampling: Sampling) -> None:
-        """Draw the completions of these rows."""
+        """Draw the completions of these rows; without rows, keep up with other processes that have some."""
         used = sorted({(row.prompt, row.request.view) for row in rows})
         place = {key: i for i, key in enumerate(used)}
-        shown = [self._shown(prompts[i], view) for i, view in used]
+        shown = [self._shown(prompts[i], view) for i, view in used] or [self._stand_in]
         job = Job(
             prompts=collate_prompts(shown, self.net.pad_token_id, self.net.device),
-            prompt_index=torch.tensor([place[row.prompt, row.request.view] for row in rows]),
-            seeds=[(row.request.seed, row.index) for row in rows],
+            prompt_index=torch.tensor([place[row.prompt, row.request.view] for row in rows] or [0]),
+            seeds=[(row.request.seed, row.index) for row in rows] or [(0, 0)],
             sampling=sampling,
             stops=Stops(self.eos_token_ids, self._decode, sampling.stop),
-            anyone=self.anyone,
+            anyone=self.peers.anyone,
+            idle=not rows,
         )
-        with torch.no_grad():
-            completions = self._run(job)
+        completions = self._run(job)
         for i, row in enumerate(rows):
             row.write(completions, i)
 
@@ -264,28 +263,38 @@ class TextPolicy:
     def _score(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
     ) -> dict[str, Float[Tensor, "n t"]]:
-        if len(trace) == 0 or not quantities:
+        if not quantities or (len(trace) == 0 and not self.peers.many):
             return {name: torch.zeros(mask.shape) for name in quantities}
-        width = mask.shape[1]
-        trace, grad, device = trace.compact(), torch.is_grad_enabled(), self.net.device
-        score = Score(
-            prompts=collate_prompts([self._shown(prompt, view) for prompt in trace.prompts], self.net.pad_token_id, device),
-            prompt_index=trace.prompt_index.to(device),
-            tokens=trace.tokens.to(device),
-            lengths=trace.lengths.to(device),
-            temperature=trace.temperature.to(device),
-            mask=mask[:, : trace.tokens.shape[1]].to(device),
-            quantities=quantities,
-            shared=self._shares(grad),
-            chunk=max(1, self.config.logit_chunk // len(self.net.banned)),
-        )
+        count, width = mask.shape
+        if count == 0:
+            # Other processes wait for this one's forward and backward.
+            trace, view = of_nothing(trace, self._stand_in, self.eos_token_ids[0]), "plain"
+            mask = torch.zeros(1, 1, dtype=torch.bool)
+        trace, grad = trace.compact(), torch.is_grad_enabled()
+        shown = [self._shown(prompt, view) for prompt in trace.prompts]
+        # One token alone needs no forward after the prompt's, but other processes may make one.
+        least, logits = 2 if self.peers.sharded else 1, self.config.logit_chunk
+        score = score_of(self.net, trace, shown, mask, quantities, shared=self._shares(grad), logits=logits, least=least)
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
         self.net.train(grad and self.config.gradient_checkpointing)
         try:
             values = self._run(score)
         finally:
             self.net.eval()
-        return {name: pad_actions(value.cpu(), width) for name, value in values.items()}
+        return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
+
+
+def known_space(space: str | None, model: Any) -> str:
+    """How boxes are written, if anybody says."""
+    if space is None:
+        raise ValueError(
+            f"nobody says how {model.config.model_type} writes boxes: set policy.box_space to pixel, resized, norm1000 or norm1"
+        )
+    return space
+
+
+def cut(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def stand_in() -> Prompt:
@@ -298,8 +307,3 @@ def stand_in() -> Prompt:
 def trainable(net: TextNet) -> list[tuple[str, nn.Parameter]]:
     """The weights that train, by their names in the model. Looked up once: while a forward runs, sharded ones are others."""
     return [(name, weight) for name, weight in net.model.named_parameters() if weight.requires_grad]
-
-
-def any_process(accelerator: Any, flag: bool) -> bool:
-    """Is the flag up on any process?"""
-    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)

@@ -53,6 +53,18 @@ class TextTrace:
         )
 
 
+def of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
+    """A trace like this one, whose single row answers `prompt` with one token that nobody sampled."""
+    return replace(
+        trace,
+        prompts=(prompt,),
+        prompt_index=torch.zeros(1, dtype=torch.long),
+        tokens=torch.full((1, 1), token),
+        lengths=torch.ones(1, dtype=torch.long),
+        temperature=torch.ones(1),
+    )
+
+
 def join(traces: Sequence[TextTrace]) -> TextTrace:
     """The rows of all, in order; a prompt that occurs in several is kept once."""
     place: dict[int, int] = {}

@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mmrl.core.offline import offline_note
+
 log = logging.getLogger("mmrl")
 WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
 """Environment variable: a folder with unpacked packages that hold weights; .cache/real-weights of the working directory else."""
@@ -79,7 +81,7 @@ def not_found(what: str, source: str, error: BaseException, name: str = "") -> s
     of = f" with {name}" if name else ""
     return (
         f"{what} {source!r} is neither a folder{of} nor one the Hugging Face hub gave us: check the name, the network "
-        f"(HF_HUB_OFFLINE), and `hf auth login` for gated models ({first_line(error)})"
+        f"(HF_HUB_OFFLINE), and `hf auth login` for gated models ({first_line(error)}){offline_note()}"
     )
 
 

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import exp, nan
+from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl.core.samples import RewardUnavailableError, Scored
@@ -26,6 +26,8 @@ RETRIED = frozenset({408, 409, 425, 429})
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
+MOST_BYTES = 64 * 2**20
+"""Of an answer."""
 
 
 class JudgeError(RuntimeError):
@@ -188,19 +190,36 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, deadl
         try:
             return send(endpoint, path, body, max(min(endpoint.timeout_s, deadline - time.monotonic()), 0.01))
         except urllib.error.HTTPError as error:
-            with error:
-                trouble = f"{endpoint.url}{path} answered {error.code}: {error.read(500).decode(errors='replace').strip()}"
-            if error.code in HOPELESS:
-                raise HopelessError(f"{trouble} (check server.url, server.model and server.api_key_env)") from None
-            if error.code not in RETRIED and error.code < 500:
-                raise JudgeError(trouble) from None
+            trouble = refusal(f"{endpoint.url}{path}", error)
             wait = asked_wait(error.headers.get("Retry-After"), wait)
+        except (RecursionError, OverflowError) as error:
+            raise JudgeError(f"{endpoint.url}{path} answered JSON that cannot be read: {error}") from None
         except (OSError, http.client.HTTPException) as error:
             trouble = f"{endpoint.url}{path} cannot be reached: {getattr(error, 'reason', error) or type(error).__name__}"
         except ValueError as error:
             raise JudgeError(f"{endpoint.url}{path} answered something that is not JSON: {error}") from None
         log.info("attempt %d: %s", tried, trouble)
     raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
+
+
+def refusal(address: str, error: urllib.error.HTTPError) -> str:
+    """What the server said, where asking again may help.
+
+    Raises:
+        JudgeError: asking this again cannot help; HopelessError: asking anything cannot.
+    """
+    with error:
+        trouble = f"{address} answered {error.code}: {error.read(500).decode(errors='replace').strip()}"
+    if 300 <= error.code < 400:
+        where = error.headers.get("Location", "an address it does not name")[:200]
+        raise HopelessError(
+            f"{address} redirects to {where!r}, which is not followed: if that is right, write it into server.url"
+        ) from None
+    if error.code in HOPELESS:
+        raise HopelessError(f"{trouble} (check server.url, server.model and server.api_key_env)") from None
+    if error.code not in RETRIED and error.code < 500:
+        raise JudgeError(trouble) from None
+    return trouble
 
 
 def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
@@ -216,13 +235,23 @@ def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(endpoint.url.rstrip("/") + path, data, headers)
     with opener(endpoint.url).open(asked, timeout=timeout_s) as answer:
-        return json.loads(answer.read())
+        text = answer.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise JudgeError(f"{endpoint.url}{path} answered more than {MOST_BYTES >> 20} MiB")
+    return json.loads(text)
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key to whatever address the server names."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
 
 
 def opener(url: str) -> urllib.request.OpenerDirector:
-    """Proxies of the environment are for other machines than this one."""
+    """Redirects are errors, and proxies of the environment are for other machines than this one."""
     local = is_local(urllib.parse.urlsplit(url).hostname or "")
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})) if local else urllib.request.build_opener()
+    return urllib.request.build_opener(_Stay, *([urllib.request.ProxyHandler({})] if local else []))
 
 
 def is_local(host: str) -> bool:
@@ -238,12 +267,14 @@ def asked_wait(header: str | None, otherwise: float) -> float:
     if not header:
         return otherwise
     try:
-        return max(float(header), 0.0)
+        asked = float(header)
     except ValueError:
-        pass
+        asked = nan
+    if isfinite(asked):
+        return max(asked, 0.0)
     try:
         return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return otherwise
 
 
@@ -261,6 +292,6 @@ def read_reply(answer: Any) -> Reply:
         for entry in (places[0].get("top_logprobs") or [places[0]]) if places else []:
             first[entry["token"]] = first.get(entry["token"], 0.0) + exp(entry["logprob"])
         tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise JudgeError(f"the server's answer is no chat completion ({error!r}): {str(answer)[:200]}") from None
     return Reply(str(text), first, tokens, choice.get("finish_reason") == "length")

@@ -103,6 +103,9 @@ def pretrained(load: Callable[..., Any], source: str, what: str, **settings: Any
         ValueError: the checkpoint is of another architecture.
     """
     is_model = hasattr(getattr(load, "__self__", None), "base_model_prefix") or "AutoModel" in repr(load)
+    if _name(load).startswith("Auto"):
+        # left open, transformers asks the terminal whether to run code of the repository
+        settings = {"trust_remote_code": False} | settings
     try:
         found = load(source, **settings, **({"output_loading_info": True} if is_model else {}))
     except (OSError, ValueError, KeyError, ImportError) as error:

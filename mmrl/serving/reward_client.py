@@ -4,12 +4,13 @@ The server is asked before training what it serves; while training, a server tha
 """
 
 import asyncio
+import json
 import logging
 import math
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ AGAIN = (408, 429, 503)
 """Answers that may be different next time."""
 SCHEMES = ("http://", "https://")
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+MOST_BYTES = 64 * 2**20
+"""Of an answer: the scores of a group take a few hundred."""
 
 
 class RemoteRewardError(RuntimeError):
@@ -31,6 +34,20 @@ class RemoteRewardError(RuntimeError):
 
 class _TooLargeError(Exception):
     """413: the text says which limit."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came back, read within bounds."""
+
+    status_code: int
+    content: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """The beginning, for errors."""
+        return self.content[:500].decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,8 @@ class RemoteReward:
         from httpx import Client, Timeout
 
         token = os.environ.get(self.token_env)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # an answer that unfolds could fill the memory of the trainer
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         # proxies of the environment are for other machines than this one
         client = Client(
             base_url=f"{parts.scheme}://{parts.netloc}",
@@ -88,17 +106,22 @@ class RemoteReward:
                 f"the reward server at {self.url} speaks protocol {listing.get('protocol')}, this mmrl {wire.PROTOCOL}: "
                 "install the same version on both sides"
             )
-        rewards = listing.get("rewards", {})
-        if self.name not in rewards:
-            raise ValueError(f"the reward server at {self.url} does not serve {self.name!r}, only {', '.join(rewards)}")
+        rewards = listing.get("rewards")
+        if not isinstance(rewards, dict) or self.name not in rewards:
+            only = ", ".join(rewards) if isinstance(rewards, dict) else "nothing"
+            raise ValueError(f"the reward server at {self.url} does not serve {self.name!r}, only {only}")
         offered = rewards[self.name]
-        return replace(self, fingerprint=offered["fingerprint"], pointwise=offered["pointwise"], space=offered["space"])
+        try:
+            fingerprint, pointwise, space = str(offered["fingerprint"]), bool(offered["pointwise"]), offered["space"]
+        except (LookupError, TypeError):
+            raise ValueError(f"the reward server at {self.url} does not describe {self.name!r} as mmrl's servers do") from None
+        return replace(self, fingerprint=fingerprint, pointwise=pointwise, space=None if space is None else str(space))
 
     def _listing(self, response: Any) -> dict[str, Any]:
         """What the server says it serves; ValueError where something else listens there."""
         try:
-            listing = response.json()
-        except ValueError:
+            listing = json.loads(response.content)
+        except (ValueError, RecursionError):
             listing = None
         if not isinstance(listing, dict) or "protocol" not in listing:
             said = f"{response.status_code} with {response.text[:80]!r}"
@@ -151,15 +174,14 @@ class RemoteReward:
             raise RemoteRewardError(f"{self.url} answered {len(reply.values)} values for {len(group.samples)} samples")
         return [_answer(*row) for row in zip(reply.values, reply.status, reply.parts, strict=True)]
 
-    def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> Any:
+    def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> _Answer:
         """The response, after as many attempts as it takes before `until`."""
-        from httpx import Timeout, TransportError
+        from httpx import TransportError
 
         headers, wait_s, trouble = {"x-request-id": uuid.uuid4().hex}, FIRST_WAIT_S, ""
         while True:
-            patience = Timeout(max(until - time.monotonic(), 0.1), connect=5.0)
             try:
-                response = self._client.request(method, path, content=body, headers=headers, timeout=patience)
+                response = self._fetch(method, path, until, body, headers)
             except TransportError as error:
                 trouble, pause_s = f"{type(error).__name__}: {error}", wait_s
             else:
@@ -174,13 +196,32 @@ class RemoteReward:
             time.sleep(pause_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _accepted(self, response: Any) -> Any:
+    def _fetch(self, method: str, path: str, until: float, body: bytes | None, headers: Mapping[str, str]) -> _Answer:
+        """One attempt. An answer that is compressed, endless or late is given up before it is whole."""
+        from httpx import ReadTimeout, Timeout
+
+        patience = Timeout(max(until - time.monotonic(), 0.1), connect=5.0)
+        parts, size = list[bytes](), 0
+        with self._client.stream(method, path, content=body, headers=headers, timeout=patience) as response:
+            coding = response.headers.get("content-encoding", "identity")
+            if coding != "identity":
+                raise RemoteRewardError(f"{self.url} answered in the encoding {coding!r}, which nobody asked for")
+            for chunk in response.iter_raw():
+                size += len(chunk)
+                if size > MOST_BYTES:
+                    raise RemoteRewardError(f"{self.url} answered more than {MOST_BYTES >> 20} MiB, which no scores are")
+                if time.monotonic() > until:
+                    raise ReadTimeout("the answer did not end in time")
+                parts.append(chunk)
+            return _Answer(response.status_code, b"".join(parts), dict(response.headers))
+
+    def _accepted(self, response: _Answer) -> _Answer:
         if response.status_code == 413:
             raise _TooLargeError(response.text)
         if response.status_code >= 500:
-            raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:500]}")
+            raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text}")
         if response.status_code >= 300:
-            raise RewardUnavailableError(f"reward server {self.url} answered {response.status_code}: {response.text[:500]}")
+            raise RewardUnavailableError(f"reward server {self.url} answered {response.status_code}: {response.text}")
         return response
 
 
@@ -198,7 +239,7 @@ def _with(group: Group, samples: tuple[Sample, ...]) -> Group:
     return replace(group, samples=samples)
 
 
-def _retry_after(response: Any, otherwise_s: float) -> float:
+def _retry_after(response: _Answer, otherwise_s: float) -> float:
     try:
         asked_s = float(response.headers["retry-after"])
     except (KeyError, ValueError):

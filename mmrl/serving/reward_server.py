@@ -270,6 +270,8 @@ async def body_of(request: Any, limits: Limits) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > limits.max_body_mb * 2**20:
-            raise RequestRefusedError(413, f"the body is above the limit max_body_mb = {limits.max_body_mb:g}")
+            # without closing, the server would read on for as long as the sender sends
+            text = f"the body is above the limit max_body_mb = {limits.max_body_mb:g}"
+            raise RequestRefusedError(413, text, {"Connection": "close"})
         parts.append(chunk)
     return b"".join(parts)

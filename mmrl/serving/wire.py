@@ -5,8 +5,10 @@ Nothing on either side is ever executed: the reader builds the types named here 
 
 import json
 import math
+import os
 import re
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
@@ -71,6 +73,7 @@ def unpack_group(body: bytes, folder: Path) -> Group:
         raise error if isinstance(error, WireError) else WireError(f"the message does not describe a group: {error}") from None
     if not isinstance(group, Group):
         raise WireError(f"the body holds {type(group).__name__}, not a Group")
+    check_group(group)
     return group
 
 
@@ -90,11 +93,14 @@ def unpack_reply(body: bytes) -> Reply:
     try:
         header = _decoded(header, arrays, None)
         values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
-        parts = tuple(dict(own) for own in header["parts"])
+        parts = tuple({str(name): float(part) for name, part in own.items()} for own in header["parts"])
         if not len(values) == len(status) == len(parts):
             raise WireError(f"the reply holds {len(values)} values, {len(status)} states and parts of {len(parts)} samples")
-        return Reply(tuple(values), tuple(status), parts, header["fingerprint"], header["raised"])
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        fingerprint, raised = header["fingerprint"], header["raised"]
+        if not isinstance(fingerprint, str) or not isinstance(raised, str | None):
+            raise WireError("the reply's fingerprint or exception is no text")
+        return Reply(tuple(map(float, values)), tuple(status), parts, fingerprint, raised)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise error if isinstance(error, WireError) else WireError(f"the message is no reply of a reward: {error}") from None
 
 
@@ -199,7 +205,21 @@ def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
     return {"$array": key}
 
 
-def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path | None) -> Any:
+def check_group(group: Group) -> None:
+    """The parts a server looks at itself; what rewards make of the others is theirs to say.
+
+    Raises:
+        WireError: one of them is of another type.
+    """
+    probes = [group.probes] if not isinstance(group.probes, Mapping) else group.probes.values()
+    if not isinstance(group.prompt, Prompt) or not isinstance(group.prompt.media, tuple):
+        raise WireError("the message's group has no prompt, or one whose media are no tuple")
+    for samples in (group.samples, *probes):
+        if not isinstance(samples, tuple) or not all(isinstance(sample, Sample) for sample in samples):
+            raise WireError("the message's group holds something else than samples")
+
+
+def _decoded(value: Any, arrays: dict[str, Array], folder: Path | None) -> Any:
     if isinstance(value, list):
         return [_decoded(item, arrays, folder) for item in value]
     if not isinstance(value, dict):
@@ -221,7 +241,7 @@ def _decoded(value: Any, arrays: Mapping[str, Array], folder: Path | None) -> An
     return {key: _decoded(item, arrays, folder) for key, item in value.items()}
 
 
-def _built(value: dict[str, Any], arrays: Mapping[str, Array], folder: Path | None) -> Any:
+def _built(value: dict[str, Any], arrays: dict[str, Array], folder: Path | None) -> Any:
     name = value["$type"]
     if name == "MediaSize":
         return MediaSize(*map(int, value["sizes"]))
@@ -239,15 +259,17 @@ def _written(array: Array, suffix: str, folder: Path | None) -> str:
         raise WireError("the message holds a file, and only groups do")
     if not re.fullmatch(r"\.[A-Za-z0-9]{1,5}", suffix):
         suffix = ""
-    file = folder / f"{len(list(folder.iterdir()))}{suffix}"
-    file.write_bytes(array.tobytes())
-    return str(file)
+    descriptor, name = tempfile.mkstemp(suffix, dir=folder)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(array.tobytes())
+    return name
 
 
-def _named(arrays: Mapping[str, Array], name: str) -> Array:
+def _named(arrays: dict[str, Array], name: str) -> Array:
+    """Taken out: a small message that named one array a million times would unfold to a huge group."""
     if name not in arrays:
-        raise WireError(f"the header speaks of an array {name!r} that is not there")
-    return arrays[name]
+        raise WireError(f"the header speaks of an array {name!r} that is not there, or speaks of it twice")
+    return arrays.pop(name)
 
 
 def _save(header: Any, arrays: Mapping[str, Array]) -> bytes:

@@ -1,28 +1,50 @@
-"""Checkpoints that are whole or absent: written to a temporary name, synced, renamed, with a manifest of checksums."""
+"""Checkpoints of a run: written beside it, found again when the last is damaged, and deleted when newer ones are safe."""
 
-import hashlib
 import json
 import logging
-import os
-import random
+import math
 import shutil
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Batch
+from mmrl.training.checkpoint_files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
 from mmrl.training.distributed import Ranks
+from mmrl.training.state import copied
 
+__all__ = ["CheckpointError", "Checkpoints"]
 log = logging.getLogger("mmrl")
-FORMAT = 1
 
 
-class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged or of another kind; the message names the folder and the remedy."""
+class Writer:
+    """Does one thing at a time beside the run. The program does not end before it is done."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.error = ""
+        """What went wrong since this was last emptied."""
+
+    def start(self, job: Callable[[], None]) -> None:
+        self.wait()
+        self._thread = threading.Thread(target=self.run, args=(job,), name="checkpoint")
+        self._thread.start()
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Do it now."""
+        try:
+            job()
+        except CheckpointError as error:
+            self.error = str(error)
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
 
 @dataclass(frozen=True)
@@ -32,26 +54,44 @@ class Checkpoints:
     folder: Path
     keep: int = 2
     """Newest checkpoints to keep; 0 = all."""
+    keep_every: int = 0
+    """Checkpoints of steps that this divides stay for good; 0 = none."""
+    keep_best: str = ""
+    """A metric, higher being better, such as eval/total: the checkpoint where it was best stays as long as it is."""
+    asynchronous: bool = False
+    """Written by a thread: the run waits for the copy of its state only, and for the write before, if that still goes on."""
+    _writer: Writer = field(default_factory=Writer, init=False, compare=False, repr=False)
 
-    def save(self, step: int, state: State, ranks: Ranks) -> Path:
-        """Write `state` as step-N; older ones go only when this one is safe on disk."""
-        target = self.folder / f"step-{step}"
-        if ranks.is_main:
-            partial = self.folder / f"step-{step}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for name, part in state.items():
-                with (partial / f"{name}.pt").open("wb") as file:
-                    torch.save(part, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-            _write_manifest(partial, step)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-            _sync(self.folder)
-            self._retire()
-        ranks.wait()
-        return target
+    def save(
+        self, step: int, state: State, ranks: Ranks, metrics: Mapping[str, float] | None = None, final: bool = False
+    ) -> Path:
+        """Write `state` as step-N; older ones go only when this one is safe on disk. Every rank must call it.
+
+        A failed write in the background is a warning, and the next checkpoint is then written while the run waits.
+
+        Args:
+            metrics: what the run measured at this step, for `keep_best`.
+            final: on disk when this returns; nothing is done if a whole checkpoint of this step is there already.
+
+        Raises:
+            CheckpointError: it cannot be written; says how much room there is and which checkpoints are left.
+        """
+        failed = self._save(step, state, self._scores(metrics or {}), final) if ranks.is_main else ""
+        for message in ranks.gather(failed):
+            if message:
+                raise CheckpointError(message)
+        return self._path(step)
+
+    def close(self) -> None:
+        """Wait for the write that goes on; say so if `keep_best` has kept nothing."""
+        self._writer.wait()
+        whole = [step for step in self.steps() if looks_whole(self._path(step))] if self.keep_best else []
+        if whole and self._best(whole) is None:
+            log.warning(
+                "no checkpoint is kept for its %s: it was never measured at a step that was saved; let save_every divide "
+                "evaluate_every",
+                self.keep_best,
+            )
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, oldest first, damaged ones included."""
@@ -61,19 +101,37 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def load(self, step: int | None = None) -> State:
-        """The state of `step`, or of the newest whole checkpoint.
+        """The state of `step`, or of the newest whole checkpoint. Changes nothing on disk.
 
         Raises:
             CheckpointError: none is there, or the one asked for is damaged.
         """
-        if step is not None:
-            return self._read(step)
-        for candidate in reversed(self.steps()):
-            try:
-                return self._read(candidate)
-            except CheckpointError as error:
-                log.warning("%s; trying the one before", error)
-        raise CheckpointError(f"no whole checkpoint in {self.folder}: start again without --resume")
+        step, listed = (step, verify(self._path(step))) if step is not None else self._newest()
+        return read(self._path(step), listed)
+
+    def recover(self) -> int | None:
+        """The step of the newest whole checkpoint, from which a run can go on; None if none was ever finished.
+
+        What a killed process left is cleared away, and newer ones that are damaged are set aside as `step-N.damaged`, so that
+        they count for nothing. To be called by one process.
+
+        Raises:
+            CheckpointError: there are checkpoints, and all of them are damaged.
+        """
+        tidy(self.folder)
+        if not self.steps():
+            return None
+        newest, _ = self._newest()
+        for step in self.steps():
+            if step > newest:
+                aside = self.folder / f"step-{step}.damaged"
+                shutil.rmtree(aside, ignore_errors=True)
+                self._path(step).rename(aside)
+        return newest
+
+    def load_whole(self, step: int) -> State:
+        """The state of a step that `recover` has named; its checksums are not looked at again."""
+        return read(self._path(step), Manifest.read(self._path(step)))
 
     def save_wreck(self, step: int, batch: Batch) -> Path:
         """Keep what is needed to look at a step that gave NaN."""
@@ -87,64 +145,81 @@ class Checkpoints:
         (folder / "rows.json").write_text(json.dumps(texts, indent=1))
         return folder
 
-    def _read(self, step: int) -> State:
-        folder = self.folder / f"step-{step}"
-        manifest = folder / "manifest.json"
-        if not manifest.is_file():
-            raise CheckpointError(f"{folder} has no manifest.json: it is not a whole checkpoint")
-        listed: dict[str, Any] = json.loads(manifest.read_text())
-        for name, digest in listed["sha256"].items():
-            path = folder / name
-            if not path.is_file() or _digest(path) != digest:
-                raise CheckpointError(f"{path} is missing or damaged (its checksum differs from manifest.json)")
-        return {name.removesuffix(".pt"): torch.load(folder / name, weights_only=True) for name in listed["sha256"]}
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step}"
+
+    def _newest(self) -> tuple[int, Manifest]:
+        for step in reversed(self.steps()):
+            try:
+                return step, verify(self._path(step))
+            except CheckpointError as error:
+                log.warning("%s; trying the one before", error)
+        raise CheckpointError(f"no whole checkpoint in {self.folder}: start again without --resume, in another output folder")
+
+    def _scores(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The number this step is kept by.
+
+        Raises:
+            CheckpointError: the run evaluated, and has no such number.
+        """
+        if not self.keep_best or not metrics:
+            return {}
+        measured = [name for name in metrics if name.split("/")[0] == self.keep_best.split("/")[0]]
+        if measured and self.keep_best not in metrics:
+            raise CheckpointError(f"checkpoint.keep_best is {self.keep_best!r}; this run measures {', '.join(sorted(measured))}")
+        value = float(metrics.get(self.keep_best, math.nan))
+        return {self.keep_best: value} if math.isfinite(value) else {}
+
+    def _save(self, step: int, state: State, scores: Mapping[str, float], final: bool) -> str:
+        """What went wrong, if anything did."""
+        self._writer.wait()
+        failed_before, self._writer.error = bool(self._writer.error), ""
+        if final and looks_whole(self._path(step)):
+            return ""
+        own = copied(state)
+        if self.asynchronous and not final and not failed_before:
+            self._writer.start(lambda: self._write(step, own, scores, in_background=True))
+            return ""
+        self._writer.run(lambda: self._write(step, own, scores))
+        failed, self._writer.error = self._writer.error, ""
+        return failed
+
+    def _write(self, step: int, state: State, scores: Mapping[str, float], in_background: bool = False) -> None:
+        try:
+            write(self._path(step), step, state, scores)
+        except Exception as error:
+            message = self._failure(step, error)
+            if in_background:
+                log.warning("%s. The run goes on and tries again at the next checkpoint", message)
+            raise CheckpointError(message) from error
+        try:
+            self._retire()
+        except OSError as error:
+            log.warning("an old checkpoint in %s could not be deleted: %s", self.folder, error)
+
+    def _failure(self, step: int, error: Exception) -> str:
+        place = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        left = [str(one) for one in self.steps() if looks_whole(self._path(one))]
+        older = f"the checkpoints of steps {', '.join(left)} are untouched" if left else "there is no older one"
+        return (
+            f"checkpoint {self._path(step)} could not be written ({type(error).__name__}: {error}; {free} bytes are free there); "
+            f"{older}: make room, or set checkpoint.keep or save_every so that less is kept"
+        )
 
     def _retire(self) -> None:
-        if self.keep:
-            for step in self.steps()[: -self.keep]:
-                shutil.rmtree(self.folder / f"step-{step}")
+        """Delete what nothing keeps; damaged ones keep nothing from being deleted, and go themselves."""
+        whole = [step for step in self.steps() if looks_whole(self._path(step))]
+        if not self.keep or not whole:
+            return
+        kept = set(whole[-self.keep :]) | {self._best(whole)}
+        for step in self.steps():
+            for_good = self.keep_every > 0 and step % self.keep_every == 0 and step in whole
+            if step not in kept and not for_good and step < whole[-1]:
+                delete(self._path(step))
 
-
-def _write_manifest(folder: Path, step: int) -> None:
-    digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
-    text = json.dumps({"format": FORMAT, "step": step, "sha256": digests}, indent=1)
-    with (folder / "manifest.json").open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync(folder)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def random_state() -> State:
-    """Every global random generator, as plain numbers and tensors."""
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: State) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    def _best(self, steps: list[int]) -> int | None:
+        """The earliest of those with the highest score."""
+        scored = [(Manifest.read(self._path(step)).scores.get(self.keep_best), -step) for step in steps] if self.keep_best else []
+        known = [(score, back) for score, back in scored if score is not None]
+        return -max(known)[1] if known else None

@@ -1,12 +1,14 @@
 """Ranks, sums and gathers: the only file with collectives. One process needs none of them and pays for none."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts
 
 T = TypeVar("T")
@@ -67,7 +69,23 @@ class Ranks:
         """Clip and return the norm of the gradient before clipping."""
         limit = max_norm if max_norm > 0 else float("inf")
         clip = torch.nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
-        return float(clip(list(parameters), limit))
+        norm: Any = clip(list(parameters), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def agree(self, problem: str | None) -> None:
+        """Raise ValueError on all processes when one of them has a problem, so that none waits for it."""
+        found = [text for text in self.gather(problem) if text is not None]
+        if found:
+            raise ValueError(found[0])
+
+    @contextmanager
+    def main_first(self, when: bool = True) -> Iterator[None]:
+        """Inside, one process of every node goes first: what it downloads, the others find."""
+        if self.world == 1 or not when:
+            yield
+        else:
+            with self.accelerator.local_main_process_first():
+                yield
 
     def wait(self) -> None:
         if self.world > 1:
@@ -99,6 +117,33 @@ class Ranks:
             node_ids=node_ids,
         )
         return everyone, slice(start, start + len(rollouts))
+
+
+def whole_state(optimizer: torch.optim.Optimizer) -> State:
+    """The optimizer's state, gathered where it is sharded: the same for any number of processes. All of them must ask."""
+
+    def whole(x: Any) -> Any:
+        return x.full_tensor().cpu() if hasattr(x, "full_tensor") else x
+
+    state = optimizer.state_dict()
+    moments = {index: {name: whole(x) for name, x in own.items()} for index, own in state["state"].items()}
+    return {**state, "state": moments}
+
+
+def load_whole_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
+    weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    moments = {index: {name: _sharded_as(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": moments})
+
+
+def _sharded_as(weight: Any, x: Any) -> Any:
+    """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
+    if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)
 
 
 def without_media(group: Group) -> Group:

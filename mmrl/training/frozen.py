@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.distributed import Ranks
-from mmrl.training.preflight import check_ratio
+from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 
 SAMPLED = Reading("logprobs", "sampler")
@@ -28,6 +29,10 @@ class FrozenReader:
     settings: TrainSettings
     ranks: Ranks
 
+    @cached_property
+    def gate(self) -> RatioGate:
+        return RatioGate(self.policy, self.algorithm, self.settings, self.ranks)
+
     @torch.no_grad()
     def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
         """What weights that do not move during this step say about its actions.
@@ -43,7 +48,7 @@ class FrozenReader:
         extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
         read = self.read_rows(rollouts, missing + extra) if missing or extra else {}
         if checked and sampled is not None:
-            check_ratio(rollouts, sampled, read[OLD_LOGPROBS], self.settings.ratio_bound, self.settings.mean_ratio_bound)
+            self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
         if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
             read[OLD_LOGPROBS] = torch.where(sampled.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], sampled)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}

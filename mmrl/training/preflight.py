@@ -1,34 +1,47 @@
 """Refuse a run that would train on nonsense."""
 
-import torch
-from torch import Tensor
+import random
+from dataclasses import dataclass, field
 
+from mmrl.core.protocols import Examined, Policy
 from mmrl.core.types import Rollouts
+from mmrl.training.distributed import Ranks
+from mmrl.training.settings import TrainSettings
 
 
 class TrainingStoppedError(ValueError):
     """Training cannot go on; the message says at which step, why, and what to look at."""
 
 
-def check_ratio(rollouts: Rollouts, sampled: Tensor, evaluated: Tensor, bound: float, mean_bound: float) -> float:
-    """Largest |log ratio| before the first update; it must vanish, for the weights are still those that sampled.
+@dataclass
+class Audit:
+    """Looks at what the policy recorded: at the first steps of a run at every row, later at one group per step."""
 
-    Raises:
-        TrainingStoppedError: beyond `bound`, or beyond `mean_bound` on average; names the worst row's prompt.
-    """
-    known = rollouts.action_mask & sampled.isfinite()
-    difference = torch.where(known, (evaluated - sampled).abs(), 0.0)
-    worst = float(difference.max()) if difference.numel() else 0.0
-    average = float(difference.sum() / known.sum().clamp(min=1))
-    if not (worst <= bound and average <= mean_bound):
-        row = int(difference.amax(1).argmax())
-        group = next(group for group in rollouts.groups if group.id == int(rollouts.group_ids[row]))
-        action = int(difference[row].argmax())
-        raise TrainingStoppedError(
-            f"before the first update the log-probability of action {action} of prompt {group.prompt.id!r} is "
-            f"{float(evaluated[row, action]):.6f}, but the sampler noted {float(sampled[row, action]):.6f}: "
-            f"|log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond ratio_bound = {bound:g} or "
-            f"mean_ratio_bound = {mean_bound:g}. Sampling and training disagree about the same weights (precision, attention "
-            "implementation, pictures, positions or mask); training on would be wrong"
-        )
-    return worst
+    policy: Policy
+    settings: TrainSettings
+    ranks: Ranks
+    steps: int = field(default=0, init=False)
+
+    def __call__(self, rollouts: Rollouts, step: int) -> None:
+        """Raises TrainingStoppedError on all ranks, with the row that the first of them found."""
+        self.steps += 1
+        if not isinstance(self.policy, Examined):
+            return
+        if self.steps > self.settings.audit_steps:
+            if self.settings.audit_every == 0 or step % self.settings.audit_every:
+                return
+            rollouts = one_group(rollouts, random.Random(f"{self.settings.seed}/{step}"))
+        found = ""
+        try:
+            self.policy.examiner.audit(rollouts)
+        except ValueError as error:
+            found = str(error)
+        first = next(filter(None, self.ranks.gather(found)), "")
+        if first:
+            raise TrainingStoppedError(f"step {step}: {first}")
+
+
+def one_group(rollouts: Rollouts, chance: random.Random) -> Rollouts:
+    """The rows of one group."""
+    ids = rollouts.group_ids.unique().tolist()
+    return rollouts.take((rollouts.group_ids == chance.choice(ids)).nonzero()[:, 0]) if len(ids) > 1 else rollouts

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Prompt, Scored, Video
 
 Digest = bytes
@@ -87,6 +88,20 @@ class AnswerCache:
             self._keep(known.keys[0], tuple(answers))
         return answers
 
+    def state_dict(self) -> State:
+        """Keys in hexadecimal with the answers, the least recently used first."""
+        with self._lock:
+            kept = list(self._answers.items())
+        return {"answers": [[key.hex(), [as_numbers(answer) for answer in answers]] for key, answers in kept]}
+
+    def load_state_dict(self, state: State) -> None:
+        """As far as there is room."""
+        with self._lock:
+            self._answers.clear()
+            self.count = 0
+        for key, answers in state["answers"]:
+            self._keep(bytes.fromhex(key), tuple(Scored(value, parts) if parts else value for value, parts in answers))
+
     def _keep(self, key: Digest, answers: tuple[Any, ...]) -> None:
         if not all(map(is_ok, answers)):
             return
@@ -101,6 +116,13 @@ def is_ok(answer: Any) -> bool:
     """A finite number: neither None nor a failure is remembered."""
     value = answer.value if isinstance(answer, Scored) else answer
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def as_numbers(answer: Any) -> tuple[float, dict[str, float]]:
+    """Value and parts of an answer that `is_ok`."""
+    parts = answer.parts if isinstance(answer, Scored) else {}
+    value: Any = answer.value if isinstance(answer, Scored) else answer
+    return float(value), {name: float(part) for name, part in parts.items()}
 
 
 def sample_keys(group: Group) -> list[Digest]:

@@ -129,6 +129,9 @@ class RewardRunner:
     def scores(self, rollouts: Rollouts, tables: Mapping[int, GroupScores]) -> Scores:
         """The tables' rows in the order of the rollouts' rows."""
         pairs = list(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))
+        if not pairs:
+            nothing = torch.zeros(0, len(self.names))
+            return Scores(self.names, nothing, nothing.long(), self.weights)
         values = torch.stack([tables[group].values[sample] for group, sample in pairs])
         status = torch.stack([tables[group].status[sample] for group, sample in pairs])
         return Scores(self.names, values, status, self.weights)

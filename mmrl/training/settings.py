@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from mmrl.training.health import HealthSettings
 from mmrl.training.optim import OptimizerSettings
 
 
@@ -20,6 +21,9 @@ class TrainSettings:
     """Parts in which a step's prompts are sampled, whole groups each. With several, slow rewards (judges, servers, `async def`)
     of one part work while the next is sampled: n parts hide all but the last one's time, and cost the policy larger batches."""
     seed: int = 0
+    deterministic: bool = False
+    """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for what is not
+    promised."""
     evaluate_every: int = 0
     """Steps between evaluations; 0 = before and after training only."""
     save_every: int = 0
@@ -33,11 +37,17 @@ class TrainSettings:
     Configs of flow policies take 1e-6 unless they say otherwise, for clip ranges there are 1e-4 and less: keep it below a tenth.
     """
     mean_ratio_bound: float = 0.02
-    """Largest mean |log ratio| there: a tenth of a clip range of 0.2."""
+    """Largest mean |log ratio| there: a tenth of a clip range of 0.2. A tenth of the objective's own clip range, where that is
+    less, bounds the mean at the first update."""
+    audit_steps: int = 3
+    """Steps at whose every row it is checked that media, positions and tokens fit together, from the start or resumption on."""
+    audit_every: int = 1
+    """Steps between later checks, of one group each; 0 = none."""
     max_unparsed: float = 0.2
     """Warn when more than this share of a step's completions could not be parsed by a reward."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -46,8 +56,13 @@ class TrainSettings:
             ("budget", 1),
             ("rollout_parts", 1),
             ("max_skipped", 0),
+            ("audit_steps", 1),
+            ("audit_every", 0),
             ("evaluate_every", 0),
             ("save_every", 0),
+            ("samples_every", 0),
+            ("ratio_bound", 0),
+            ("mean_ratio_bound", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import final
@@ -9,20 +10,22 @@ from typing import final
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.protocols import Policy, PromptSampler, State, Stateful, Tracker
+from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Batch, Credit, Rollouts, Scores
 from mmrl.training.batches import Batches
-from mmrl.training.checkpoint import Checkpoints, random_state, set_random_state
+from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.frozen import FrozenReader
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
-from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.preflight import Audit, TrainingStoppedError
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
+from mmrl.training.state import Remembered, copied
+from mmrl.training.stopping import AskedToStopError, Stop
 
 
 @dataclass(frozen=True)
@@ -71,35 +74,47 @@ class Trainer:
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
-        self.health = Health(settings.max_unparsed)
+        self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.reader = FrozenReader(policy, algorithm, settings, self.ranks)
+        self.reader, self.audit = FrozenReader(policy, algorithm, settings, self.ranks), Audit(policy, settings, self.ranks)
+        self.stop, self.is_stopped = Stop(), False
+        self.evaluated = -1
+        """The step after which held-out prompts were last scored."""
+        self._latest: dict[str, float] = {}
+        self._before: State = {}
+        generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
+        parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
+        self._remembered = Remembered(*parts)
 
     def fit(self) -> None:
-        """Train to the last step, evaluating and saving on the way."""
-        if self.index == 0:
-            self.evaluate()
-        while self.index < self.settings.steps:
-            metrics = self.step()
-            if self.tracker and self.ranks.is_main:
-                self.tracker.log(self.index, metrics)
-            last = self.index == self.settings.steps
-            if last or self._due(self.settings.evaluate_every):
-                self.evaluate()
-            if last or self._due(self.settings.save_every):
-                self.save()
-        if self.settings.steps == 0:
-            self.save()
+        """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
+        try:
+            self._evaluate_if_due()
+            while self.index < self.settings.steps and not self.health.stop:
+                self._log(self.step())
+                self._evaluate_if_due()
+                if self._is_last() or self._due(self.settings.save_every):
+                    self.save(final=self._is_last())
+            if self.settings.steps == 0:
+                self.save(final=True)
+        except AskedToStopError:
+            self.is_stopped = True
+            self.save(self._before, final=True)
+        finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
 
     def step(self) -> dict[str, float]:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
         times: dict[str, float] = {}
         with stopwatch(times, "step"):
-            collected = self.collect()
-            rollouts, scores = collected.rollouts, collected.scores
-            with stopwatch(times, "read"):
-                frozen = self.reader.read(rollouts, check=self.index == 0)
+            with self._leavable():
+                collected = self.collect()
+                rollouts, scores = collected.rollouts, collected.scores
+                with stopwatch(times, "read"):
+                    self.audit(rollouts, self.index + 1)
+                    frozen = self.reader.read(rollouts, check=self.reader.gate.closed)
             scores = self.algorithm.shape(scores, rollouts, frozen)
             self.observe(rollouts, scores)
             credit = self.credit(scores, rollouts)
@@ -124,14 +139,13 @@ class Trainer:
         Raises:
             TrainingStoppedError: a reward is gone for good; the run is saved as it was before the step.
         """
-        before = deepcopy(self._draws())
         try:
             return self.collector.collect(self._how())
         except RewardUnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
             if self.checkpoints is not None and self.ranks.world == 1:
-                self.checkpoints.save(self.index, self.state_dict() | before, self.ranks)
+                self.save(self._before, final=True)
                 kept = f"; saved after step {self.index}: mend it and resume"
             raise TrainingStoppedError(f"step {self.index + 1}: {error}{kept}") from error
 
@@ -141,7 +155,9 @@ class Trainer:
         totals: dict[str, float] = {}
         self.optimizer.zero_grad()
         for part in self.parts(batch):
-            loss, infos = self.algorithm.loss(part, self.policy.read(part.rollouts.trace, live, part.rollouts.action_mask))
+            values = self.policy.read(part.rollouts.trace, live, part.rollouts.action_mask)
+            self.reader.gate.first(part, values)
+            loss, infos = self.algorithm.loss(part, values)
             self.ranks.backward(loss)
             for name, value in {"loss": loss.detach(), **infos}.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
@@ -202,48 +218,47 @@ class Trainer:
         """Score held-out prompts with the weights as they are."""
         if self.evaluator is None:
             return
-        metrics, groups, scores = self.evaluator.run(self.index)
+        with self._leavable():
+            metrics, groups, scores = self.evaluator.run(self.index)
+        self.health.evaluated(self.index, groups, scores)
+        self._log(metrics)
         if self.tracker and self.ranks.is_main:
-            self.tracker.log(self.index, metrics)
             self.tracker.samples(self.index, groups, scores, "eval")
 
-    def save(self) -> None:
+    def save(self, before: State | None = None, final: bool = False) -> None:
+        """Write a checkpoint; `before` replaces what has moved on since, and a `final` one is on disk when this returns."""
         if self.checkpoints is not None:
-            self.checkpoints.save(self.index, self.state_dict(), self.ranks)
+            self.checkpoints.save(self.index, self.state_dict() | (before or {}), self.ranks, self._latest, final)
 
     def state_dict(self) -> State:
-        return {
-            "index": self.index,
-            "policy": self.policy.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "num_updates": self.lr_schedule.last_epoch,
-            "shuffle": self.batches.generator.get_state(),
-            **self._draws(),
-        }
+        """Everything that moves, some of it not yet copied; every process must ask."""
+        return {"index": self.index, "evaluated": self.evaluated, **self._remembered.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken."""
-        self.index, self.collector.next_group = state["index"], state["next_group"]
-        self.collector.drawing.skipped = dict(state["skipped"])
-        self.policy.load_state_dict(state["policy"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.lr_schedule.last_epoch = state["num_updates"]
-        self.sampler.load_state_dict(state["sampler"])
-        if isinstance(self.collector.planner, Stateful):
-            self.collector.planner.load_state_dict(state["planner"])
-        self.batches.generator.set_state(state["shuffle"])
-        set_random_state(state["random"])
+        self._remembered.load_state_dict(state)
+        self.index, self.evaluated = state["index"], state["evaluated"]
 
-    def _draws(self) -> State:
-        """What collecting moves on: which prompts come next, and what chance says."""
-        planner = self.collector.planner
-        return {
-            "next_group": self.collector.next_group,
-            "skipped": dict(self.collector.drawing.skipped),
-            "sampler": self.sampler.state_dict(),
-            "planner": planner.state_dict() if isinstance(planner, Stateful) else {},
-            "random": random_state(),
-        }
+    @contextmanager
+    def _leavable(self) -> Iterator[None]:
+        """Around work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
+        self._before = copied(self._remembered.draws()) if self.ranks.world == 1 else {}
+        with self.stop.heeded(self.ranks):
+            yield
+
+    def _evaluate_if_due(self) -> None:
+        due = self.index == 0 or self._is_last() or self._due(self.settings.evaluate_every)
+        if due and self.evaluated != self.index:
+            self.evaluate()
+            self.evaluated = self.index
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        self._latest = {**metrics} if "loss" in metrics else {**self._latest, **metrics}
+        if self.tracker and self.ranks.is_main:
+            self.tracker.log(self.index, metrics)
+
+    def _is_last(self) -> bool:
+        return self.index >= self.settings.steps or self.health.stop
 
     def _how(self) -> object:
         schedule = self.algorithm.schedule

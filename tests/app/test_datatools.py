@@ -37,7 +37,7 @@ def test_keeps_what_is_right_sometimes(config: Path):
     [row] = map(json.loads, Path("kept/easy.jsonl").read_text().splitlines())
     assert row == {
         "id": "2",
-        "image": "../blue.png",
+        "image": str(config.parent / "blue.png"),
         "question": "Where?",
         "boxes": [[1, 2, 30, 20]],
         "space": "pixel",

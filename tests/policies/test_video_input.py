@@ -133,12 +133,35 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
         whole = dict(fed) | {"input_ids": torch.cat([fed["input_ids"], completion], 1)}
         whole["attention_mask"] = torch.ones_like(whole["input_ids"])
         whole["mm_token_type_ids"] = torch.cat([fed["mm_token_type_ids"], torch.zeros_like(completion)], 1)
+        if family == "qwen2_5_vl":
+            whole["position_ids"] = counted_on(model, whole)
         with torch.no_grad():
             logits = model(**whole, use_cache=False).logits[0, fed["input_ids"].shape[1] - 1 : -1]
         logits[:, sorted(policy.banned)] = -torch.inf
         expected = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
         noted = rollouts.recorded[SAMPLED][row, : len(expected)]
         torch.testing.assert_close(noted, expected, atol=FP32_BOUND, rtol=0)
+
+
+def counted_on(model: Any, whole: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The library's positions, and after the clip one more for every token, from the clip's largest on."""
+    names = ("input_ids", "mm_token_type_ids", "video_grid_thw", "second_per_grid_ts", "attention_mask")
+    positions = model.model.get_rope_index(**{name: whole[name] for name in names})[0]
+    last = int((whole["mm_token_type_ids"][0] == 2).nonzero()[-1])
+    rest = positions.shape[-1] - last - 1
+    positions[..., last + 1 :] = positions[..., : last + 1].max() + 1 + torch.arange(rest)
+    return positions
+
+
+def test_text_after_a_clip_stands_after_its_last_moment(tiny, clips):
+    """The released Qwen2.5-VL counts on from the largest position of the clip, which for four seconds is a moment, not a side."""
+    policy = policy_of(tiny, "qwen2_5_vl")
+    encoded = policy.encode(Prompt("p", "when?", (Video(clips["qwen2_5_vl", "even"]),)))
+    inside = (encoded.token_ids == policy.family.config.video_token_id).nonzero()[:, 0]
+    last = encoded.positions[:, inside].max()
+    assert last > encoded.positions[1:, inside].max()
+    assert encoded.positions[:, inside[-1] + 1].tolist() == [last + 1] * 3
+    assert encoded.positions[:, -1].tolist() == [last + len(encoded) - 1 - inside[-1]] * 3
 
 
 def mixed(clips: Any, family: str) -> list[Request]:

@@ -1,10 +1,19 @@
+import errno
+import os
+import resource
+import shutil
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mmrl.algorithms.samplers import Shuffled
+from mmrl.training import checkpoint, checkpoint_files
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
+from mmrl.training.checkpoint_files import looks_whole
 from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from tests.fakes import prompts
@@ -13,6 +22,15 @@ from tests.training.conftest import make_trainer
 
 def state(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+def numbered(step: int, size: int = 3) -> dict[str, Any]:
+    return {"index": step, "policy": {"w": torch.full((size,), float(step))}}
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path):
@@ -34,15 +52,32 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path):
         }
 
 
-def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path):
+def test_a_state_of_another_version_is_refused_by_name():
+    trainer = make_trainer()
+    state = trainer.state_dict()
+    del state["rewards"], state["shuffle"]
+    with pytest.raises(ValueError, match="the checkpoint lacks rewards, shuffle: another version of mmrl wrote it"):
+        trainer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "rest.pt", "manifest.json"])
+def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
-        checkpoints.save(step, {"index": step, "policy": {"w": torch.full((3,), float(step))}}, Ranks())
-    path = tmp_path / "step-2" / "policy.pt"
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
+        checkpoints.save(step, numbered(step), Ranks())
+    flip_last_byte(tmp_path / "step-2" / name)
     assert checkpoints.load()["index"] == 1
-    with pytest.raises(CheckpointError, match=r"policy.pt is missing or damaged"):
+    with pytest.raises(CheckpointError, match=f"{name} is (missing or )?damaged"):
         checkpoints.load(2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": 2, "format": 2}', '{"sha256": 3, "step": 2, "format": 2}'])
+def test_a_manifest_that_says_nothing_is_damage(tmp_path: Path, text: str):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, numbered(step), Ranks())
+    (tmp_path / "step-2" / "manifest.json").write_text(text)
+    assert checkpoints.load()["index"] == 1 and checkpoints.recover() == 1
 
 
 def test_half_written_is_never_found(tmp_path: Path):
@@ -53,20 +88,246 @@ def test_half_written_is_never_found(tmp_path: Path):
     assert checkpoints.load()["index"] == 1
 
 
-def test_keeps_the_newest(tmp_path: Path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (1, 2, 3):
-        checkpoints.save(step, {"index": step}, Ranks())
-    assert checkpoints.steps() == [2, 3]
-
-
 def test_nothing_there_says_so(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         Checkpoints(tmp_path / "none").load()
+    assert Checkpoints(tmp_path / "none").recover() is None
 
 
-def test_pickled_objects_are_refused(tmp_path: Path):
+def test_recovering_clears_away_and_sets_damaged_ones_aside_while_looking_changes_nothing(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep=0)
+    for step in (1, 2, 3):
+        checkpoints.save(step, numbered(step), Ranks())
+    flip_last_byte(tmp_path / "step-3" / "policy.pt")
+    (tmp_path / "step-4.partial").mkdir()
+    (tmp_path / "step-2").rename(tmp_path / "step-2.replaced")
+    shutil.copytree(tmp_path / "step-1", tmp_path / "step-1.replaced")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert checkpoints.load()["index"] == 1 and sorted(path.name for path in tmp_path.iterdir()) == before
+    assert checkpoints.recover() == 2, "the only copy of step 2 was on its way to be replaced"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2", "step-3.damaged"]
+    assert checkpoints.load_whole(2)["index"] == 2
+
+
+def test_if_all_are_damaged_the_run_does_not_quietly_start_again(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"index": Path("evil")}, Ranks())
-    with pytest.raises(Exception, match=r"[wW]eights.only|Unsupported"):
-        checkpoints.load(1)
+    checkpoints.save(1, numbered(1), Ranks())
+    (tmp_path / "step-1" / "rest.pt").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        checkpoints.recover()
+
+
+def test_only_plain_values_are_kept_and_the_place_of_others_is_named(tmp_path: Path):
+    with pytest.raises(TypeError, match="the state 'sampler' 'path' holds PosixPath, which no checkpoint can keep"):
+        Checkpoints(tmp_path).save(1, {"sampler": {"path": Path("evil")}}, Ranks())
+    assert not Checkpoints(tmp_path).steps()
+
+
+def test_everything_plain_comes_back_as_it_was(tmp_path: Path):
+    kept = {"a": [1, 2.5, "x", None, True, (3, [4])], "b": {7: {"t": torch.arange(3)}}, "float": float("nan")}
+    Checkpoints(tmp_path).save(1, kept, Ranks())
+    found = Checkpoints(tmp_path).load()
+    assert found["a"] == kept["a"] and torch.equal(found["b"][7]["t"], torch.arange(3)) and found["float"] != found["float"]
+
+
+def test_keeps_the_newest_every_nth_and_the_best(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=4, keep_best="eval/total")
+    scores = {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.2, 5: 0.3, 6: float("nan"), 7: 0.4, 8: 0.1, 9: 0.0}
+    for step, score in scores.items():
+        checkpoints.save(step, numbered(step), Ranks(), {"loss": 1.0, "eval/total": score})
+    assert checkpoints.steps() == [2, 4, 8, 9]
+    checkpoints.save(10, numbered(10), Ranks(), {"eval/total": 0.6})
+    checkpoints.save(11, numbered(11), Ranks(), {"loss": 0.0})
+    checkpoints.save(12, numbered(12), Ranks())
+    checkpoints.save(13, numbered(13), Ranks())
+    assert checkpoints.steps() == [4, 8, 10, 12, 13], "the best is another one now, and known to whoever opens the folder"
+
+
+def test_a_metric_that_the_run_does_not_measure_is_refused(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep_best="eval/totl")
+    checkpoints.save(1, numbered(1), Ranks(), {"loss": 1.0})
+    with pytest.raises(CheckpointError, match="keep_best is 'eval/totl'; this run measures eval/iou, eval/total"):
+        checkpoints.save(2, numbered(2), Ranks(), {"loss": 1.0, "eval/total": 1.0, "eval/iou": 1.0})
+
+
+def test_a_damaged_one_is_not_counted_among_the_newest(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        checkpoints.save(step, numbered(step), Ranks())
+    (tmp_path / "step-2" / "policy.pt").write_bytes(b"short")
+    checkpoints.save(3, numbered(3), Ranks())
+    assert checkpoints.steps() == [1, 3]
+
+
+def test_old_ones_go_only_when_the_new_one_is_whole_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, numbered(1), Ranks())
+    order: list[str] = []
+    sync, delete = checkpoint_files.sync, checkpoint.delete
+    monkeypatch.setattr(checkpoint_files, "sync", lambda folder: (order.append(folder.name), sync(folder)))
+    monkeypatch.setattr(
+        checkpoint, "delete", lambda path: (order.append(f"delete {looks_whole(tmp_path / 'step-2')}"), delete(path))
+    )
+    checkpoints.save(2, numbered(2), Ranks())
+    assert order == ["step-2.partial", tmp_path.name, "delete True"] and checkpoints.steps() == [2]
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["same step again", "next step"])
+def test_a_kill_at_any_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path: Path, step: int):
+    """The process dies before its nth sync, rename or removal, for every n, with one checkpoint kept."""
+    moments = 0
+    while True:
+        moments += 1
+        folder = tmp_path / str(moments)
+        Checkpoints(folder, keep=1).save(1, numbered(1), Ranks())
+        child = os.fork()
+        if child == 0:
+            left = [moments]
+
+            def counted(function: Any, left: list[int] = left) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return function(*args, **kwargs)
+
+                return call
+
+            os.fsync, os.rename, os.unlink = counted(os.fsync), counted(os.rename), counted(os.unlink)
+            Checkpoints(folder, keep=1).save(step, numbered(10 + step), Ranks())
+            os._exit(0)
+        survived = os.waitpid(child, 0)[1] == 0
+        newest = Checkpoints(folder).recover()
+        assert newest in (1, step)
+        found = Checkpoints(folder).load()
+        assert found["index"] in (newest, 10 + step) and float(found["policy"]["w"][0]) == found["index"]
+        assert [path.suffix for path in folder.iterdir()] == [""] * len(list(folder.iterdir())), "nothing is left lying about"
+        if survived:
+            assert found["index"] == 10 + step
+            break
+    assert moments > 9
+
+
+class Held:
+    """Stands in for the writing of files, which waits until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.begun, self.write = threading.Event(), threading.Event(), checkpoint.write
+        self.running = self.most = 0
+        monkeypatch.setattr(checkpoint, "write", self)
+
+    def __call__(self, *args: Any) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.begun.set()
+        assert self.go.wait(10)
+        self.write(*args)
+        self.running -= 1
+
+
+def test_writing_beside_the_run_keeps_the_state_of_the_moment_and_one_write_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    held, weight, known = Held(monkeypatch), torch.ones(4, requires_grad=True), [1.0]
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    live = {"index": 1, "policy": {"w": weight}, "planner": {"rewards": known}}
+    checkpoints.save(1, live, Ranks())
+    assert held.begun.wait(10) and not checkpoints.steps(), "it returned before anything was written"
+    with torch.no_grad():
+        weight.fill_(2.0)
+    known.append(2.0)
+    second = threading.Thread(target=checkpoints.save, args=(2, live, Ranks()))
+    second.start()
+    second.join(0.05)
+    assert second.is_alive() and held.most == 1, "the next one waits"
+    held.go.set()
+    second.join(10)
+    checkpoints.close()
+    assert held.most == 1 and checkpoints.steps() == [1, 2]
+    found = [checkpoints.load(step) for step in (1, 2)]
+    assert [one["policy"]["w"].tolist() for one in found] == [[1.0] * 4, [2.0] * 4]
+    assert [one["planner"]["rewards"] for one in found] == [[1.0], [1.0, 2.0]]
+
+
+def test_a_final_one_is_on_disk_at_once_and_not_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(1, numbered(1), Ranks(), final=True)
+    assert checkpoints.load()["index"] == 1
+    checkpoints.save(2, numbered(2), Ranks())
+    monkeypatch.setattr(checkpoint, "write", lambda *_: pytest.fail("it is there already"))
+    checkpoints.save(2, numbered(2), Ranks(), final=True)
+    assert checkpoints.load()["index"] == 2
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+LEFT = r"could not be written \(OSError: .*No space left.*bytes are free there\); the checkpoints of steps 1 are untouched"
+
+
+def test_a_full_disk_leaves_the_old_ones_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, numbered(1), Ranks())
+    monkeypatch.setattr(checkpoint_files.os, "fsync", full_disk)
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/step-2 {LEFT}: make room"):
+        checkpoints.save(2, numbered(2), Ranks())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"] and checkpoints.load()["index"] == 1
+
+
+def test_a_limit_of_the_system_within_a_file_is_told_as_what_it_is(tmp_path: Path):
+    """torch hides the error of the file behind one of its own archive."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, numbered(1), Ranks())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"OSError: .*File too large.*steps 1 are untouched"):
+            checkpoints.save(2, numbered(2, size=1 << 20), Ranks())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    checkpoints.save(2, numbered(2, size=1 << 20), Ranks())
+    assert checkpoints.steps() == [2]
+
+
+def test_a_failure_beside_the_run_is_said_and_tried_again_before_it_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(1, numbered(1), Ranks(), final=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files.os, "fsync", full_disk)
+        checkpoints.save(2, numbered(2), Ranks())
+        checkpoints.close()
+        assert "No space left" in caplog.text and "The run goes on and tries again at the next checkpoint" in caplog.text
+    checkpoints.save(3, numbered(3), Ranks())
+    assert checkpoints.steps() == [1, 3], "the next one was written while the run waited"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files.os, "fsync", full_disk)
+        checkpoints.save(4, numbered(4), Ranks())
+        with pytest.raises(CheckpointError, match="step-5 could not be written"):
+            checkpoints.save(5, numbered(5), Ranks())
+    assert checkpoints.load()["index"] == 3
+
+
+def test_all_ranks_hear_of_a_failure_on_one(tmp_path: Path):
+    class Second(Ranks):
+        """Rank 1 of two, which writes nothing itself."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.world, self.rank = 2, 1
+
+        def gather(self, x: Any) -> list[Any]:
+            return ["checkpoint x could not be written", x]
+
+    with pytest.raises(CheckpointError, match="could not be written"):
+        Checkpoints(tmp_path).save(1, numbered(1), Second())
+
+
+def test_a_best_one_that_was_never_measured_is_said_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    checkpoints = Checkpoints(tmp_path, keep_best="eval/total")
+    checkpoints.save(1, numbered(1), Ranks(), {"loss": 1.0})
+    checkpoints.close()
+    assert "no checkpoint is kept for its eval/total" in caplog.text

@@ -1,13 +1,12 @@
 """Two processes equal one: the same global batch gives the same rewards, metrics and weights."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.processes.launcher import started
 
 SCRIPT = """
 import dataclasses, os, sys
@@ -51,10 +50,7 @@ os._exit(0)  # gloo's threads sometimes abort the interpreter's own farewell on 
 def run(folder: Path, processes: int) -> dict[str, Any]:
     script, out = folder / "run.py", folder / f"{processes}.pt"
     script.write_text(SCRIPT)
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    argv = [sys.executable, *(launch if processes > 1 else []), str(script), str(out), str(processes)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = started(script, out, processes, processes=processes)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(out, weights_only=True)
 

@@ -95,6 +95,7 @@ class QwenVL(Family):
         """Axes time, height, width by the model's own rule; without the token types it would silently fall back to one axis.
 
         Qwen2.5-VL knows one interval per clip. Where frames are not evenly spaced its rule is applied to their true times.
+        What follows a clip stands after the clip's last moment, as it did when the weights were made.
         """
         if type_ids is None:
             raise ValueError(f"{self.config.model_type}: the processor gave no mm_token_type_ids, which M-RoPE positions need")
@@ -105,15 +106,14 @@ class QwenVL(Family):
             seconds = [self.frame_multiple * clip.step * (1 + CLOSE) for clip in clips]
             told["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
         positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **told)
-        if not timed:
-            return positions
-        for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
-            if not evenly_spaced(clip):
-                pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
-                ticks = ((pairs - pairs[0]) * self.config.vision_config.tokens_per_second + CLOSE).long()
-                first = positions[0, start].clone()
-                positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
-        return positions
+        if timed:
+            for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
+                if not evenly_spaced(clip):
+                    pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
+                    ticks = ((pairs - pairs[0]) * self.config.vision_config.tokens_per_second + CLOSE).long()
+                    first = positions[0, start].clone()
+                    positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
+        return after_clips(positions, type_ids)
 
     def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
         patch = self.config.vision_config.patch_size
@@ -140,6 +140,18 @@ def mrope_positions(
     """Position ids of one row without padding. `core` is the model under the head; types: 0 text, 1 image, 2 video."""
     positions, _ = core.get_rope_index(token_ids[None], mm_token_type_ids=type_ids[None], image_grid_thw=image_grid_thw, **videos)
     return positions[:, 0]
+
+
+def after_clips(positions: Int[Tensor, "3 p"], type_ids: Int[Tensor, " p"]) -> Int[Tensor, "3 p"]:
+    """What follows a clip begins past the largest of its positions (arXiv:2409.12191).
+
+    transformers from 5.3 on begins past its height or width only, inside the time of a clip that is longer than that.
+    """
+    positions = positions.clone()
+    for start, end in runs(type_ids, 2):
+        if end < positions.shape[1]:
+            positions[:, end:] += positions[:, start:end].max() + 1 - positions[0, end]
+    return positions
 
 
 def runs(type_ids: Int[Tensor, " p"], kind: int) -> list[tuple[int, int]]:

@@ -1,0 +1,63 @@
+"""How near `mmrl plan` comes: predicted and measured bytes and seconds of tiny runs of text, clips and pictures.
+
+    python benchmarks/plan_accuracy.py [--calibrate 3] [--steps 6]
+
+Predicted seconds come from the calibration, measured ones from steps taken afterwards by another build of the same run. On a
+machine with a card the measured bytes are those of its allocator, on others those of the tensors of the largest phase.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+
+from mmrl.app import config as configs
+from mmrl.app.build import build
+from mmrl.app.plan import draw_up, timed
+from mmrl.policies.pretend import counting
+
+RUNS = {
+    "text": ("tiny/image", ["data.size=64"]),
+    "clips": ("tiny/video", []),
+    "pictures": ("tiny/flow", []),
+}
+QUICK = ["evaluation.num_prompts=0"]
+
+
+def measured_bytes(trainer: Any) -> int:
+    """Most bytes that live at a time inside an update."""
+    method, peaks = trainer.update, [0]
+
+    def update(batch: Any) -> Any:
+        with counting() as live:
+            out = method(batch)
+        peaks[0] = max(peaks[0], live.peak)
+        return out
+
+    trainer.update = update
+    trainer.step()
+    return peaks[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calibrate", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'run':<10}{'bytes told':>12}{'found':>12}{'off':>7}{'s/step told':>13}{'found':>8}{'off':>7}")
+    for name, (config, words) in RUNS.items():
+        resolved = configs.load(config, [*words, *QUICK])
+        told, seconds = draw_up(resolved).memory.phases["update"], timed(resolved, chosen.calibrate).per_step()
+        trainer = build(resolved).trainer
+        trainer.step()
+        steps = [trainer.step()["time/step_s"] for _ in range(chosen.steps)]
+        found, mean = measured_bytes(trainer), sum(steps) / len(steps)
+        print(
+            f"{name:<10}{told:>12,}{found:>12,}{told / found - 1:>+7.0%}{seconds:>13.3f}{mean:>8.3f}{seconds / mean - 1:>+7.0%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

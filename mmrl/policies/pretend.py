@@ -1,0 +1,103 @@
+"""Models without weights that still know every shape, and a count of the bytes that live while they work.
+
+A pretended model holds fake tensors: sizes, types and storages as real ones have, and no memory. Its inputs (ids, grids, masks)
+are real, so that whatever looks at their values may do so.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CPU = torch.device("cpu")
+
+
+def pretended(*modules: nn.Module) -> None:
+    """Make the weights of modules built on the meta device, and their buffers, fake tensors on the CPU, in place."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            plain = mode.fake_tensor_converter.from_meta_and_device(mode, tensor.detach().to("meta"), CPU)
+            made[id(tensor)] = nn.Parameter(plain, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else plain
+        return made[id(tensor)]
+
+    for module in [part for whole in modules for part in whole.modules()]:
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                held[name] = None if tensor is None else fake(tensor)  # type: ignore[assignment]
+        # Some models keep tables of angles as plain attributes.
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and value.device.type == "meta":
+                setattr(module, name, fake(value))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that were made inside and still live: now, and at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: dict[int, Any] = {}
+        """Storage -> a weak reference that forgets it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_in((args, kwargs)):
+            self.note(tensor, made_here=False)
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            self.note(tensor, made_here=True)
+        return out
+
+    def note(self, tensor: Tensor, made_here: bool) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() if made_here else 0
+        if key in self.known:
+            return
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            del self.known[key]
+
+        self.known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def again(self) -> None:
+        """The largest count from here on."""
+        self.peak = self.now
+
+
+class KnownMasks(TorchDispatchMode):
+    """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
+            first = args[1][0]
+            if len(args[1]) == 1 and first is not None and first.dtype == torch.bool and not isinstance(first, FakeTensor):
+                return args[0].new_empty((int(first.sum()), *args[0].shape[first.ndim :]))
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_in(values: Any) -> Iterable[Tensor]:
+    return (value for value in tree_leaves(values) if isinstance(value, Tensor) and value.layout == torch.strided)
+
+
+@contextmanager
+def counting() -> Iterator[LiveBytes]:
+    """Inside, everything that is computed is counted; on real tensors and on fake ones alike."""
+    live = LiveBytes()
+    with KnownMasks(), live:
+        yield live
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes, shared storage counted once for each time it is named."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

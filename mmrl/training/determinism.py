@@ -1,0 +1,49 @@
+"""Runs that can be repeated bit for bit."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+FIXED = (":4096:8", ":16:8")
+"""With these, cuBLAS gives the same sums every time."""
+
+
+@contextmanager
+def deterministic(wanted: bool = True) -> Iterator[None]:
+    """Inside, the same program on the same machine computes the same bits; to be entered before a GPU is used.
+
+    PyTorch takes deterministic kernels and refuses operations that have none, cuBLAS gets a fixed workspace, cuDNN does not try
+    out kernels, TF32 is off, and one thread works on the CPU, for sums depend on how they are shared out.
+
+    Not promised: the same bits on other hardware, with other versions of packages or another number of processes, and nothing
+    for rewards that answer from elsewhere or run out of time.
+
+    Raises:
+        ValueError: the GPU is in use already, without a fixed workspace.
+    """
+    if not wanted:
+        yield
+        return
+    if os.environ.get(WORKSPACE) not in FIXED:
+        if torch.cuda.is_initialized():
+            raise ValueError(
+                f"deterministic = true must come before the GPU is used: set {WORKSPACE}={FIXED[0]} in the environment"
+            )
+        os.environ[WORKSPACE] = FIXED[0]
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags
+        torch.set_num_threads(threads)

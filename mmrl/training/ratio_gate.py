@@ -1,0 +1,210 @@
+"""Do the weights that sampled give the same log-probabilities when training evaluates them? If not: why not?"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.core.protocols import Examined, Policy, Suspect
+from mmrl.core.types import Batch, Reading, Rollouts
+from mmrl.training.distributed import Ranks
+from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.settings import TrainSettings
+
+LIVE, SAMPLED = Reading("logprobs"), Reading("logprobs", "sampler")
+HANDFUL = 8
+"""Rows, the worst ones, that are evaluated again to find the cause."""
+SHARE = 0.1
+"""Of a clip range; also how much of a difference something must move that explains it."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """|log ratio| of actions whose log-probability is known from before."""
+
+    size: Float[Tensor, "n t"]
+    """Infinite where one of the two is not finite; 0 where nothing is compared."""
+    compared: Bool[Tensor, "n t"]
+
+    @classmethod
+    def between(cls, mask: Bool[Tensor, "n t"], noted: Tensor, evaluated: Tensor) -> "Gap":
+        """NaN in `noted` stands for an action that nobody sampled."""
+        known = mask & ~noted.isnan()
+        return cls(torch.where(known, (evaluated - noted).abs().nan_to_num(math.inf, math.inf), 0.0), known)
+
+    @property
+    def worst(self) -> float:
+        return float(self.size.max()) if self.size.numel() else 0.0
+
+    @property
+    def total(self) -> float:
+        return float(self.size.sum())
+
+    @property
+    def average(self) -> float:
+        return self.total / max(1, int(self.compared.sum()))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one process found out; of several the worst one's counts."""
+
+    worst: float
+    place: str
+    cause: str
+
+
+@dataclass
+class RatioGate:
+    """Closed until the first micro-batch of a run has passed; all processes pass together or stop together."""
+
+    policy: Policy
+    algorithm: Algorithm
+    settings: TrainSettings
+    ranks: Ranks
+    closed: bool = field(default=True, init=False)
+
+    def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
+        """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
+
+        Raises:
+            TrainingStoppedError: beyond `ratio_bound`, or beyond `mean_ratio_bound` on average; names the worst row's prompt
+                and the likely cause.
+        """
+        return self._check("before the first update", rollouts, noted, evaluated, self.settings.mean_ratio_bound)
+
+    def first(self, part: Batch, live: dict[Reading, Tensor]) -> None:
+        """The same of the first micro-batch, whose forward is the one with gradient; then the gate is open.
+
+        The mean must be below a tenth of the objective's clip range besides.
+        """
+        if not self.closed:
+            return
+        self.closed = False
+        old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(SAMPLED))
+        if old is None or LIVE not in live:
+            return
+        clips = [(min(term.low, term.high), term.level) for _, term in self.algorithm.objective if isinstance(term, Clip)]
+        bound = min([self.settings.mean_ratio_bound, *(SHARE * width for width, level in clips if level == "action")])
+        evaluated = live[LIVE].detach()
+        self._check("in the first forward with a gradient", part.rollouts, old, evaluated, bound)
+        per_rollout = [SHARE * width for width, level in clips if level == "rollout"]
+        if per_rollout:
+            self._check_rollouts(part.rollouts, old, evaluated, min(per_rollout))
+
+    def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, mean_bound: float) -> float:
+        gap, bound = Gap.between(rollouts.action_mask, noted, evaluated), self.settings.ratio_bound
+        worst = max(self.ranks.gather(gap.worst))
+        total, count = self.ranks.sum([gap.total, int(gap.compared.sum())])
+        average = total / max(1.0, count)
+        if worst <= bound and average <= mean_bound:
+            return worst
+        cause = self._cause(rollouts, noted, evaluated, gap, (bound, mean_bound))
+        mine = Verdict(gap.worst, placed(rollouts, noted, evaluated, gap), cause)
+        found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
+        raise TrainingStoppedError(
+            f"{moment} {found.place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
+            f"ratio_bound = {bound:g} or mean_ratio_bound = {mean_bound:g}. {found.cause}"
+        )
+
+    def _check_rollouts(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, bound: float) -> None:
+        """The ratio of a whole rollout is the mean over its actions, with their signs."""
+        known = rollouts.action_mask & ~noted.isnan()
+        mean = torch.where(known, evaluated - noted, 0.0).sum(1) / known.sum(1).clamp(min=1)
+        worst = max(self.ranks.gather(float(mean.abs().max()) if len(mean) else 0.0))
+        if worst > bound:
+            raise TrainingStoppedError(
+                f"in the first forward with a gradient the log ratio of a rollout is {worst:.2e}, beyond a tenth of the clip "
+                f"range of rollouts ({bound:.1e}), so clipping would act on noise: set algorithm.old = 'reread', or use float32"
+            )
+
+    def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap, bounds: tuple[float, float]) -> str:
+        """A sentence on the first suspect that explains the worst rows, or on what was tried in vain."""
+        fewest = -self.ranks.most(-len(rollouts))
+        if not isinstance(self.policy, Examined) or fewest == 0:
+            return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
+        rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
+        inquiry = Inquiry(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
+        tried: list[str] = []
+        answer = ""
+        for suspect in self.policy.examiner.suspects(inquiry.rollouts):
+            # One process may stop at the first cause; of several, all read equally often.
+            said = inquiry.ask(suspect) if not answer or self.ranks.world > 1 else None
+            answer = answer or said or ""
+            tried.append(suspect.cause)
+            if answer and self.ranks.world == 1:
+                break
+        infinite = gap.worst == math.inf
+        end = "Look for weights that diverged, or use float32" if infinite else "Training on would be wrong"
+        return answer or f"No single cause explains it; tried: {', '.join(dict.fromkeys(tried))}. {end}"
+
+
+@dataclass
+class Inquiry:
+    """The rows that differ most, and what sampler and training say of them."""
+
+    rollouts: Rollouts
+    noted: Float[Tensor, "n t"]
+    evaluated: Float[Tensor, "n t"]
+    bounds: tuple[float, float]
+    """(largest, mean) |log ratio| that is no difference."""
+    worst: float = field(init=False)
+    """What is to be explained."""
+    average: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        gap = Gap.between(self.rollouts.action_mask, self.noted, self.evaluated)
+        self.worst, self.average = gap.worst, gap.average
+
+    def ask(self, suspect: Suspect) -> str | None:
+        """A sentence if this is the cause."""
+        if suspect.read is None:
+            return f"Likely cause: {suspect.cause} ({suspect.change}). {suspect.remedy}"
+        try:
+            values = suspect.read().detach()
+        except (RuntimeError, ValueError, OSError):
+            # A change that this model or machine cannot make is no explanation.
+            return None
+        if suspect.must_equal == "reading":
+            return self.moved(suspect, values)
+        mask = self.rollouts.action_mask
+        left = Gap.between(mask, self.noted, torch.where(values.isnan(), self.noted, values))
+        still = int((left.compared & ~values.isnan()).sum())
+        fits = left.worst <= self.bounds[0] and left.average <= self.bounds[1]
+        shrunk = left.worst * suspect.shrinks <= self.worst < math.inf and left.average * suspect.shrinks <= self.average
+        if suspect.control and not fits:
+            # The rows differ less among themselves than among all: no change may take credit for that.
+            self.worst, self.average = min(self.worst, left.worst), min(self.average, left.average)
+            return None
+        if 2 * still < int(left.compared.sum()) or not (fits or shrunk):
+            return None
+        return (
+            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(mask)} worst rows differ by "
+            f"{left.worst:.1e} at most instead of {self.worst:.1e}). {suspect.remedy}"
+        )
+
+    def moved(self, suspect: Suspect, values: Tensor) -> str | None:
+        """Does what training reads change where it must not, and by as much as the difference to be explained?"""
+        change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
+        if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
+            return None
+        return (
+            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(values)} worst rows change by "
+            f"{change.worst:.1e}, which must be nothing). {suspect.remedy}"
+        )
+
+
+def placed(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
+    """The worst action, by its prompt and sample, and both its log-probabilities."""
+    if not gap.size.numel():
+        return "no action of this process differs"
+    row, action = divmod(int(gap.size.argmax()), gap.size.shape[1])
+    group = next(group for group in rollouts.groups if group.id == int(rollouts.group_ids[row]))
+    return (
+        f"the log-probability of action {action} of prompt {group.prompt.id!r} (sample {int(rollouts.sample_ids[row])}) is "
+        f"{float(evaluated[row, action]):.6f}, but the sampler noted {float(noted[row, action]):.6f}"
+    )

@@ -1,0 +1,172 @@
+"""Everything of a run that moves from step to step: what checkpoints hold so that a resumed run is the same."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.protocols import Policy, State, Stateful
+from mmrl.training.collect import Collector
+from mmrl.training.distributed import Ranks, load_whole_state, whole_state
+from mmrl.training.rewards import RewardRunner
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The parts of a run that remember, apart from the number of its step."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    lr_schedule: torch.optim.lr_scheduler.LRScheduler
+    shuffle: torch.Generator
+    collector: Collector
+    watched: RewardRunner | None
+    """Of the evaluation, where it has one of its own."""
+    health: object
+    ranks: Ranks
+
+    def state_dict(self) -> State:
+        """Every process must call it. Tensors may be the live ones: `copied` takes a state away from them."""
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": whole_state(self.optimizer),
+            "num_updates": self.lr_schedule.last_epoch,
+            "shuffle": self.shuffle.get_state(),
+            "health": state_of(self.health),
+            **self.draws(),
+        }
+
+    def draws(self) -> State:
+        """What collecting and evaluating move on: which prompts come next, what chance says, what rewards remember."""
+        collector = self.collector
+        runners = [collector.rewards] if self.watched in (None, collector.rewards) else [collector.rewards, self.watched]
+        return {
+            "next_group": collector.next_group,
+            "skipped": dict(collector.drawing.skipped),
+            "sampler": collector.sampler.state_dict(),
+            "planner": state_of(collector.planner),
+            "rewards": [rewards_state(runner) for runner in runners],
+            "random": self.ranks.gather(random_state()),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when a part is missing, or belongs to another run."""
+        missing = {"policy", "optimizer", "num_updates", "shuffle", "health", *self.draws()} - set(state)
+        if missing:
+            raise ValueError(
+                f"the checkpoint lacks {', '.join(sorted(missing))}: another version of mmrl wrote it, so the run cannot go on "
+                "exactly; start a new one"
+            )
+        collector = self.collector
+        collector.next_group, collector.drawing.skipped = state["next_group"], dict(state["skipped"])
+        self.policy.load_state_dict(state["policy"])
+        load_whole_state(self.optimizer, state["optimizer"])
+        self.lr_schedule.last_epoch = state["num_updates"]
+        collector.sampler.load_state_dict(state["sampler"])
+        for part, known in ((collector.planner, state["planner"]), (self.health, state["health"])):
+            if isinstance(part, Stateful) and known:
+                part.load_state_dict(known)
+        for runner, known in zip((collector.rewards, self.watched), state["rewards"], strict=False):
+            if runner is not None:
+                load_rewards(runner, known)
+        self.shuffle.set_state(state["shuffle"])
+        by_rank = state["random"]
+        set_random_state(by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0])
+
+
+def state_of(part: object) -> State:
+    """Of a part that remembers; nothing of one that does not."""
+    return part.state_dict() if isinstance(part, Stateful) else {}
+
+
+def remembers(function: object) -> bool:
+    """Does a reward keep state that checkpoints should hold? A network's weights are none: they do not move."""
+    return isinstance(function, Stateful) and not isinstance(function, nn.Module | type)
+
+
+def rewards_state(runner: RewardRunner) -> State:
+    """By reward: what it remembers (running statistics), and its cache of answers.
+
+    Raises:
+        ValueError: a reward that remembers runs in processes of its own, which cannot be asked.
+    """
+    found: State = {}
+    for lane in runner.lanes:
+        if remembers(lane.function):
+            if lane.where == "process":
+                raise ValueError(
+                    f"reward {lane.name!r} has a state_dict, and in processes of its own there are several states that no "
+                    'checkpoint can hold: leave where = "process" out'
+                )
+            found.setdefault(lane.name, {})["function"] = cast(Stateful, lane.function).state_dict()
+        if lane.cache is not None:
+            found.setdefault(lane.name, {})["cache"] = lane.cache.state_dict()
+    return found
+
+
+def load_rewards(runner: RewardRunner, state: State) -> None:
+    """What a new run has no use for (a cache that is now off) is left out."""
+    for lane in runner.lanes:
+        known = state.get(lane.name, {})
+        if remembers(lane.function) and "function" in known:
+            cast(Stateful, lane.function).load_state_dict(known["function"])
+        if lane.cache is not None and "cache" in known:
+            lane.cache.load_state_dict(known["cache"])
+
+
+def copied(value: Any, where: str = "the state") -> Any:
+    """The same in memory of its own on the CPU, so that training can go on while it is written.
+
+    Raises:
+        TypeError: something that a checkpoint cannot hold; names where it is.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: copied(item, f"{where} {key!r}") for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        items = [copied(item, where) for item in cast(list[Any], value)]
+        return items if isinstance(value, list) else tuple(items)
+    raise TypeError(
+        f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "
+        "lists and dicts of these"
+    )
+
+
+def seed(number: int) -> None:
+    """Begin every global random generator anew, for a run that starts again must draw the same."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def random_state() -> State:
+    """Every global random generator of this process, as plain numbers and tensors."""
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: State) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

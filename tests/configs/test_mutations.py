@@ -1,0 +1,105 @@
+"""Slips in shipped configs are refused, with the right word suggested: keys, names of parts, overrides, kinds of values."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.app import config as configs
+from tests.configs.mutations import refusal, tables
+
+ROOT = Path(__file__).parents[2]
+TABLES = tables()
+
+
+def outcomes(*count: str) -> dict[str, dict[str, Any]]:
+    """Of a process without the type checks of tests, which cost seven times what is checked here."""
+    words = [sys.executable, "-m", "tests.configs.mutations", *count]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def sampled() -> dict[str, dict[str, Any]]:
+    return outcomes("1")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_shipped_config_as_it_is_passes(name: str):
+    assert refusal(TABLES[name]) is None
+
+
+def test_a_slip_is_refused_and_the_right_word_suggested(sampled: dict[str, dict[str, Any]]):
+    check(sampled["slips_in_keys"], 700)
+    check(sampled["slips_on_the_command_line"], 600)
+
+
+def test_a_slip_in_a_name_is_refused(sampled: dict[str, dict[str, Any]]):
+    """Short names of presets lie close together: rgpo may be grpo or gpg."""
+    check(sampled["slips_in_names"], 30, right=0.85)
+
+
+def test_a_value_of_the_wrong_kind_is_refused_by_name(sampled: dict[str, dict[str, Any]]):
+    found = sampled["wrong_values"]
+    assert found["total"] > 700 and not found["accepted"] and not found["unnamed"], found
+
+
+@pytest.mark.slow
+def test_all_slips():
+    """Every key once per kind of table it stands in, with every single edit."""
+    found = outcomes()
+    check(found["slips_in_keys"], 50_000)
+    check(found["slips_in_names"], 10_000, right=0.85)
+    check(found["slips_on_the_command_line"], 2000)
+
+
+def check(found: dict[str, Any], least: int, right: float = 0.95) -> None:
+    assert found["total"] >= least
+    assert not found["accepted"], found["accepted"][:5]
+    assert not found["unnamed"], found["unnamed"][:5]
+    assert found["right"] >= right * found["total"], f"{found['right']} of {found['total']}"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "steps",
+        "prompts_per_step",
+        "budget",
+        "evaluate_every",
+        "save_every",
+        "samples_every",
+        "ratio_bound",
+        "checkpoint.keep",
+        "optimizer.lr",
+        "evaluation.num_prompts",
+        "evaluation.num_samples",
+        "evaluation.batch_size",
+    ],
+)
+def test_numbers_below_what_makes_sense(word: str):
+    with pytest.raises(ValueError, match=word.rpartition(".")[2]):
+        configs.load("tiny/image", [f"{word}=-1"])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("algorithm.schedule.spacing.shfit=2.0", r"algorithm\.schedule\.spacing\.shfit is unknown: did you mean 'shift'"),
+        ("algorithm.schedule.coef=2.0", r"algorithm\.schedule\.coef is unknown"),
+        ("algorithm.objective.00.low=2.0", r"algorithm\.objective\.00 is not there: .*did you mean '0'"),
+        ("policy.knd=flow", r"policy\.knd is unknown: did you mean 'kind'"),
+        ('steps="3"', r"steps is '3': input should be a number"),
+        ("steps=true", r"steps is True: input should be a number"),
+        ("policy.gradient_checkpointing=1", r"gradient_checkpointing is 1: input should be true or false"),
+        ("algorithm.preset=[1]", r"algorithm\.preset is \[1\]"),
+        ("algorithm.schedule.use=x.py", r"has both kind and use"),
+    ],
+)
+def test_what_used_to_pass_in_silence(word: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        configs.load("tiny/t2i_text", [word])

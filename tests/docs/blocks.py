@@ -1,0 +1,96 @@
+"""The code of README.md, CONTRIBUTING.md and docs/: its blocks, the commands in them, and files that the commands name."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mmrl.data.mp4 import write_mp4
+
+ROOT = Path(__file__).parents[2]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    doc: str
+    number: int
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.doc}-{self.number}-{self.language or 'none'}"
+
+
+def blocks() -> list[Block]:
+    found: list[Block] = []
+    for doc in DOCS:
+        for number, match in enumerate(FENCE.finditer(doc.read_text(encoding="utf-8"))):
+            indent = len(match[1])
+            text = "\n".join(line[indent:] for line in match[3].splitlines())
+            found.append(Block(doc.relative_to(ROOT).as_posix(), number, match[2].strip().partition(" ")[0], text))
+    return found
+
+
+def of_language(*languages: str) -> list[Block]:
+    return [block for block in blocks() if block.language in languages]
+
+
+def inline_commands() -> list[tuple[str, str]]:
+    """`mmrl ...` inside sentences and tables: the document and the command."""
+    found: list[tuple[str, str]] = []
+    for doc in DOCS:
+        prose = FENCE.sub("", doc.read_text(encoding="utf-8"))
+        found += [(doc.name, command) for command in re.findall(r"`(mmrl [^`]*)`", prose)]
+    return list(dict.fromkeys(found))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The simple commands of shell lines as words: without comments, prompts and assignments before them."""
+    for line in re.sub(r"\\\n\s*", " ", text).splitlines():
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=";&|")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";&|"):
+                words = without_assignments(words)
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+def without_assignments(words: list[str]) -> list[str]:
+    while words and re.match(r"^[A-Z_][A-Z0-9_]*=", words[0]):
+        words = words[1:]
+    return words
+
+
+def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
+    """The files that commands of the documentation speak of, small."""
+    picture = folder / str(row["image"])
+    picture.parent.mkdir(parents=True)
+    Image.new("RGB", (320, 400), "green").save(picture)
+    for name in ("boxes.jsonl", "my_refcoco.jsonl"):
+        (folder / name).write_text(json.dumps(row) + "\n")
+    (folder / "mine.py").write_text(reward)
+    (folder / "charades_sta_train.txt").write_text("AO8RW 0.2 0.8##a person sits down.\n")
+    (folder / "Charades_v1_480").mkdir()
+    frames = np.random.default_rng(0).integers(0, 255, (10, 32, 32, 3), dtype=np.uint8)
+    write_mp4(folder / "Charades_v1_480" / "AO8RW.mp4", frames, 10)
+    (folder / "Video-R1-260k.json").write_text("[]")
+    (folder / "pictures").mkdir()
+    for name in ("cat", "dog"):
+        Image.new("RGB", (32, 32), "blue").save(folder / "pictures" / f"{name}.png")
+        (folder / "pictures" / f"{name}.txt").write_text(f"a {name}")
+    (folder / "spec.toml").write_text('port = 8500\n[[reward]]\nuse = "format"\n')

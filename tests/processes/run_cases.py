@@ -1,0 +1,63 @@
+"""Cases trained as `mmrl train` does it, by one or several processes; keeps what must not depend on their number."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.app import config as configs
+from mmrl.app import jobs
+from mmrl.app.build import Job
+from mmrl.training.trainer import Trainer
+from tests.processes.cases import CASES
+from tests.processes.launcher import Kind, accelerator_of, leave, renew
+
+Seen = dict[str, Any]
+
+
+def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
+    """Rewards and advantages of every step by group and sample, and the weights after the last one, whole."""
+    seen: Seen = {"steps": []}
+    credit, fit = Trainer.credit, jobs.fit
+
+    def watched(self: Trainer, scores: Any, rollouts: Any) -> Any:
+        given = credit(self, scores, rollouts)
+        pairs = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
+        rows = {f"{group}/{sample}": torch.cat([scores.values[i], given.values[i]]) for i, (group, sample) in enumerate(pairs)}
+        seen["steps"].append(rows)
+        return given
+
+    def fitted(job: Job, *rest: Any) -> None:
+        weight: Any = next(iter(job.policy.parameters()))
+        if hasattr(weight, "to_local"):
+            seen["shard"] = weight.to_local().numel() / weight.numel()
+        seen["before"] = job.policy.state_dict()["weights"]
+        fit(job, *rest)
+        seen["weights"] = job.policy.state_dict()["weights"]
+        job.policy.save(folder / "saved")
+
+    name, *words = [word.replace("OUT", str(folder.parent)) for word in CASES[case]]
+    Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
+    try:
+        jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)
+    finally:
+        Trainer.credit, jobs.fit = credit, fit  # type: ignore[method-assign]
+    return seen
+
+
+def main(kind: Kind, out: str, *cases: str) -> None:
+    """Each case is a name of CASES, or NAME=RUN to go on with a run."""
+    accelerator = accelerator_of(kind)
+    jobs.open_accelerator = lambda: accelerator
+    jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]
+    found: Seen = {}
+    for words in cases:
+        renew(accelerator)
+        case, _, run = words.partition("=")
+        found[case] = trained(case, Path(out) / case, Path(run) if run else None)
+    leave(accelerator, out, found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,0 +1,32 @@
+"""One process that fails ends all of them, with its own words; the launcher is torchrun, as users start it."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.launcher import started
+
+pytestmark = pytest.mark.slow
+FILE = "tests/processes/breaks.py"
+RUN = ["train", "tiny/image", f"data={{use='{FILE}:load'}}", f"reward=[{{use='{FILE}:Reward'}}]", "evaluation.num_prompts=0"]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        ("data", ["Traceback (most recent call last)", "the column of process 1", "mmrl, process 1 of 2 failed"]),
+        ("reward", ["mmrl, process 1 of 2: step 1", "the judge of process 1 is gone"]),
+    ],
+)
+def test_one_process_fails_and_all_end(tmp_path: Path, breaks: str, words: list[str]):
+    done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", BREAKS=breaks, MMRL_CACHE=str(tmp_path))
+    assert done.returncode != 0
+    assert all(word in done.stderr for word in words), done.stderr[-3000:]
+    assert "mmrl, process 0 of 2 failed" not in done.stderr
+
+
+def test_two_processes_leave_in_peace(tmp_path: Path):
+    done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", MMRL_CACHE=str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert done.stderr.count("report: ") == 1

@@ -1,0 +1,221 @@
+"""Launches that would silently train something else are refused with a sentence; so are two runs in one folder."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app import build as building
+from mmrl.app import config as configs
+from mmrl.app import launch
+from mmrl.app.catalog import catalog
+from mmrl.policies.sharding import Peers, refuse_unknown
+from mmrl.training.distributed import Ranks, load_whole_state, whole_state
+
+FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
+
+
+def accelerator(world: int = 1, kind: str = "NO", **more: Any) -> Any:
+    """What mmrl looks at of accelerate's Accelerator."""
+    known = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "device": torch.device("cpu"), "process_index": 0} | more
+    return SimpleNamespace(num_processes=world, distributed_type=SimpleNamespace(value=kind), **known)
+
+
+@dataclass
+class Neighbours(Ranks):
+    """Process `rank` of as many as there are answers; gathering gives what the others would say."""
+
+    rank: int
+    others: Sequence[Any]
+    log: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.world = len(self.others) + 1
+        self.accelerator = self
+
+    def gather(self, x: Any) -> list[Any]:
+        return [*self.others[: self.rank], x, *self.others[self.rank :]]
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """As accelerate does it: a wait before for all but the first process, and one after for that one."""
+        self.log += ["wait"] if self.rank else []
+        yield
+        self.log += [] if self.rank else ["wait"]
+
+
+@pytest.mark.parametrize("name", launch.DECLARED)
+def test_several_processes_that_know_nothing_of_each_other(name: str):
+    with pytest.raises(ValueError, match=f"{name} asks for 2 processes, but this one stands alone.*torchrun"):
+        launch.check_launch(accelerator(), {name: "2"})
+    launch.check_launch(accelerator(), {name: "1"})
+    launch.check_launch(accelerator(2, "MULTI_CPU"), {name: "2"})
+
+
+@pytest.mark.slow
+def test_accelerate_launch_on_cpus_runs_one_process():
+    """The launcher leaves no number behind, so the command above this one is read; here it is the real launcher."""
+    code = "from mmrl.app import launch; launch.open_accelerator()"
+    words = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--no_python", sys.executable, "-c", code]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert "accelerate launch asks for 2 processes, but this one stands alone" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python /bin/accelerate launch --cpu --num_processes 2 -m mmrl train x", 2),
+        ("python /bin/accelerate launch --num-processes=4 x.py", 4),
+        ("python /bin/accelerate launch --config_file {file} -m mmrl train x", 8),
+        ("python /bin/accelerate launch --cpu -m mmrl train x", 1),
+        ("bash start.sh --num_processes 2", 1),
+    ],
+)
+def test_what_accelerate_was_asked_for(command: str, expected: int):
+    assert launch.asked_of_accelerate(command.format(file=FOLDER / "ddp.yaml").split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "environment", "message"),
+    [
+        (accelerator(2, "MULTI_CPU"), {"ACCELERATE_USE_FSDP": "true"}, "FSDP was asked for, but accelerate ignores it on CPUs"),
+        (accelerator(1, "NO"), {"ACCELERATE_USE_FSDP": "true"}, "nothing would be sharded"),
+        (accelerator(2, "MULTI_GPU", mixed_precision="bf16"), {}, "mixed precision 'bf16'.*policy.dtype"),
+        (accelerator(2, "MULTI_GPU", gradient_accumulation_steps=4), {}, "gradient_accumulation_steps = 4"),
+    ],
+)
+def test_what_accelerate_would_change(found: Any, environment: dict[str, str], message: str):
+    with pytest.raises(ValueError, match=message):
+        launch.check_launch(found, environment)
+
+
+def test_sharding_that_happens_is_no_fault():
+    launch.check_launch(accelerator(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
+def test_engines_are_refused_before_they_are_loaded(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(ValueError, match=r"mmrl does not drive it: take configs/accelerate/fsdp2\.yaml"):
+        launch.open_accelerator()
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (accelerator(2, "DEEPSPEED"), "DeepSpeed"),
+        (accelerator(2, "MEGATRON_LM"), "MEGATRON_LM"),
+        (accelerator(2, "FSDP", is_fsdp2=False), "fsdp_version: 2"),
+    ],
+)
+def test_policies_refuse_what_they_cannot_read_through(found: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        refuse_unknown(found)
+
+
+def test_processes_with_other_settings_are_named():
+    resolved = configs.load("tiny/image", ["steps=3"])
+    launch.check_same(Ranks(), resolved)
+    same = {key: repr(value) for key, value, _ in resolved.rows()} | {"mmrl's version": launch.__version__}
+    launch.check_same(Neighbours(1, [same]), resolved)
+    with pytest.raises(ValueError, match="process 1 was started with steps = 3, process 0 with 4"):
+        launch.check_same(Neighbours(1, [same | {"steps": "4"}]), resolved)
+
+
+def test_a_problem_of_one_process_is_raised_on_all():
+    Neighbours(0, [None]).agree(None)
+    with pytest.raises(ValueError, match="theirs"):
+        Neighbours(0, ["theirs"]).agree(None)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path):
+    lock = f"import fcntl; file = open({str(tmp_path / '.lock')!r}, 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    code = f"{lock}; print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ValueError, match=f"another process is training into {tmp_path}"), launch.alone(tmp_path, Ranks()):
+            pytest.fail("both are inside")
+        other.kill()
+    with launch.alone(tmp_path, Ranks()):
+        pass
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, monkeypatch: pytest.MonkeyPatch):
+    ranks = Neighbours(rank, [None])
+    monkeypatch.setattr(building, "Ranks", lambda *_: ranks)
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("far enough"))
+    loaders = ("load_rewards", "load_prompts", "tiny_model")
+    for name in loaders:
+        real = getattr(building, name)
+        monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (ranks.log.append(name), real(*a))[1])
+    resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
+    with pytest.raises(pytest.fail.Exception, match="far enough"):
+        building.build(resolved, accelerator=object())
+    loading, making = ["load_rewards", "load_rewards", "load_prompts", "load_prompts"], ["tiny_model"]
+    if rank == 0:
+        assert ranks.log == [*loading, "wait", *making, "wait"]
+    else:
+        assert ranks.log == ["wait", *loading, "wait", *making]
+
+
+def test_one_process_waits_for_nobody():
+    peers = Peers()
+    assert (peers.most(3), peers.forwards(3), peers.passes(0), peers.anyone(False)) == (3, 3, 0, False)
+
+
+def test_the_optimizer_comes_back():
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    first.step()
+    load_whole_state(second, whole_state(first))
+    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
+    assert second.state[weight]["step"] == 1
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_accelerate_reads_its_configs(file: Path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config: Any = load_config_from_file(str(file))
+    kinds = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}
+    assert config.distributed_type == kinds[file.stem]
+    assert (config.mixed_precision, config.num_machines) == ("no", 1)
+    if file.stem == "fsdp2":
+        assert config.fsdp_config["fsdp_version"] == 2 and not config.fsdp_config["fsdp_cpu_ram_efficient_loading"]
+    if file.stem.startswith("zero"):
+        check_deepspeed(config.deepspeed_config, int(file.stem[-1]))
+
+
+def check_deepspeed(settings: dict[str, Any], stage: int) -> None:
+    """The plug-in is built where DeepSpeed is installed; elsewhere its settings are compared with the plug-in's fields."""
+    import inspect
+    from importlib.util import find_spec
+
+    from accelerate import DeepSpeedPlugin
+
+    assert set(settings) <= set(inspect.signature(DeepSpeedPlugin).parameters)
+    assert (settings["zero_stage"], settings["gradient_accumulation_steps"]) == (stage, 1)
+    if find_spec("deepspeed") is not None:
+        built = DeepSpeedPlugin(**settings).deepspeed_config
+        assert built["zero_optimization"]["stage"] == stage and built["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.sh")), ids=lambda file: file.name)
+def test_scripts_are_shell(file: Path):
+    assert file.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", str(file)], check=True, timeout=60)
+
+
+def test_they_are_no_runs():
+    assert not [listed.name for listed in catalog("configs") if listed.name.startswith("accelerate")]

@@ -1,0 +1,123 @@
+"""Nothing that moves from step to step is forgotten by a checkpoint: found by looking at all objects, not at a list of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.algorithms.planners_video import DifficultyAware
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.app import config as configs
+from mmrl.app.build import build
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.distributed import Ranks
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.fakes import FakeTextPolicy, prompts, right_letter
+from tests.reliability.running import Running
+from tests.reliability.soak import words
+from tests.reliability.walk import leaves
+
+NOT_KEPT = {
+    "._before": "is taken anew at every step",
+    "._latest": "is of the last step, and read when that step is saved",
+    ".meter": "what a step cost",
+    ".audit": "looks at rollouts, and begins again with a resumed run",
+    ".reader.gate": "looks at rollouts, and begins again with a resumed run",
+    ".memory.prompts": "of one step, renewed at its beginning",
+    ".memory.sizes": "of one step, renewed at its beginning",
+    ".memory.guided": "of one step, renewed at its beginning",
+    ".grad": "of the last update, and set to nothing before the next",
+    ".said": "of this process, for those who call `look`",
+    "time/": "seconds",
+    "._step_count": "torch counts calls, and only for a warning",
+    ".param_groups.0.<order>": "names, in an order of torch's",
+    "._last_lr": "follows from the number of updates",
+    "_opt_called": "torch's own note of calls",
+    ".encoder.known": "prompts as encoded before: one by one, so always alike",
+    ".encoder.nothing": "encoded once, always alike",
+    ".encode.": "frames as decoded before, always alike",
+    "._step": "torch's own",
+    ".net.": "follows from the weights",
+    "._thread": "works for rewards",
+    ".training": "mode of a module",
+}
+"""What moves and is no part of checkpoints, and why a resumed run is the same without it."""
+
+
+def unlike(a: dict[str, str], b: dict[str, str]) -> list[str]:
+    """Paths whose values differ, or that only one has; without those that need not be kept."""
+    names = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+    return sorted(name for name in names if not any(part in name for part in NOT_KEPT))
+
+
+def small(evaluate: bool = True) -> Trainer:
+    """With a planner, a reward and a cache that remember, and several shuffled minibatches."""
+    algorithm = replace(PRESETS["grpo"], planner=DifficultyAware(window=8), minibatches=2, epochs=2)
+    policy = FakeTextPolicy(shadows=frozenset({"ref", "ema"}))
+    rewards = [NamedReward("letter", right_letter, call=Calling(cache=20)), NamedReward("running", Running())]
+    optimizer = OptimizerSettings(lr=1e-2, lr_schedule="cosine", warmup_steps=3)
+    settings = TrainSettings(steps=9, prompts_per_step=3, budget=1000, optimizer=optimizer)
+    runner = RewardRunner(rewards)
+    watched = RewardRunner([*rewards, NamedReward("again", Running(scale=2.0), weight=0.0)])
+    held_out = Evaluator(policy, prompts()[:2], watched, EvaluationSettings(), "greedy")
+    sampler = Shuffled(prompts(), seed=3)
+    return Trainer(policy, algorithm.with_length(4), sampler, runner, settings, evaluator=held_out)
+
+
+def real(kind: str) -> Callable[[], Trainer]:
+    return lambda: build(configs.load(words(kind, 9)[0], words(kind, 9)[1:])).trainer
+
+
+def advance(trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        trainer.step()
+    trainer.evaluate()
+
+
+def saved(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(trainer.index, trainer.state_dict(), Ranks())
+    return checkpoints.load()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(small, id="small"),
+        pytest.param(real("text"), id="text", marks=pytest.mark.slow),
+        pytest.param(real("video"), id="video", marks=pytest.mark.slow),
+        pytest.param(real("flow"), id="flow", marks=pytest.mark.slow),
+    ],
+)
+def test_all_that_moves_is_put_back(make: Callable[[], Trainer], tmp_path: Path):
+    whole, fresh = make(), make()
+    at_start = leaves(fresh)
+    advance(whole, 3)
+    state, then = saved(whole, tmp_path), leaves(whole)
+    moved = unlike(at_start, then)
+    assert len(moved) > 20 and {".index"} <= set(moved)
+    fresh.load_state_dict(state)
+    assert unlike(leaves(fresh), then) == []
+    advance(whole, 2)
+    advance(fresh, 2)
+    assert unlike(leaves(fresh), leaves(whole)) == []
+
+
+KEPT = ["policy", "optimizer", "num_updates", "shuffle", "next_group", "sampler", "planner", "rewards", "health"]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_whatever_is_forgotten_is_noticed(name: str, tmp_path: Path):
+    whole, fresh = small(), small()
+    nothing_yet = saved(fresh, tmp_path / "fresh")
+    advance(whole, 3)
+    fresh.load_state_dict(saved(whole, tmp_path / "whole") | {name: nothing_yet[name]})
+    assert unlike(leaves(fresh), leaves(whole))

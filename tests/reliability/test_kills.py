@@ -1,0 +1,33 @@
+"""A run killed five times, twice inside a checkpoint's write, ends as one that nobody disturbed; `make soak` does it 50 times."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.soak import KINDS, moments
+
+SOAK = Path(__file__).parent / "soak.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_killed_and_resumed_is_the_same_run(kind: str):
+    command = [sys.executable, str(SOAK), "--kills", "5", "--steps", "6", "--kinds", kind]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = re.search(rf"^{kind} +5 +(\d+) +\d+ +\d+ +\d+  identical", done.stdout, re.MULTILINE)
+    assert row is not None and int(row[1]) >= 2, done.stdout
+
+
+def test_moments_are_drawn_from_the_seed_and_enough_are_inside_a_write():
+    plan = moments(50, 0.4, random.Random("0/text"))
+    assert plan == moments(50, 0.4, random.Random("0/text")) != moments(50, 0.4, random.Random("1/text"))
+    assert len(plan) == 50 and sum(moment.place == "write" for moment in plan) == 20
+    assert {moment.place for moment in plan} == {"write", "clock", "collect", "update", "metrics", "evaluate", "load"}

@@ -1,0 +1,139 @@
+"""What a resumed run begins from: which checkpoint, what is forgotten on disk, and what rewards remember."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.app.build import Job
+from mmrl.app.jobs import continue_from
+from mmrl.app.rundir import RunDir
+from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.training.checkpoint import CheckpointError, Checkpoints
+from mmrl.training.distributed import Ranks
+from mmrl.training.reward_cache import AnswerCache
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
+from tests.reliability.running import Running
+from tests.training.conftest import make_trainer
+
+
+def job_of(trainer: Any) -> Job:
+    job = object.__new__(Job)
+    object.__setattr__(job, "trainer", trainer)
+    return job
+
+
+def run_of(folder: Path, steps: int) -> RunDir:
+    run = RunDir.create(folder)
+    for step in range(steps + 1):
+        run.append(step, {"loss": float(step)})
+        run.samples_file("train", step).write_text("{}\n")
+    return run
+
+
+def lines(run: RunDir) -> list[int]:
+    return [json.loads(line)["step"] for line in run.metrics_file.read_text().splitlines()]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path):
+    run, trainer = run_of(tmp_path / "run", 3), make_trainer()
+    (run.checkpoints / "step-3.partial").mkdir(parents=True)
+    run.metrics_file.write_text(run.metrics_file.read_text() + '{"step": 4, "lo')
+    continue_from(job_of(trainer), run, Ranks())
+    assert trainer.index == 0 and lines(run) == [] and run.sample_steps("train") == []
+    assert list(run.checkpoints.iterdir()) == []
+
+
+def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_forgets_what_came_after(tmp_path: Path):
+    run, first = run_of(tmp_path / "run", 3), make_trainer()
+    checkpoints = Checkpoints(run.checkpoints)
+    for _ in range(3):
+        first.step()
+        checkpoints.save(first.index, first.state_dict(), Ranks())
+    (run.checkpoints / "step-3" / "optimizer.pt").write_bytes(b"")
+    again = make_trainer()
+    continue_from(job_of(again), run, Ranks())
+    assert again.index == 2 and lines(run) == [0, 1, 2] and run.sample_steps("train") == [0, 1, 2]
+    assert checkpoints.steps() == [2] and (run.checkpoints / "step-3.damaged").is_dir()
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_keeps_its_files(tmp_path: Path):
+    run = run_of(tmp_path / "run", 1)
+    (run.checkpoints / "step-1").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        continue_from(job_of(make_trainer()), run, Ranks())
+    assert lines(run) == [0, 1]
+
+
+def group(text: str) -> Group:
+    return Group(0, Prompt("p", "?"), (Sample(text=text),))
+
+
+def test_a_cache_comes_back_with_its_order():
+    answers = {"a": 0.5, "b": Scored(0.25, {"iou": 1.0}), "c": 2}
+    cache, again = AnswerCache(3, pointwise=True), AnswerCache(3, pointwise=True)
+    for text, answer in answers.items():
+        cache.learn(cache.look(group(text)), [answer])
+    cache.look(group("a"))
+    again.load_state_dict(json.loads(json.dumps(cache.state_dict())))
+    for one in (cache, again):
+        one.learn(one.look(group("d")), [1.0])
+    kept = [[one.look(group(text)).answers.get(0) for text in "abcd"] for one in (cache, again)]
+    assert kept[0] == kept[1] == [0.5, None, 2, 1.0], "b was the one looked at longest ago"
+    again.load_state_dict(cache.state_dict())
+    again.load_state_dict({"answers": [["00", [[0.25, {"iou": 1.0}]]]]})
+    assert again.state_dict() == {"answers": [["00", [(0.25, {"iou": 1.0})]]]}
+
+
+def test_a_reward_that_remembers_is_kept_unless_it_runs_where_nobody_can_ask():
+    runner, again = (RewardRunner([NamedReward("running", Running())]) for _ in range(2))
+    runner.score([group("x"), group("y")])
+    load_rewards(again, rewards_state(runner))
+    assert rewards_state(again) == rewards_state(runner) and rewards_state(again)["running"]["function"]["count"] == 2
+    elsewhere = RewardRunner([NamedReward("running", Running(), call=Calling(where="process"))])
+    with pytest.raises(ValueError, match="reward 'running' has a state_dict, and in processes of its own"):
+        rewards_state(elsewhere)
+
+
+def test_a_network_as_a_reward_is_not_written_into_checkpoints():
+    class Net(torch.nn.Module):
+        def forward(self, group: Group) -> Any:
+            return [0.0 for _ in group.samples]
+
+    assert rewards_state(RewardRunner([NamedReward("net", Net())])) == {}
+
+
+def test_a_run_begins_with_every_generator_at_its_seed():
+    drawn = []
+    for number in (7, 7, 8):
+        seed(number)
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert drawn[0] == drawn[1] and all(a != b for a, b in zip(drawn[0], drawn[2], strict=True))
+
+
+def test_every_process_gets_its_own_random_state_back():
+    class Second(Ranks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.world, self.rank = 2, 1
+
+        def gather(self, x: Any) -> list[Any]:
+            return ["of the first", x]
+
+    trainer = make_trainer()
+    mine = trainer.state_dict()["random"]
+    object.__setattr__(trainer._remembered, "ranks", Second())
+    torch.rand(3)
+    state = trainer.state_dict()
+    expected = float(torch.rand(()))
+    assert state["random"][0] == "of the first"
+    trainer.load_state_dict(state)
+    assert float(torch.rand(())) == expected
+    trainer.load_state_dict(state | {"random": mine})
+    set_random_state(mine[0])

@@ -1,0 +1,185 @@
+"""SIGTERM and Ctrl-C: the run saves where it can go on exactly, says how, and ends with 0."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.samplers import Shuffled
+from mmrl.app.signals import listening
+from mmrl.core.types import Group
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.distributed import Ranks
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import AskedToStopError, Stop
+from mmrl.training.trainer import Records, Trainer
+from tests.fakes import FakeTextPolicy, prompts, right_letter
+from tests.reliability.soak import words
+
+
+class Log:
+    """Remembers metrics; times are left out."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.lines.append((step, {name: x for name, x in metrics.items() if not name.startswith("time/")}))
+
+    def samples(self, step: int, groups: Any, scores: Any, split: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place: None) -> Trainer:
+    """A run with several updates per step that evaluates after every second one; `at` is told of places it comes by."""
+
+    class Policy(FakeTextPolicy):
+        def rollout(self, requests: Any, how: Any = None) -> Any:
+            at("rollout" if how is None else "evaluation")
+            return super().rollout(requests, how)
+
+        def advance(self) -> None:
+            at("update")
+            super().advance()
+
+    def reward(group: Group) -> list[float]:
+        at("reward")
+        return right_letter(group)
+
+    algorithm, policy = replace(PRESETS["grpo"], minibatches=2), Policy(shadows=frozenset({"ref", "ema"}))
+    runner = RewardRunner([NamedReward("letter", reward)])
+    settings = TrainSettings(steps=5, prompts_per_step=3, budget=1000, evaluate_every=2)
+    evaluator = Evaluator(policy, prompts()[:3], runner, EvaluationSettings(), "greedy")
+    records = Records(log, None if folder is None else Checkpoints(folder, asynchronous=True))
+    sampler = Shuffled(prompts(), seed=0)
+    return Trainer(policy, algorithm.with_length(4), sampler, runner, settings, evaluator=evaluator, records=records)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("place", "nth", "done"),
+    [("rollout", 3, 2), ("reward", 20, None), ("update", 3, 2), ("evaluation", 2, 2), ("evaluation", 1, 0), ("update", 9, 5)],
+)
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, number: signal.Signals, place: str, nth: int, done: int | None
+):
+    whole, undisturbed = make(None, log := Log()), log
+    whole.fit()
+    left = [nth]
+
+    def at(here: str) -> None:
+        left[0] -= here == place
+        if left[0] == 0 and here == place:
+            os.kill(os.getpid(), number)
+
+    cut = make(tmp_path, first := Log(), at)
+    before = signal.getsignal(number)
+    with listening(cut.stop):
+        cut.fit()
+    assert signal.getsignal(number) is before
+    assert cut.is_stopped and cut.stop.asked_by == number.name
+    assert done in (None, cut.index) and Checkpoints(tmp_path).steps()[-1] == cut.index
+    again = make(tmp_path, second := Log())
+    again.load_state_dict(Checkpoints(tmp_path).load())
+    again.fit()
+    assert torch.equal(weights(again), weights(whole))
+    assert first.lines + second.lines == undisturbed.lines
+
+
+def test_nothing_is_broken_off_while_weights_are_exchanged():
+    """A signal that comes while averaged weights are put in place, or back, waits for that."""
+    stop, events = Stop(), list[str]()
+
+    class Worn:
+        def __enter__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            events.append("in place")
+
+        def __exit__(self, *_: object) -> None:
+            events.append("back")
+
+    with pytest.raises(AskedToStopError), listening(stop), stop.heeded(Ranks()):
+        with Worn():
+            for _ in range(200):
+                signal.sigtimedwait([], 0.01)
+        events.append("never")
+    assert events == ["in place", "back"]
+
+
+def test_several_processes_stop_together_and_only_at_a_beginning():
+    class Two(Ranks):
+        def __init__(self, other: str) -> None:
+            super().__init__()
+            self.world, self.other = 2, other
+
+        def gather(self, x: Any) -> list[Any]:
+            return [x, self.other]
+
+    stop = Stop()
+    with pytest.raises(AskedToStopError), stop.heeded(Two("SIGTERM")):
+        pytest.fail("the other process was asked")
+    assert stop.asked_by == "SIGTERM"
+    stop = Stop()
+    with stop.heeded(Two("")):
+        assert not stop.ask("SIGTERM")
+
+
+SECOND = """
+import os, signal, sys
+from mmrl.app.signals import listening
+from mmrl.training.stopping import Stop
+with listening(Stop()):
+    os.kill(os.getpid(), signal.SIGINT)
+    print("still here", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("too long", flush=True)
+"""
+
+
+def test_the_second_signal_leaves_at_once():
+    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGINT and done.stdout == "still here\n"
+    assert "SIGINT: stopping" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, number: signal.Signals):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "mmrl", "train", *words("text", 1000), "save_every=0", f"output={str(folder)!r}"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if re.match(r"step [1-9]", line):
+            break
+    run.send_signal(number)
+    said = run.stderr.read()
+    assert run.wait(60) == 0 and f"mmrl train --resume {folder}" in said, said
+    [step] = Checkpoints(folder / "checkpoints").steps()
+    assert f"stopped by {number.name} and saved after step {step}" in said
+    resumed = subprocess.run(
+        [sys.executable, "-m", "mmrl", "train", "--resume", str(folder), f"steps={step + 1}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert resumed.returncode == 0 and f"continuing {folder} after step {step}" in resumed.stderr, resumed.stderr[-2000:]

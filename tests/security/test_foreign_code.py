@@ -1,0 +1,134 @@
+"""Python that came with data, models or the working directory runs only where the user named it."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from diffusers.utils import logging as diffusers_logging
+
+from mmrl.app import plugins
+from mmrl.policies import flow_loading, loading
+from mmrl.policies.flow_settings import FlowPolicyConfig
+from mmrl.policies.settings import TextPolicyConfig
+from mmrl.tiny import pipelines
+
+CODE = '''"""A reward that must not run."""
+from pathlib import Path
+Path({fuse!r}).touch()
+def reward(group):
+    return [0.0] * len(group.samples)
+'''
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Path:
+    return tmp_path / "executed"
+
+
+@pytest.fixture
+def here(tmp_path: Path, fuse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory full of Python that touches the fuse."""
+    folder = tmp_path / "here"
+    for name in ("rewards/evil.py", "datasets/evil.py", "sitecustomize.py", "conftest.py", "evil.py", "json.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(CODE.format(fuse=str(fuse)))
+    (folder / "configs").mkdir()
+    (folder / "configs" / "a.toml").write_text(
+        '# Mine\n[algorithm]\npreset = "grpo"\n[policy]\nmodel = "m"\n[data]\nuse = "./evil.py"\n'
+    )
+    monkeypatch.chdir(folder)
+    yield folder
+
+
+LOOK = """
+import sys
+from mmrl.app.cli import app
+for words in ("--help", "ls rewards", "ls datasets", "ls configs", "ls algorithms", "show grpo", "reward --help"):
+    try:
+        app(words.split(), standalone_mode=False)
+    except SystemExit as left:
+        assert not left.code, words
+"""
+
+
+def test_looking_runs_nothing(here: Path, fuse: Path):
+    """Names and summaries are read as text, also where a folder of the working directory has the name of one of ours."""
+    run = subprocess.run([sys.executable, "-I", "-c", LOOK], cwd=here, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "A reward that must not run" in run.stdout and "evil" in run.stdout
+    assert not fuse.exists()
+
+
+def test_a_name_means_the_rewards_folder_and_a_path_means_the_file(here: Path, fuse: Path):
+    (here / "rewards" / "evil.py").unlink()
+    with pytest.raises(ValueError, match=r"no reward is called 'evil'.*for a file of yours write \./evil\.py"):
+        plugins.load("evil", "rewards")
+    assert not fuse.exists()
+    plugins.load("./evil.py", "rewards")
+    assert fuse.exists()
+
+
+def with_code(vlm: Path, folder: Path, fuse: Path) -> Path:
+    """A model of a kind that transformers does not know, with the Python that would make it one."""
+    shutil.copytree(vlm, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(fuse)!r}).touch()\nfrom transformers import Qwen3VLConfig\n"
+        "class Evil(Qwen3VLConfig):\n    model_type = 'evil'\n"
+    )
+    return folder
+
+
+def test_code_of_a_model_is_not_run_and_the_setting_is_named(vlm: Path, tmp_path: Path, fuse: Path):
+    folder = with_code(vlm, tmp_path / "model", fuse)
+    with pytest.raises(ValueError, match=r"Python files of its own, which are not run: .*policy\.trust_remote_code = true"):
+        loading.load(TextPolicyConfig(str(folder)))
+    assert not fuse.exists()
+
+
+def test_code_of_a_processor_is_not_run_either(vlm: Path, tmp_path: Path, fuse: Path):
+    folder = with_code(vlm, tmp_path / "model", fuse)
+    shutil.copy(vlm / "config.json", folder / "config.json")
+    for name in ("processor_config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            told = json.loads((folder / name).read_text()) | {
+                "auto_map": {"AutoProcessor": "evil.Evil"},
+                "processor_class": "Evil",
+            }
+            (folder / name).write_text(json.dumps(told))
+    try:
+        loading.load(TextPolicyConfig(str(folder)))
+    except (ValueError, OSError) as error:
+        assert str(error)
+    assert not fuse.exists()
+
+
+def test_trust_is_off_and_said_aloud_when_on(vlm: Path, tmp_path: Path, fuse: Path, caplog: pytest.LogCaptureFixture):
+    assert TextPolicyConfig("m").trust_remote_code is False
+    with caplog.at_level(logging.WARNING, "mmrl"):
+        loading.load_config(TextPolicyConfig(str(vlm)))
+        assert "trust_remote_code" not in caplog.text
+        loading.load_config(TextPolicyConfig(str(vlm), trust_remote_code=True))
+    assert f"policy.trust_remote_code is true: Python files of {vlm} run with your rights" in caplog.text
+
+
+def test_a_pipeline_names_no_python_of_its_own(tmp_path: Path, fuse: Path):
+    diffusers_logging.disable_progress_bar()
+    folder = Path(pipelines.build("sd3", tmp_path / "pipe"))
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "transformer" / "evil.py").write_text(CODE.format(fuse=str(fuse)) + "class Evil: pass\n")
+    for name in ("evil", "os", "."):
+        (folder / "model_index.json").write_text(json.dumps(index | {"transformer": [name, "Evil"]}))
+        with pytest.raises(ValueError, match=r"names .* in its model_index.json: Python files of a model are not run"):
+            flow_loading.load(FlowPolicyConfig(str(folder), height=16, width=16))
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": ["evil", "Evil"]}))
+    with pytest.raises(ValueError, match="is not known here"):
+        flow_loading.load(FlowPolicyConfig(str(folder), height=16, width=16))
+    assert not fuse.exists()

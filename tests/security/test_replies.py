@@ -1,0 +1,215 @@
+"""Servers that mean harm: what they answer is refused with a sentence, in bounded time and memory, and keys stay here."""
+
+import gzip
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl import Group, Prompt, Sample, Scored
+from mmrl.core.samples import RewardUnavailableError, Status
+from mmrl.serving import judge, reward_client, wire
+from mmrl.serving.judge import Endpoint, HopelessError, JudgeError, Question
+from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
+from mmrl.serving.reward_server import Limits
+from tests.serving.test_reward_server import length, serving
+
+GROUP = Group(0, Prompt("p"), (Sample("a"),))
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def foreign(answer: Answer) -> Iterator[str]:
+    """A server that answers every request so; yields its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            answer(self)
+
+        do_GET = do_POST  # noqa: N815 - the base class's name
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing on the terminal."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
+def says(body: bytes, code: int = 200, **headers: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(code)
+        for name, value in ({"content-length": str(len(body))} | headers).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def pours(handler: BaseHTTPRequestHandler) -> None:
+    """An answer without an end."""
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(b"\0" * 2**20)
+    except OSError:
+        pass
+
+
+def drips(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then, for longer than anybody waits."""
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        for _ in range(60):
+            handler.wfile.write(b"\0")
+            handler.wfile.flush()
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("the pickle was executed",))
+
+
+def reply(header: dict[str, Any], **changes: Any) -> bytes:
+    """A reply of one value whose header says something else."""
+    told = {"parts": [{}], "fingerprint": "f", "raised": None} | header
+    good = wire.pack_reply(wire.Reply((1.0,), (Status.OK,), ({},), "f", None))
+    arrays = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])
+    head = arrays | {"__metadata__": {"mmrl": json.dumps({"protocol": wire.PROTOCOL, "value": told})}} | changes
+    encoded = json.dumps(head).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + good[8 + int.from_bytes(good[:8], "little") :]
+
+
+BAD = {
+    "a pickle": (says(pickle.dumps(Bomb())), "is a pickle"),
+    "HTML": (says(b"<html>", content_type="text/html"), "no reply of a reward server"),
+    "a header of 2^63 bytes": (says((2**63).to_bytes(8, "little") + b"{}"), "no reply of a reward server"),
+    "parts that are text": (says(reply({"parts": [{"a": "b"}]})), "no reply of a reward"),
+    "a fingerprint that is a list": (says(reply({"fingerprint": ["f"]})), "no text"),
+    "an exception that is a number": (says(reply({"raised": 5})), "no text"),
+    "deep nesting": (says(reply({"parts": json.loads("[" * 200 + "]" * 200)})), "no reply of a reward"),
+    "a bomb": (says(gzip.compress(b"\0" * 2**24), content_encoding="gzip"), "in the encoding 'gzip', which nobody asked for"),
+    "an endless answer": (pours, "answered more than 1 MiB"),
+    "values of another type": (says(reply({}, values={"shape": [1], "dtype": "BF16", "data_offsets": [0, 2]})), "no reply"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_a_failure_and_no_score(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reward_client, "MOST_BYTES", 2**20)
+    answer, message = BAD[kind]
+    with foreign(answer) as url, pytest.raises(RemoteRewardError, match=message):
+        RemoteReward(f"{url}/length").score(GROUP)
+
+
+def test_the_replies_of_these_tests_would_be_read():
+    with foreign(says(reply({}))) as url:
+        assert RemoteReward(f"{url}/length").score(GROUP) == [1.0]
+
+
+def test_a_flood_of_nan_is_a_flood_of_failures():
+    packed = wire.pack_reply(wire.Reply((float("nan"),), (Status.OK,), ({"a": float("nan")},), "f", None))
+    with foreign(says(packed)) as url:
+        [scored] = RemoteReward(f"{url}/length").score(GROUP)
+    assert isinstance(scored, Scored) and scored.value is not None and isnan(scored.value)
+
+
+def test_an_answer_that_drips_is_given_up_in_time():
+    with foreign(drips) as url, pytest.raises((RewardUnavailableError, RemoteRewardError), match="in time"):
+        RemoteReward(f"{url}/length", deadline_s=0.3).score(GROUP)
+
+
+@pytest.mark.parametrize("code", [301, 302, 307])
+@pytest.mark.parametrize("where", ["other", "file:///etc/passwd", "ftp://127.0.0.1/x"])
+def test_nobody_is_followed_elsewhere(code: int, where: str, monkeypatch: pytest.MonkeyPatch):
+    """The key of the judge and the token of the rewards would travel along."""
+    monkeypatch.setenv("A_KEY", "secret")
+    monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
+    seen: list[str] = []
+    with ExitStack() as stack:
+        other = stack.enter_context(foreign(lambda handler: seen.append(str(handler.headers)) or says(b"{}")(handler)))
+        url = stack.enter_context(foreign(says(b"", code, location=other if where == "other" else where)))
+        with pytest.raises(RewardUnavailableError, match=f"answered {code}"):
+            RemoteReward(f"{url}/length").score(GROUP)
+        with pytest.raises(HopelessError, match=r"redirects to .*, which is not followed"):
+            judge.ask(Endpoint(url, "m", api_key_env="A_KEY"), [Question("x")])
+    assert seen == []
+
+
+ANSWERS = {
+    "no JSON": b"<html>",
+    "deep nesting": b"[" * 100_000,
+    "too long": b" " * (2**20 + 1),
+    "no choices": b"{}",
+    "a number that overflows": json.dumps(
+        {"choices": [{"message": {"content": "A"}, "logprobs": {"content": [{"token": "A", "logprob": 1e9}]}}]}
+    ).encode(),
+    "endless tokens": b'{"choices": [{"message": {"content": "A"}}], "usage": {"total_tokens": Infinity}}',
+    "tokens that are lists": b'{"choices": [{"message": {}, "logprobs": {"content": [{"token": [], "logprob": 0}]}}]}',
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_bad_answer_of_a_judge_is_one_error(kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(judge, "MOST_BYTES", 2**20)
+    with foreign(says(ANSWERS[kind])) as url:
+        [outcome] = judge.ask(Endpoint(url, "m"), [Question("x")])
+    assert isinstance(outcome, JudgeError) and str(outcome)
+
+
+@pytest.mark.parametrize("header", ["nan", "inf", "-inf", "1e999", "Mon, 01 Jan 0001 00:00:00 GMT", "", "x" * 5000])
+def test_a_wait_that_is_asked_for_is_finite(header: str):
+    assert judge.asked_wait(header, 0.25) == 0.25 or header == "Mon, 01 Jan 0001 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [{"rewards": []}, {"rewards": {"length": 3}}, {"rewards": {"length": {}}}, {}, {"rewards": {"length": {"fingerprint": "f"}}}],
+)
+def test_a_listing_that_describes_nothing_is_refused(listing: dict[str, Any]):
+    said = json.dumps({"protocol": wire.PROTOCOL} | listing).encode()
+    refused = pytest.raises(ValueError, match=r"the reward server at .* does not (serve|describe) 'length'")
+    with foreign(says(said)) as url, refused:
+        RemoteReward(f"{url}/length").connected(wait_s=2.0)
+
+
+def test_an_endless_body_is_cut_off():
+    """A server that answered 413 and read on would do so for as long as somebody sends."""
+    with serving(Limits(max_body_mb=1.0), length=length) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as sender:
+            sender.settimeout(10)
+            sender.sendall(b"POST /v1/score/length HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            sent = 0
+            with pytest.raises(OSError, match=r"(?i)reset|broken pipe"):
+                while sent < 200 * 2**20:
+                    sender.sendall(b"40000\r\n" + b"\0" * 2**18 + b"\r\n")
+                    sent += 2**18
+        assert RemoteReward(f"{url}/length").score(GROUP) == [1.0]
+
+
+def test_a_group_of_nonsense_is_the_senders_fault(tmp_path: Path):
+    import httpx
+
+    body = wire.pack_group(GROUP).replace(b'\\"Sample\\"', b'\\"Prompt\\"')
+    with serving(length=length) as url:
+        assert httpx.post(f"{url}/v1/score/length", content=body).status_code == 400

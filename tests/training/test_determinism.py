@@ -1,0 +1,112 @@
+"""The same config in two processes, with other hash seeds and threads: the same run, bit for bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app.rundir import RunDir, read_lines
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.determinism import WORKSPACE, deterministic
+
+REWARD = "def letters(group):\n    return [len(set(sample.text)) / 100 for sample in group.samples]\n"
+SHORT = ["deterministic=true", "evaluation.num_prompts=2", "samples_every=1"]
+TEXT = ['reward=[{use = "./mine.py"}]', "optimizer.lr=1e-2"]
+
+
+def trained(folder: Path, name: str, *words: str) -> list[RunDir]:
+    """Two runs at the same time, which differ in all that must not matter."""
+    (folder / "mine.py").write_text(REWARD)
+    started = []
+    for seed, threads in (("1", "1"), ("2", "2")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "mmrl", "train", name, *SHORT, *words, f"output=run-{seed}"]
+        environment |= {"MMRL_CACHE": str(folder / f"cache-{seed}")}
+        started.append(
+            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        )
+    for process in started:
+        _, errors = process.communicate(timeout=550)
+        assert process.returncode == 0, errors[-2000:]
+    return [RunDir.open(folder / f"run-{seed}") for seed in ("1", "2")]
+
+
+def numbers(run: RunDir) -> list[dict[str, Any]]:
+    """All that was measured but time."""
+    lines = read_lines(run.metrics_file).lines
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def tensors(state: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """All tensors inside a state, by where they are."""
+    if isinstance(state, torch.Tensor):
+        return {path: state}
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    return {name: x for key, item in items for name, x in tensors(item, f"{path}/{key}").items()}
+
+
+def check_equal(one: RunDir, other: RunDir) -> None:
+    assert numbers(one) == numbers(other)
+    assert any(line.get("policy/grad_norm", 0.0) > 0 for line in numbers(one)), "nothing was learned"
+    mine, yours = (tensors(Checkpoints(run.checkpoints).load()) for run in (one, other))
+    assert len(mine) > 20 and mine.keys() == yours.keys()
+    different = [name for name in mine if not torch.equal(mine[name], yours[name])]
+    assert not different
+    for file in sorted(one.samples.glob("*.jsonl")):
+        assert file.read_bytes() == (other.samples / file.name).read_bytes()
+
+
+def test_text(tmp_path: Path):
+    check_equal(*trained(tmp_path, "tiny/image", *TEXT, "policy.sampling.max_new_tokens=8"))
+
+
+@pytest.mark.slow
+def test_clips(tmp_path: Path):
+    """Each run draws its own files and decodes them in a process of its own."""
+    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, f"data.folder={tmp_path}/files", "steps=3"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("policy.lora.rank=2", "policy.guidance=2.0")])
+def test_pictures(tmp_path: Path, words: tuple[str, ...]):
+    check_equal(*trained(tmp_path, "tiny/flow", "evaluation.num_samples=1", *words))
+
+
+def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with deterministic():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.get_num_threads() == 1
+            assert os.environ[WORKSPACE] == ":4096:8"
+            assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+            assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
+            with pytest.raises(RuntimeError, match="deterministic"):
+                torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_without_it_nothing_changes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert WORKSPACE not in os.environ
+
+
+def test_a_gpu_in_use_without_a_fixed_workspace_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv(WORKSPACE, ":0:0")
+    with pytest.raises(ValueError, match="must come before the GPU is used"), deterministic():
+        pass
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    with deterministic():
+        assert os.environ[WORKSPACE] == ":16:8"

@@ -1,0 +1,263 @@
+"""The gate before the first update: what trips it, which suspect it names, and that all processes decide together."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets import PRESETS
+from mmrl.core.protocols import Suspect
+from mmrl.core.types import Reading, Request, Rollouts
+from mmrl.training.distributed import Ranks
+from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.ratio_gate import RatioGate
+from mmrl.training.settings import TrainSettings
+from tests.fakes import SAMPLED, FakeTextPolicy, prompts
+from tests.training.conftest import make_trainer
+
+SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
+
+
+@dataclass
+class Examiner:
+    """Suspects given by hand; counts its readings."""
+
+    found: list[Suspect] = field(default_factory=list)
+
+    def audit(self, rollouts: Rollouts) -> None:
+        """All is well."""
+
+    def suspects(self, rollouts: Rollouts) -> Iterator[Suspect]:
+        yield from self.found
+
+
+class Examined(FakeTextPolicy):
+    examiner: Any = None
+
+
+def rows(policy: Any, count: int = 4) -> Rollouts:
+    """Without stops, so that every row has four actions."""
+    rollouts = policy.rollout([Request(prompt, 2, i) for i, prompt in enumerate(prompts()[: count // 2])])
+    return replace(rollouts, action_mask=torch.ones_like(rollouts.action_mask))
+
+
+def gate_of(suspects: Callable[[Rollouts], list[Suspect]], ranks: Ranks | None = None) -> tuple[RatioGate, Rollouts]:
+    policy = Examined()
+    rollouts = rows(policy)
+    policy.examiner = Examiner(suspects(rollouts))
+    return RatioGate(policy, PRESETS["dr_grpo"], SETTINGS, ranks or Ranks()), rollouts
+
+
+def suspect(cause: str, values: Tensor | Exception | None, **more: Any) -> Suspect:
+    def read() -> Tensor:
+        if isinstance(values, Exception):
+            raise values
+        assert values is not None
+        return values
+
+    return Suspect(cause, f"under {cause}", f"Mend {cause}.", None if values is None else read, **more)
+
+
+def off(rollouts: Rollouts, by: float) -> Tensor:
+    return rollouts.recorded[SAMPLED] + by
+
+
+def verdict(suspects: Callable[[Rollouts], list[Suspect]], by: float = 0.5) -> str:
+    gate, rollouts = gate_of(suspects)
+    with pytest.raises(TrainingStoppedError) as caught:
+        gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, by))
+    return str(caught.value)
+
+
+def test_equal_numbers_pass():
+    gate, rollouts = gate_of(lambda rollouts: [])
+    assert gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 5e-6)) == pytest.approx(5e-6, rel=0.2)
+
+
+def test_the_first_change_that_brings_the_samplers_numbers_is_named():
+    message = verdict(
+        lambda rollouts: [
+            suspect("nothing", off(rollouts, 0.5), control=True),
+            suspect("half", off(rollouts, 0.25)),
+            suspect("broken", RuntimeError("no such kernel")),
+            suspect("right", off(rollouts, 0.0)),
+            suspect("also right", off(rollouts, 0.0)),
+        ]
+    )
+    assert "|log ratio| is 5.00e-01 at most" in message
+    assert (
+        "Likely cause: right (evaluated again under right, the 4 worst rows differ by 0.0e+00 at most instead of 5.0e-01)"
+        in message
+    )
+    assert message.endswith("Mend right.")
+
+
+def test_what_was_tried_in_vain_is_listed():
+    message = verdict(lambda rollouts: [suspect(name, off(rollouts, by)) for name, by in (("a", 0.4), ("b", -0.5), ("a", 0.3))])
+    assert message.endswith("No single cause explains it; tried: a, b. Training on would be wrong")
+
+
+@pytest.mark.parametrize(("left", "named"), [(0.5 / 21, True), (0.5 / 19, False)])
+def test_a_change_must_divide_the_difference_by_twenty(left, named):
+    message = verdict(lambda rollouts: [suspect("almost", off(rollouts, left))])
+    assert ("Likely cause: almost" in message) == named
+
+
+def test_no_change_takes_credit_for_what_the_control_already_does():
+    message = verdict(lambda rollouts: [suspect("control", off(rollouts, 0.1), control=True), suspect("a", off(rollouts, 0.02))])
+    assert "No single cause" in message
+
+
+@pytest.mark.parametrize(("moved", "named"), [(0.1, True), (0.04, False), (1e-6, False)])
+def test_a_reading_that_must_not_move_is_named_if_it_does(moved, named):
+    message = verdict(lambda rollouts: [suspect("batch", off(rollouts, 0.5 + moved), must_equal="reading")])
+    assert ("Likely cause: batch (" in message) == named
+
+
+@pytest.mark.parametrize(("columns", "named"), [(2, True), (3, False)])
+def test_a_change_must_explain_half_of_the_actions(columns, named):
+    def suspects(rollouts: Rollouts) -> list[Suspect]:
+        values = off(rollouts, 0.0)
+        values[:, :columns] = math.nan
+        return [suspect("shift", values)]
+
+    assert ("Likely cause: shift" in verdict(suspects)) == named
+
+
+def test_a_fact_is_named_when_its_turn_comes():
+    message = verdict(lambda rollouts: [suspect("a", off(rollouts, 0.5)), suspect("fact", None)])
+    assert message.endswith("Likely cause: fact (under fact). Mend fact.")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("side", ["evaluated", "noted"])
+def test_numbers_that_are_not_finite_stop_the_run(side, value):
+    gate, rollouts = gate_of(lambda rollouts: [suspect("finite", off(rollouts, 0.1))])
+    noted, evaluated = rollouts.recorded[SAMPLED].clone(), off(rollouts, 0.0)
+    (evaluated if side == "evaluated" else noted)[1, 2] = value
+    if side == "noted" and math.isnan(value):
+        assert gate.check(rollouts, noted, evaluated) == 0, "nobody sampled it"
+        return
+    place = r"action 2 of prompt '0' \(sample 1\)"
+    with pytest.raises(TrainingStoppedError, match=place + r".*tried: finite\. Look for weights that diverged"):
+        gate.check(rollouts, noted, evaluated)
+
+
+def test_a_policy_without_an_examiner_is_stopped_too():
+    policy = FakeTextPolicy()
+    rollouts = rows(policy)
+    gate = RatioGate(policy, PRESETS["dr_grpo"], SETTINGS, Ranks())
+    with pytest.raises(TrainingStoppedError, match="cannot look for the cause itself"):
+        gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 0.5))
+
+
+class WithGradient(FakeTextPolicy):
+    """Differs where gradients are on."""
+
+    amount: float = 0.0
+
+    def read(self, trace: Any, readings: Any, mask: Tensor) -> dict[Reading, Tensor]:
+        values = super().read(trace, readings, mask)
+        return {reading: x + self.amount if torch.is_grad_enabled() else x for reading, x in values.items()}
+
+
+def first_step(algorithm: Any, amount: float, **bounds: float) -> Any:
+    policy = WithGradient()
+    policy.amount = amount
+    trainer = make_trainer(algorithm, policy=policy, **bounds)
+    trainer.step()
+    return trainer
+
+
+def test_the_forward_with_a_gradient_is_checked_too():
+    with pytest.raises(TrainingStoppedError, match="in the first forward with a gradient the log-probability of action"):
+        first_step(PRESETS["dr_grpo"], 1e-3)
+    assert not first_step(PRESETS["dr_grpo"], 1e-6).reader.gate.closed
+
+
+@pytest.mark.parametrize(("amount", "stops"), [(2e-3, True), (5e-4, False)])
+def test_the_mean_stays_below_a_tenth_of_the_clip_range(amount, stops):
+    algorithm = replace(PRESETS["dr_grpo"], objective=((1.0, Clip(low=0.01, high=0.02)),))
+    if stops:
+        with pytest.raises(TrainingStoppedError, match=r"mean_ratio_bound = 0\.001"):
+            first_step(algorithm, amount, ratio_bound=1.0)
+    else:
+        first_step(algorithm, amount, ratio_bound=1.0)
+
+
+@pytest.mark.parametrize(("amount", "stops"), [(4e-5, True), (2e-5, False)])
+def test_ratios_of_rollouts_stay_below_a_tenth_of_theirs(amount, stops):
+    if stops:
+        with pytest.raises(TrainingStoppedError, match=r"log ratio of a rollout is 4.*clip range of rollouts \(3.0e-05\)"):
+            first_step(PRESETS["gspo"], amount, ratio_bound=1.0)
+    else:
+        first_step(PRESETS["gspo"], amount, ratio_bound=1.0)
+
+
+def test_a_resumed_run_is_checked_again():
+    trainer = make_trainer(PRESETS["dr_grpo"])
+    trainer.step()
+    policy = WithGradient()
+    resumed = make_trainer(PRESETS["dr_grpo"], policy=policy)
+    resumed.load_state_dict(trainer.state_dict())
+    policy.amount = 1e-3
+    with pytest.raises(TrainingStoppedError, match="in the first forward with a gradient"):
+        resumed.step()
+
+
+class Meeting:
+    """Where threads that play processes exchange objects."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier, self.held = threading.Barrier(world, timeout=20), [None] * world
+
+    def exchange(self, rank: int, x: Any) -> list[Any]:
+        self.held[rank] = x
+        self.barrier.wait()
+        found = list(self.held)
+        self.barrier.wait()
+        return found
+
+
+class Playing(Ranks):
+    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
+        super().__init__()
+        self.meeting, self.rank, self.world = meeting, rank, world
+
+    def gather(self, x: Any) -> list[Any]:
+        return self.meeting.exchange(self.rank, x)
+
+
+def test_all_processes_stop_together_and_read_equally_often():
+    """Only the second one has a fault, and its cause is the first of two suspects."""
+    meeting, said, reads = Meeting(2), ["", ""], [0, 0]
+
+    def run(rank: int) -> None:
+        def suspects(rollouts: Rollouts) -> list[Suspect]:
+            def read(by: float) -> Tensor:
+                reads[rank] += 1
+                return off(rollouts, by)
+
+            return [Suspect(f"{name}{rank}", "so", "Mend it", lambda by=by: read(by)) for name, by in (("a", 0.0), ("b", 0.3))]
+
+        gate, rollouts = gate_of(suspects, Playing(meeting, rank, 2))
+        try:
+            gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 0.5 * rank))
+        except TrainingStoppedError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said[0] == said[1]
+    assert "Likely cause: a1 (" in said[0]
+    assert "5.00e-01 at most and 2.50e-01 on average" in said[0], "the mean is over both"
+    assert reads == [2, 2]
