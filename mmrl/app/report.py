@@ -30,7 +30,7 @@ HEALTH = (
     ),
     ("KL to the reference", "policy/kl", "How far the policy has moved from where it began."),
     ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
-    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled: the entropy, estimated. Near 0 nothing is explored."),
+    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled, which estimates the entropy."),
     ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large."),
     ("Gradient norm", "policy/grad_norm", "Before clipping. Spikes come with unstable steps."),
     ("Groups without spread", "reward/no_spread", "All samples got the same reward: nothing to learn from them."),
