@@ -148,6 +148,8 @@ def track(owner: Any, name: str, peaks: dict[str, int], phase: Callable[..., str
     method = getattr(owner, name)
 
     def tracked(*args: Any) -> Any:
+        if torch.is_grad_enabled() and name != "update":
+            return method(*args)
         with counting() as live:
             out = method(*args)
         key = phase(*args)
