@@ -6,7 +6,7 @@ INPUTS := pyproject.toml constraints.txt
 STAMP := $(VENV)/installed-$(shell cat $(INPUTS) | cksum | tr ' ' '-')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint real-weights evidence bench install clean
+.PHONY: demo test lint real-weights evidence soak bench install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -31,6 +31,10 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py video --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache
+
+# 50 kills of a run of each kind, resumed each time and compared with an undisturbed one
+soak: $(STAMP)
+	$(BIN)/python tests/reliability/soak.py --kills 50
 
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"

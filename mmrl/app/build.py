@@ -67,7 +67,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     config, table = resolved.config, resolved.table
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
-    check_ranks(config, ranks)
+    check_ranks(config, ranks.world)
     check_plug_ins(resolved)
     known: dict[str, Any] = {}
     with ranks.main_first():
@@ -105,11 +105,11 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     return Job(config, policy, trainer, evaluator, records.tracker)
 
 
-def check_ranks(config: RunConfig, ranks: Ranks) -> None:
-    if config.prompts_per_step % ranks.world:
+def check_ranks(config: RunConfig, processes: int) -> None:
+    if config.prompts_per_step % processes:
         raise ValueError(
-            f"prompts_per_step is {config.prompts_per_step}, which {ranks.world} processes cannot share evenly: "
-            f"set it to a multiple of {ranks.world}"
+            f"prompts_per_step is {config.prompts_per_step}, which {processes} processes cannot share evenly: "
+            f"set it to a multiple of {processes}"
         )
 
 

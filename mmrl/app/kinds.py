@@ -226,7 +226,7 @@ class TextKind:
         )
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
-        merge_adapter(folder, policy.model)
+        merge_adapter(folder, policy.model, policy.trust_remote_code)
 
 
 @dataclass(frozen=True)

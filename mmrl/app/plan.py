@@ -16,7 +16,6 @@ from mmrl.app.jobs import updates, workplace
 from mmrl.app.kinds import kind_of
 from mmrl.app.memory import GIB, Memory, advice, estimate, room, sized
 from mmrl.app.plan_calls import FEWEST, Calls, Rehearsal
-from mmrl.training.distributed import Ranks
 from mmrl.training.rewards import stopwatch
 
 console = Console(highlight=False)
@@ -108,9 +107,7 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
         FileNotFoundError: a plug-in, data file, or the model's config is missing.
         ValueError: what `mmrl train` would refuse.
     """
-    ranks = Ranks()
-    ranks.world = processes
-    check_ranks(resolved.config, ranks)
+    check_ranks(resolved.config, processes)
     check_plug_ins(resolved)
     prompts: Prompts = load_prompts(resolved.config.data, ("data",), resolved.table)
     config = with_local_model(resolved.config)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from mmrl.app.rundir import Line, RunDir
+from mmrl.app.rundir import Line, RunDir, replace_bytes
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.geometry.boxes import Box
@@ -143,7 +143,7 @@ def store(run: RunDir, media: Any) -> Line:
     name = hashlib.sha256(data).hexdigest()[:20] + suffix
     run.media.mkdir(parents=True, exist_ok=True)
     if not (run.media / name).exists():
-        (run.media / name).write_bytes(data)
+        replace_bytes(run.media / name, data)
     return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
 
 

@@ -221,8 +221,11 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     from transformers import AutoProcessor
 
     try:
-        processor = AutoProcessor.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+        with loading.refusing_code(config.model):
+            processor = AutoProcessor.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise
         raise FileNotFoundError(
             f"policy.model {config.model!r} has a config and no processor, which says how long prompts are: put its tokenizer "
             f"and processor files beside config.json, weights are not needed ({str(error).splitlines()[0]})"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -186,7 +187,13 @@ def read(folder: Path, listed: Manifest) -> State:
     """The state a whole folder holds; of tensors, numbers and texts only, never of pickled objects."""
     state: State = {}
     for name in listed.sha256:
-        part = torch.load(folder / name, weights_only=True)
+        try:
+            part = torch.load(folder / name, weights_only=True)
+        except pickle.UnpicklingError:
+            raise CheckpointError(
+                f"{folder / name} holds more than tensors, numbers and texts, which mmrl never writes and never loads: it may run "
+                "code, so take a checkpoint that you know"
+            ) from None
         state |= part if name == REST else {name.removesuffix(".pt"): part}
     return state
 

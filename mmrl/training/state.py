@@ -168,5 +168,5 @@ def set_random_state(state: State) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, known in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(known, device)
