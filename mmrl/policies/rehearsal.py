@@ -3,6 +3,7 @@
 Prompts are read by the model's own processor, completions have a length that is told, and every value is 0.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from mmrl.policies.settings import TextPolicyConfig
 from mmrl.policies.text import TextPolicy
 
 PHASES = ("rollout", "read", "update")
+JOINED = "flash_pretended"
+"""To towers that cut pictures into windows, a name with flash means: one call, told where windows begin."""
 
 
 @dataclass
@@ -108,8 +111,30 @@ def pretended_model(config: TextPolicyConfig) -> tuple[Any, Family]:
         renamed = hasattr(model, "activation_checkpointing_enable")
         enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    join_windows(model)
     pretended(model)
     return model.eval(), family
+
+
+def join_windows(model: nn.Module) -> None:
+    """Let a vision tower look through all of its windows at once: as many bytes, and not a call for every window.
+
+    Only where attention takes memory that grows with the positions, not with their square.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        told = "cu_seqlens" in inspect.signature(part.forward).parameters
+        if told and getattr(config, "_attn_implementation", None) == "sdpa":
+            ALL_ATTENTION_FUNCTIONS.register(JOINED, joined)
+            config._attn_implementation_internal = JOINED
+
+
+def joined(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any) -> tuple[Tensor, None]:
+    """Attention over everything: bytes are those of attention inside windows, values are not."""
+    seen = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return seen.transpose(1, 2).contiguous(), None
 
 
 class TextRehearsal(TextPolicy):

@@ -177,7 +177,8 @@ def test_estimated_bytes_are_those_of_tensors(words, cache):
     stays = size_of(policy.net.model.parameters()) + trained + size_of(kept) + size_of(shadows)
     assert sum(made.stays.values()) == pytest.approx(stays, rel=0.01)
     assert made.stays["gradients"] == trained
-    assert made.phases["update"] == pytest.approx(peaks["update"], rel=0.2)
+    # gradients are made inside of an update
+    assert made.phases["update"] + trained == pytest.approx(peaks["update"], rel=0.2)
     assert made.phases["rollout"] == pytest.approx(peaks["rollout"], rel=0.2)
     # readings of the reference also put the live weights aside, outside of a forward
     assert made.phases["read"] - trained == pytest.approx(peaks["read"], rel=0.2)
@@ -203,7 +204,7 @@ def test_estimated_bytes_of_image_generators(family, make: Make):
     assert made.memory.stays["gradients"] == trained
     # gradient, two of AdamW, the reference
     assert sum(made.memory.stays.values()) == pytest.approx(weights + 4 * trained, rel=0.01)
-    assert made.memory.phases["update"] == pytest.approx(peaks["update"], rel=0.2)
+    assert made.memory.phases["update"] + trained == pytest.approx(peaks["update"], rel=0.2)
     assert made.memory.phases["rollout"] == pytest.approx(peaks["forward"], rel=0.2)
     assert made.memory.phases["decode"] == pytest.approx(peaks["decode"], rel=0.2)
 

@@ -47,7 +47,6 @@ NOT_MMRL = {
     "tail": "looks on for ever",
 }
 """First word -> why the command is not checked."""
-NOT_BUILT = {"plan": "the README says that it is not there yet"}
 LAUNCHERS = ("torchrun", "accelerate", "python", "python3", "srun")
 RUN_HERE = ("ls", "show", "cp", "doctor", "data check", "data convert", "data split", "reward score", "reward test")
 """Commands that run in a test; the others parse, and their configs and options resolve."""
@@ -173,7 +172,7 @@ def test_commands_inside_sentences(doc: str, command: str):
         parsed(words)
     except Exception as error:  # noqa: BLE001 - typer's own kinds have no public names
         is_short = is_usage_error(error, "MissingParameter", "NoArgsIsHelpError", "IndexError")
-        assert is_short or words[0] in NOT_BUILT, f"{doc}: {command}: {error!r}"
+        assert is_short, f"{doc}: {command}: {error!r}"
 
 
 @pytest.mark.parametrize(
