@@ -1,6 +1,6 @@
 """How near `mmrl plan` comes: predicted and measured bytes and seconds of tiny runs of text, clips and pictures.
 
-    python benchmarks/plan_accuracy.py [--calibrate 3] [--steps 6]
+    python benchmarks/plan_accuracy.py [--calibrate 3] [--steps 6] [--runs text clips pictures]
 
 Predicted seconds come from the calibration, measured ones from steps taken afterwards by another build of the same run. On a
 machine with a card the measured bytes are those of its allocator, on others those of the tensors of the largest phase.
@@ -43,10 +43,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calibrate", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=RUNS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'run':<10}{'bytes told':>12}{'found':>12}{'off':>7}{'s/step told':>13}{'found':>8}{'off':>7}")
-    for name, (config, words) in RUNS.items():
+    for name in chosen.runs:
+        config, words = RUNS[name]
         resolved = configs.load(config, [*words, *QUICK])
         memory, seconds = draw_up(resolved).memory, timed(resolved, chosen.calibrate).per_step()
         # Gradients are made inside of an update, and told among what stays.

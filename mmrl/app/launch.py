@@ -48,17 +48,25 @@ def open_accelerator() -> Any:
         cpu=not torch.accelerator.is_available(), kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)]
     )
     check_launch(accelerator, os.environ)
+    load_whole(accelerator)
     return accelerator
+
+
+def load_whole(accelerator: Any) -> None:
+    """Under DeepSpeed's ZeRO-3 transformers would spread every model it loads, rewards' models too; policies do it themselves."""
+    if accelerator.distributed_type.value == "DEEPSPEED":
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
 
 
 def refuse_engines(environment: Mapping[str, str]) -> None:
     """ValueError for engines that mmrl does not drive, before they are loaded."""
-    for name, engine in (("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM")):
-        if is_on(environment, name):
-            raise ValueError(
-                f"accelerate was asked for {engine}, which keeps gradients and optimizer steps to itself, and mmrl does not "
-                "drive it: take configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer too"
-            )
+    if is_on(environment, "ACCELERATE_USE_MEGATRON_LM"):
+        raise ValueError(
+            "accelerate was asked for Megatron-LM, which keeps gradients and optimizer steps to itself, and mmrl does not "
+            "drive it: take configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer too"
+        )
 
 
 def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
@@ -72,12 +80,13 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
             f"{found} asks for {asked[found]} processes, but this one stands alone, so each would train a model of its own or "
             f"only one trains at all: {REMEDY}; for a run of one process, leave the launcher out and unset {found}"
         )
-    if is_on(environment, "ACCELERATE_USE_FSDP") and kind != "FSDP":
-        where = "on CPUs" if accelerator.device.type == "cpu" else f"for {world} process(es)"
-        raise ValueError(
-            f"FSDP was asked for, but accelerate ignores it {where}, so nothing would be sharded: "
-            "start without FSDP (configs/accelerate/ddp.yaml), or on several accelerators"
-        )
+    for engine in ("FSDP", "DeepSpeed"):
+        if is_on(environment, f"ACCELERATE_USE_{engine.upper()}") and kind != engine.upper():
+            where = "on CPUs" if accelerator.device.type == "cpu" else f"for {world} process(es)"
+            raise ValueError(
+                f"{engine} was asked for, but accelerate ignores it {where}, so nothing would be sharded: "
+                f"start without {engine} (configs/accelerate/ddp.yaml), or on several accelerators"
+            )
     if accelerator.mixed_precision != "no":
         raise ValueError(
             f"accelerate was asked for mixed precision {accelerator.mixed_precision!r}, which config.toml would not know of: "

@@ -158,7 +158,7 @@ class FlowPolicy:
         for part in parts(self.pipeline):
             if part is not self.net.transformer:
                 part.to(accelerator.device)
-        self.module = wrapped(self.net, self.parameters(), accelerator)
+        self.module = wrapped(self.net, self.parameters(), accelerator, alike=True)
         self.peers = Peers(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
@@ -247,7 +247,7 @@ class FlowPolicy:
         for chunk in samples.split(self.config.decode_rows):
             pixels = self.family.decode(self.family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
-                raise ValueError("the autoencoder decoded pixels that are not finite, which would be black: look for latents that grew")
+                raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
             out += self.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return out
 

@@ -132,7 +132,7 @@ def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -
     """The adapter, as pipeline.load_lora_weights takes it. Every process must call it."""
     from peft.utils import get_peft_model_state_dict
 
-    weights = {name: whole(weight) for name, weight in transformer.state_dict().items() if "lora_" in name}
+    weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items() if "lora_" in name}
     if is_main:
         # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
         type(pipeline).save_lora_weights(
@@ -144,7 +144,7 @@ def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -
 
 def save_pipeline(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:
     """The whole pipeline, as from_pretrained takes it. Every process must call it."""
-    weights = {name: whole(weight) for name, weight in transformer.state_dict().items()}
+    weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items()}
     if is_main:
         with torch.device("meta"):
             plain = type(transformer).from_config(transformer.config)

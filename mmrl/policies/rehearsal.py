@@ -124,7 +124,7 @@ def join_windows(model: nn.Module) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for part in model.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         told = "cu_seqlens" in inspect.signature(part.forward).parameters
         if told and getattr(config, "_attn_implementation", None) == "sdpa":
             ALL_ATTENTION_FUNCTIONS.register(JOINED, joined)
@@ -314,7 +314,8 @@ def cache_size(job: Job, policy: TextRehearsal) -> int:
 
 def grow(cache: Any, count: int) -> None:
     """Remember `count` more tokens of every row, as if they had been decoded."""
-    for i, layer in enumerate(cache.layers if count > 0 else ()):
+    layers: list[Any] = cache.layers if count > 0 else []
+    for i, layer in enumerate(layers):
         shape = (*layer.keys.shape[:2], count, layer.keys.shape[-1])
         value_shape = (*layer.values.shape[:2], count, layer.values.shape[-1])
         cache.update(layer.keys.new_zeros(shape), layer.values.new_zeros(value_shape), i)

@@ -26,13 +26,13 @@ class Shadow:
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter], decay: float | None = None) -> "Shadow":
         """The weights as they are now."""
-        return cls([weight.detach().clone() for weight in parameters], decay, list(parameters))
+        return cls([part(weight).detach().clone() for weight in parameters], decay, list(parameters))
 
     @contextmanager
     def worn(self) -> Iterator[None]:
         """Inside, the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
         # Through .data the version counters stay, so a graph built before remains valid once the values are back.
-        live = [weight.data for weight in self.order]
+        live = [part(weight).data for weight in self.order]
         kept = [weight.clone() for weight in live]
         copy_all(live, self.weights)
         try:
@@ -45,7 +45,7 @@ class Shadow:
     def follow(self) -> None:
         if self.decay is not None:
             for weight, live in zip(self.weights, self.order, strict=True):
-                weight.lerp_(live.detach(), 1 - self.decay)
+                weight.lerp_(part(live).detach(), 1 - self.decay)
 
 
 def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -53,25 +53,49 @@ def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         weight.copy_(value)
 
 
-def whole(weight: Any) -> Tensor:
-    """A weight on the CPU, gathered when it is sharded over processes (all of them must ask)."""
-    return (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().cpu().clone()
+def part(weight: Any) -> Any:
+    """What this process holds of a weight: under ZeRO-3 the weight itself is empty between forwards."""
+    return weight.ds_tensor if hasattr(weight, "ds_tensor") else weight
+
+
+def whole(weight: Any, value: Any = None) -> Tensor:
+    """A weight on the CPU, gathered when it is sharded over processes (all of them must ask).
+
+    Args:
+        value: something spread as the weight is, to be gathered instead of it.
+    """
+    value = part(weight) if value is None else value
+    if hasattr(weight, "ds_tensor"):
+        parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, value.detach())
+        value = torch.cat(parts)[: weight.ds_numel].view(weight.ds_shape)
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
 
 
 @torch.no_grad()
-def put(weight: Any, value: Tensor) -> None:
-    """Copy a whole value into a weight, into this process's shard when it is sharded."""
+def put(weight: Any, value: Tensor, to: Any = None) -> None:
+    """Copy a whole value into a weight, into this process's shard when it is sharded.
+
+    Args:
+        to: something spread as the weight is, to be written instead of it.
+    """
+    to = part(weight) if to is None else to
     if hasattr(weight, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
-    weight.data.copy_(value)
+    elif hasattr(weight, "ds_tensor"):
+        # DeepSpeed cuts the flat weight into equal parts and fills up the last.
+        flat, size = value.flatten(), to.numel()
+        mine = flat[size * torch.distributed.get_rank() :][:size]
+        value = torch.nn.functional.pad(mine, (0, size - len(mine)))
+    to.data.copy_(value)
 
 
 def state_of(named: Sequence[tuple[str, nn.Parameter]], shadows: Mapping[str, Shadow]) -> State:
     """Weights and shadows by name, whole and on the CPU."""
     kept = {
-        name: {key: whole(value) for (key, _), value in zip(named, shadow.weights, strict=True)}
+        name: {key: whole(weight, value) for (key, weight), value in zip(named, shadow.weights, strict=True)}
         for name, shadow in shadows.items()
     }
     return {"weights": {name: whole(weight) for name, weight in named}, "shadows": kept}
@@ -91,5 +115,5 @@ def load_state(state: State, named: Sequence[tuple[str, nn.Parameter]], shadows:
     for name, weight in named:
         put(weight, state["weights"][name])
     for name, shadow in shadows.items():
-        for (key, _), weight in zip(named, shadow.weights, strict=True):
-            put(weight, state["shadows"][name][key])
+        for (key, weight), value in zip(named, shadow.weights, strict=True):
+            put(weight, state["shadows"][name][key], value)

@@ -1,23 +1,36 @@
 """Several processes, as a policy sees them: wrapped modules, and what all processes must do equally often."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def wrapped(net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False) -> nn.Module:
+def wrapped(
+    net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
+) -> nn.Module:
     """The module as accelerate trains it on its processes.
 
     Args:
         dead_ends: some of the parameters may never reach an output, and replicas must not wait for them.
+        alike: all processes call the same modules in the same order, whatever they look at.
 
     Raises:
-        ValueError: FSDP's first version, DeepSpeed, or another way to spread weights that mmrl cannot read through.
+        ValueError: FSDP's first version, or another way to spread weights that mmrl cannot read through.
     """
     refuse_unknown(accelerator)
-    if not is_sharded(accelerator):
+    if zero_stage(accelerator) == 3 and not alike:
+        raise ValueError(
+            "ZeRO-3 gathers weights module by module as each process calls them, and processes that read pictures, clips and "
+            "texts of their own call them in different orders, so weights would be mixed up: start with "
+            "configs/accelerate/zero2.yaml, or with fsdp2.yaml, which spreads weights too"
+        )
+    if zero_stage(accelerator):
+        # Shares of the loss are divided by nothing, so this number, which DeepSpeed wants, has no effect.
+        accelerator.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        accelerator.deepspeed_engine_wrapped = None
+    elif not is_sharded(accelerator):
         if dead_ends:
             from accelerate import DistributedDataParallelKwargs
 
@@ -31,10 +44,7 @@ def refuse_unknown(accelerator: Any) -> None:
     """ValueError for ways to spread a model that would train something else than was asked for."""
     kind = accelerator.distributed_type.value
     if kind == "DEEPSPEED":
-        raise ValueError(
-            "DeepSpeed keeps gradients, clipping and optimizer steps in its own engine, which mmrl does not drive yet: "
-            "start with configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer over the processes too"
-        )
+        refuse_settings(accelerator.deepspeed_plugin.deepspeed_config)
     if kind in ("MEGATRON_LM", "TP", "XLA"):
         raise ValueError(f"mmrl does not train with accelerate's {kind}: start with configs/accelerate/ddp.yaml or fsdp2.yaml")
     if kind == "FSDP" and not accelerator.is_fsdp2:
@@ -44,9 +54,32 @@ def refuse_unknown(accelerator: Any) -> None:
         )
 
 
+def refuse_settings(config: Mapping[str, Any]) -> None:
+    """ValueError for what DeepSpeed would do otherwise than mmrl's config says, or what is not tested."""
+    zero = config["zero_optimization"]
+    if zero["stage"] not in (2, 3):
+        raise ValueError(f"DeepSpeed was asked for ZeRO stage {zero['stage']}: mmrl trains with 2 and 3; below, take ddp.yaml")
+    for name in ("offload_optimizer", "offload_param"):
+        if (zero.get(name) or {}).get("device", "none") not in ("none", None):
+            raise ValueError(f"DeepSpeed was asked for {name}, which takes another optimizer than the config's: leave it out")
+    for name in ("fp16", "bf16"):
+        if (config.get(name) or {}).get("enabled") is True:
+            raise ValueError(f"DeepSpeed was asked for {name}, which config.toml would not know of: set policy.dtype instead")
+    for name in ("optimizer", "scheduler"):
+        if name in config:
+            raise ValueError(f"DeepSpeed was given an {name} of its own: leave it out, mmrl's config has [optimizer]")
+
+
+def zero_stage(accelerator: Any) -> int:
+    """Of DeepSpeed; 0 without it."""
+    if accelerator.distributed_type.value != "DEEPSPEED":
+        return 0
+    return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]
+
+
 def is_sharded(accelerator: Any) -> bool:
     """Does every process hold a part of every weight?"""
-    return accelerator.distributed_type.value == "FSDP"
+    return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
 
 
 def reshard(net: nn.Module) -> None:
@@ -54,6 +87,9 @@ def reshard(net: nn.Module) -> None:
     modules: list[Any] = [module for module in net.modules() if hasattr(module, "reshard")]
     for module in modules:
         module.reshard()
+    engines: list[Any] = [weight for weight in net.parameters() if hasattr(weight, "_z3_optimizer")][:1]
+    for weight in engines:
+        weight._z3_optimizer.empty_partition_cache()
 
 
 class Peers:

@@ -171,7 +171,7 @@ class TextPolicy:
     def save(self, folder: Path) -> None:
         """What transformers (full fine-tuning) or peft (LoRA) load, and the processor. Every process must call it."""
         prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
-        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict().items()}
+        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict(keep_vars=True).items()}
         if self.is_main:
             saved.save_pretrained(folder, state_dict=weights)
             self.processor.save_pretrained(folder)

@@ -41,7 +41,7 @@ class Batches:
         return chunks
 
     def batch(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor], rows: Tensor) -> Batch:
-        """The minibatch of these rows with shares from global counts; a rank without rows gets one without a share, if it has any."""
+        """The minibatch of these rows, with shares from global counts; a rank without rows gets one of no share."""
         idle = len(rows) == 0 and len(rollouts) > 0
         rows = torch.zeros(1, dtype=torch.long) if idle else rows
         chosen = rollouts.take(rows)

@@ -191,8 +191,8 @@ def read(folder: Path, listed: Manifest) -> State:
             part = torch.load(folder / name, weights_only=True)
         except pickle.UnpicklingError:
             raise CheckpointError(
-                f"{folder / name} holds more than tensors, numbers and texts, which mmrl never writes and never loads: it may run "
-                "code, so take a checkpoint that you know"
+                f"{folder / name} holds more than tensors, numbers and texts, which mmrl never writes and never loads: it may "
+                "run code, so take a checkpoint that you know"
             ) from None
         state |= part if name == REST else {name.removesuffix(".pt"): part}
     return state

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts
+from mmrl.training.engine import Engine
 
 T = TypeVar("T")
 
@@ -23,6 +24,8 @@ class NoTrace:
 
 class Ranks:
     """The processes of a run. `Ranks(accelerator)` for many, `Ranks()` for one."""
+
+    engine: Engine | None = None
 
     def __init__(self, accelerator: Any = None) -> None:
         self.accelerator = accelerator
@@ -58,19 +61,34 @@ class Ranks:
             )
         return list(items[self.rank * each : (self.rank + 1) * each])
 
-    def backward(self, loss: Tensor) -> None:
+    def drive(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give this optimizer to the engine of a policy that DeepSpeed trains; elsewhere nothing happens."""
+        wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
+        self.engine = None if wrapped is None else Engine(wrapped.engine, optimizer)
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
         """Gradients are averaged over ranks by the wrapper; shares are global, so the loss is multiplied back."""
         if self.accelerator is None:
             loss.backward()
+        elif self.engine is not None:
+            self.engine.backward(loss * self.world, last)
         else:
             self.accelerator.backward(loss * self.world)
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
         """Clip and return the norm of the gradient before clipping."""
+        if self.engine is not None:
+            return self.engine.norm(max_norm)
         limit = max_norm if max_norm > 0 else float("inf")
         clip = torch.nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
         norm: Any = clip(list(parameters), limit)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.engine is None:
+            optimizer.step()
+        else:
+            self.engine.step()
 
     def agree(self, problem: str | None) -> None:
         """Raise ValueError on all processes when one of them has a problem, so that none waits for it."""
@@ -119,8 +137,10 @@ class Ranks:
         return everyone, slice(start, start + len(rollouts))
 
 
-def whole_state(optimizer: torch.optim.Optimizer) -> State:
+def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> State:
     """The optimizer's state, gathered where it is sharded: the same for any number of processes. All of them must ask."""
+    if engine is not None:
+        return engine.state()
 
     def whole(x: Any) -> Any:
         return x.full_tensor().cpu() if hasattr(x, "full_tensor") else x
@@ -130,8 +150,10 @@ def whole_state(optimizer: torch.optim.Optimizer) -> State:
     return {**state, "state": moments}
 
 
-def load_whole_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
     """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
+    if engine is not None:
+        return engine.load(state)
     weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
     moments = {index: {name: _sharded_as(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
     optimizer.load_state_dict({**state, "state": moments})

@@ -35,7 +35,7 @@ class Remembered:
         """Every process must call it. Tensors may be the live ones: `copied` takes a state away from them."""
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": whole_state(self.optimizer),
+            "optimizer": whole_state(self.optimizer, self.ranks.engine),
             "num_updates": self.lr_schedule.last_epoch,
             "shuffle": self.shuffle.get_state(),
             "health": state_of(self.health),
@@ -66,7 +66,7 @@ class Remembered:
         collector = self.collector
         collector.next_group, collector.drawing.skipped = state["next_group"], dict(state["skipped"])
         self.policy.load_state_dict(state["policy"])
-        load_whole_state(self.optimizer, state["optimizer"])
+        load_whole_state(self.optimizer, state["optimizer"], self.ranks.engine)
         self.lr_schedule.last_epoch = state["num_updates"]
         collector.sampler.load_state_dict(state["sampler"])
         for part, known in ((collector.planner, state["planner"]), (self.health, state["health"])):

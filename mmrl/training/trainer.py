@@ -74,6 +74,7 @@ class Trainer:
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
+        self.ranks.drive(self.optimizer)
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
@@ -154,17 +155,18 @@ class Trainer:
         live = self.algorithm.live_reads
         totals: dict[str, float] = {}
         self.optimizer.zero_grad()
-        for part in self.parts(batch):
+        parts = list(self.parts(batch))
+        for i, part in enumerate(parts):
             values = self.policy.read(part.rollouts.trace, live, part.rollouts.action_mask)
             self.reader.gate.first(part, values)
             loss, infos = self.algorithm.loss(part, values)
-            self.ranks.backward(loss)
+            self.ranks.backward(loss, last=i == len(parts) - 1)
             for name, value in {"loss": loss.detach(), **infos}.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
         totals = averaged(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
-        self.optimizer.step()
+        self.ranks.step(self.optimizer)
         self.lr_schedule.step()
         self.policy.advance()
         return totals

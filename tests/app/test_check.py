@@ -55,6 +55,7 @@ def test_a_card_that_is_too_small(make: Make, capsys):
     assert "memory FAIL it needs about" in text and "model and rewards" not in text
 
 
+@pytest.mark.slow
 def test_sampling_and_training_that_disagree(make: Make, capsys, monkeypatch):
     rollout = check.build
 

@@ -18,3 +18,10 @@ CASES: dict[str, list[str]] = {
     "short": ["tiny/image", *REWARD, "steps=2", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],
     "long": ["tiny/image", *REWARD, "steps=4", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],
 }
+DRAWN = ["tiny/flow", *REWARD, "policy.forward_rows=3", "optimizer.lr=1e-3"]
+ENGINES: dict[str, list[str]] = {
+    "flow_lora": [*DRAWN, *LORA, "steps=2"],
+    "flow_short": [*DRAWN, "steps=2"],
+    "flow_long": [*DRAWN, "steps=4"],
+}
+"""More for DeepSpeed, whose ZeRO-3 is for image generators only."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-Kind = Literal["one", "replicated", "sharded"]
+Kind = Literal["one", "replicated", "sharded", "zero2", "zero3"]
 KINDS: tuple[Kind, ...] = ("replicated", "sharded")
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
 
@@ -21,7 +21,8 @@ def started(module: str | Path, *words: Any, processes: int = 2, timeout: float 
     """A module or a script with words, under torchrun where it is more than one process; killed after `timeout` seconds."""
     what = [str(module)] if isinstance(module, Path) else ["-m", module]
     argv = [sys.executable, *(TORCHRUN if processes > 1 else []), *what, *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env}
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -34,7 +35,7 @@ def results(module: str | Path, kind: Kind, out: Path, *words: Any) -> list[dict
 
 
 def accelerator_of(kind: Kind, **more: Any) -> Any:
-    """accelerate's Accelerator on CPUs: alone, with replicas (DDP), or with sharded weights (FSDP2)."""
+    """accelerate's Accelerator on CPUs: alone, with replicas (DDP), sharded weights (FSDP2), or DeepSpeed."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
@@ -42,7 +43,9 @@ def accelerator_of(kind: Kind, **more: Any) -> Any:
     torch.set_num_threads(1)
     # Processes that wait for each other say where, and end.
     faulthandler.dump_traceback_later(float(os.environ.get("MMRL_TEST_PATIENCE", "800")), exit=True)
-    if kind == "sharded":
+    if kind in ("zero2", "zero3"):
+        accelerator = deepspeed_on_cpus(int(kind[-1]))
+    elif kind == "sharded":
         accelerator = Accelerator(cpu=True, fsdp_plugin=sharding(), **more)
         # accelerate has no FSDP on a CPU unless told so.
         for state in (AcceleratorState, PartialState):
@@ -52,6 +55,25 @@ def accelerator_of(kind: Kind, **more: Any) -> Any:
         accelerator = Accelerator(cpu=True, **more)
     assert accelerator.num_processes == (1 if kind == "one" else 2)
     assert (accelerator.distributed_type == DistributedType.FSDP) == (kind == "sharded")
+    assert (accelerator.distributed_type == DistributedType.DEEPSPEED) == (kind in ("zero2", "zero3"))
+    return accelerator
+
+
+def deepspeed_on_cpus(stage: int) -> Any:
+    """accelerate has no DeepSpeed on a CPU unless told so."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    from mmrl.app.launch import load_whole
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_CPU)  # type: ignore[method-assign]
+    plugin = DeepSpeedPlugin(zero_stage=stage, gradient_accumulation_steps=1)
+    # Small weights would stay whole on all processes.
+    plugin.deepspeed_config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    accelerator = Accelerator(deepspeed_plugin=plugin)
+    load_whole(accelerator)
     return accelerator
 
 

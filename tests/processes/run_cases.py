@@ -10,7 +10,7 @@ from mmrl.app import config as configs
 from mmrl.app import jobs
 from mmrl.app.build import Job
 from mmrl.training.trainer import Trainer
-from tests.processes.cases import CASES
+from tests.processes.cases import CASES, ENGINES
 from tests.processes.launcher import Kind, accelerator_of, leave, renew
 
 Seen = dict[str, Any]
@@ -32,12 +32,14 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         weight: Any = next(iter(job.policy.parameters()))
         if hasattr(weight, "to_local"):
             seen["shard"] = weight.to_local().numel() / weight.numel()
+        if hasattr(weight, "ds_tensor"):
+            seen["shard"] = weight.ds_tensor.numel() / weight.ds_numel
         seen["before"] = job.policy.state_dict()["weights"]
         fit(job, *rest)
         seen["weights"] = job.policy.state_dict()["weights"]
         job.policy.save(folder / "saved")
 
-    name, *words = [word.replace("OUT", str(folder.parent)) for word in CASES[case]]
+    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES)[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:
         jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)
@@ -47,7 +49,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
 
 
 def main(kind: Kind, out: str, *cases: str) -> None:
-    """Each case is a name of CASES, or NAME=RUN to go on with a run."""
+    """Each case is a name of CASES or ENGINES, or NAME=RUN to go on with a run."""
     accelerator = accelerator_of(kind)
     jobs.open_accelerator = lambda: accelerator
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]

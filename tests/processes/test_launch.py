@@ -16,7 +16,7 @@ from mmrl.app import build as building
 from mmrl.app import config as configs
 from mmrl.app import launch
 from mmrl.app.catalog import catalog
-from mmrl.policies.sharding import Peers, refuse_unknown
+from mmrl.policies.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrapped
 from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -26,6 +26,12 @@ def accelerator(world: int = 1, kind: str = "NO", **more: Any) -> Any:
     """What mmrl looks at of accelerate's Accelerator."""
     known = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "device": torch.device("cpu"), "process_index": 0} | more
     return SimpleNamespace(num_processes=world, distributed_type=SimpleNamespace(value=kind), **known)
+
+
+def zero(settings: dict[str, Any], **more: Any) -> Any:
+    """Two processes under DeepSpeed with these settings of ZeRO."""
+    config = {"zero_optimization": settings} | more
+    return accelerator(2, "DEEPSPEED", deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
 
 
 @dataclass
@@ -88,6 +94,7 @@ def test_what_accelerate_was_asked_for(command: str, expected: int):
     [
         (accelerator(2, "MULTI_CPU"), {"ACCELERATE_USE_FSDP": "true"}, "FSDP was asked for, but accelerate ignores it on CPUs"),
         (accelerator(1, "NO"), {"ACCELERATE_USE_FSDP": "true"}, "nothing would be sharded"),
+        (accelerator(2, "MULTI_CPU"), {"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed was asked for, but accelerate ignores it"),
         (accelerator(2, "MULTI_GPU", mixed_precision="bf16"), {}, "mixed precision 'bf16'.*policy.dtype"),
         (accelerator(2, "MULTI_GPU", gradient_accumulation_steps=4), {}, "gradient_accumulation_steps = 4"),
     ],
@@ -101,9 +108,8 @@ def test_sharding_that_happens_is_no_fault():
     launch.check_launch(accelerator(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
 
 
-@pytest.mark.parametrize("name", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"])
-def test_engines_are_refused_before_they_are_loaded(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(name, "true")
+def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
     with pytest.raises(ValueError, match=r"mmrl does not drive it: take configs/accelerate/fsdp2\.yaml"):
         launch.open_accelerator()
 
@@ -111,7 +117,11 @@ def test_engines_are_refused_before_they_are_loaded(name: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (accelerator(2, "DEEPSPEED"), "DeepSpeed"),
+        (zero({"stage": 1}), "asked for ZeRO stage 1"),
+        (zero({"stage": 2, "offload_optimizer": {"device": "cpu"}}), "asked for offload_optimizer"),
+        (zero({"stage": 3, "offload_param": {"device": "nvme"}}), "asked for offload_param"),
+        (zero({"stage": 2}, bf16={"enabled": True}), r"asked for bf16.*policy\.dtype"),
+        (zero({"stage": 2}, optimizer={"type": "Adam"}), "an optimizer of its own"),
         (accelerator(2, "MEGATRON_LM"), "MEGATRON_LM"),
         (accelerator(2, "FSDP", is_fsdp2=False), "fsdp_version: 2"),
     ],
@@ -119,6 +129,14 @@ def test_engines_are_refused_before_they_are_loaded(name: str, monkeypatch: pyte
 def test_policies_refuse_what_they_cannot_read_through(found: Any, message: str):
     with pytest.raises(ValueError, match=message):
         refuse_unknown(found)
+
+
+def test_what_deepspeed_may_do():
+    for stage in (2, 3):
+        refuse_unknown(zero({"stage": stage, "offload_optimizer": {"device": "none"}}, bf16={"enabled": "auto"}))
+    with pytest.raises(ValueError, match=r"in different orders.*zero2\.yaml"):
+        wrapped(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
+    assert not is_sharded(zero({"stage": 2})) and is_sharded(zero({"stage": 3}))
 
 
 def test_processes_with_other_settings_are_named():
@@ -208,6 +226,7 @@ def check_deepspeed(settings: dict[str, Any], stage: int) -> None:
     assert (settings["zero_stage"], settings["gradient_accumulation_steps"]) == (stage, 1)
     if find_spec("deepspeed") is not None:
         built = DeepSpeedPlugin(**settings).deepspeed_config
+        refuse_settings(built)
         assert built["zero_optimization"]["stage"] == stage and built["gradient_clipping"] == 1.0
 
 
