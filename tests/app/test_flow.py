@@ -27,7 +27,7 @@ from tests.app.flow_runs import FAMILIES, SMALL, Make, of_family, with_preset
 
 def test_defaults_of_the_kind(make: Make):
     rows = {key: (value, origin) for key, value, origin in make().rows()}
-    assert rows["ratio_bound"] == (1e-6, "default")
+    assert rows["ratio_bound"] == (1e-6, "default for flow")
     assert rows["policy.kind"][0] == "flow"
     assert "evaluation.sampling" not in rows
     resolved = make("ratio_bound=1e-5")
