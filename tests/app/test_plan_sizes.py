@@ -138,8 +138,6 @@ def stable_diffusion(folder: Path) -> Path:
     ("name", "config", "card"),
     [
         ("qwen25_3b", "image/qwen25vl_3b_refcoco_24gb", 24),
-        ("qwen3_4b", "image/qwen3vl_4b_refcoco_24gb", 24),
-        ("qwen25_3b", "image/qwen25vl_3b_refcoco_80gb", 80),
         ("qwen3_4b", "image/qwen3vl_4b_refcoco_80gb", 80),
     ],
 )

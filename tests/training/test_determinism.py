@@ -49,7 +49,13 @@ def tensors(state: Any, path: str = "") -> dict[str, torch.Tensor]:
     return {name: x for key, item in items for name, x in tensors(item, f"{path}/{key}").items()}
 
 
-def check_equal(one: RunDir, other: RunDir) -> None:
+def shown(file: Path, drawings: bool) -> list[dict[str, Any]]:
+    """The lines of a samples file, without the drawings of prompts where these do not count."""
+    lines = read_lines(file).lines
+    return lines if drawings else [{key: value for key, value in line.items() if key != "media"} for line in lines]
+
+
+def check_equal(one: RunDir, other: RunDir, drawings: bool = True) -> None:
     assert numbers(one) == numbers(other)
     assert any(line.get("policy/grad_norm", 0.0) > 0 for line in numbers(one)), "nothing was learned"
     mine, yours = (tensors(Checkpoints(run.checkpoints).load()) for run in (one, other))
@@ -57,7 +63,7 @@ def check_equal(one: RunDir, other: RunDir) -> None:
     different = [name for name in mine if not torch.equal(mine[name], yours[name])]
     assert not different
     for file in sorted(one.samples.glob("*.jsonl")):
-        assert file.read_bytes() == (other.samples / file.name).read_bytes()
+        assert shown(file, drawings) == shown(other.samples / file.name, drawings)
 
 
 def test_text(tmp_path: Path):
@@ -66,8 +72,8 @@ def test_text(tmp_path: Path):
 
 @pytest.mark.slow
 def test_clips(tmp_path: Path):
-    """Each run draws its own files and decodes them in a process of its own."""
-    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, f"data.folder={tmp_path}/files", "steps=3"))
+    """Each run decodes in a process of its own. The film strips for people's eyes are no part of the promise."""
+    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, f"data.folder={tmp_path}/files", "steps=3"), drawings=False)
 
 
 @pytest.mark.slow
