@@ -55,7 +55,7 @@ def shown(file: Path, drawings: bool) -> list[dict[str, Any]]:
     return lines if drawings else [{key: value for key, value in line.items() if key != "media"} for line in lines]
 
 
-def check_equal(one: RunDir, other: RunDir, drawings: bool = True) -> None:
+def check_equal(one: RunDir, other: RunDir, *, drawings: bool = True) -> None:
     assert numbers(one) == numbers(other)
     assert any(line.get("policy/grad_norm", 0.0) > 0 for line in numbers(one)), "nothing was learned"
     mine, yours = (tensors(Checkpoints(run.checkpoints).load()) for run in (one, other))
