@@ -48,15 +48,6 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(sampled: dict[str, dict[st
     assert found["total"] > 700 and not found["accepted"] and not found["unnamed"], found
 
 
-@pytest.mark.slow
-def test_all_slips():
-    """Every key once per kind of table it stands in, with every single edit."""
-    found = outcomes()
-    check(found["slips_in_keys"], 50_000)
-    check(found["slips_in_names"], 10_000, right=0.85)
-    check(found["slips_on_the_command_line"], 2000)
-
-
 def check(found: dict[str, Any], least: int, right: float = 0.95) -> None:
     assert found["total"] >= least
     assert not found["accepted"], found["accepted"][:5]
