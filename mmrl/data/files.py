@@ -53,9 +53,10 @@ def below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
     if not _is_below(os.path.normpath(path), os.path.normpath(root)):
         remedy = f"write its absolute path, or set {setting} to a folder above it" if anywhere else f"set {setting} above it"
         raise ValueError(f"the path {name!r} leads out of the folder {root}: {remedy}")
-    real = os.path.join(_real(os.path.dirname(path)), os.path.basename(path))
+    # absolute, for the working directory may change; not abspath, which would drop a link before "..": photos/link/../secret
+    real = os.path.join(_real(os.path.join(os.getcwd(), os.path.dirname(path))), os.path.basename(path))
     real = os.path.realpath(real) if os.path.islink(real) else real
-    if not _is_below(real, _bounds(str(root))) and os.environ.get(FOLLOW_LINKS) != "1":
+    if not _is_below(real, _bounds(os.path.join(os.getcwd(), root))) and os.environ.get(FOLLOW_LINKS) != "1":
         raise ValueError(
             f"the path {name!r} leads through a link to {real}, out of the folder {root}: set {setting} to the folder that "
             f"really holds it, or the environment variable {FOLLOW_LINKS}=1 if the link is yours"

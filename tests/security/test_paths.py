@@ -142,3 +142,21 @@ def test_what_a_split_writes_can_be_read(place: Path):
         Image.new("RGB", (8, 8), (i * 20, 0, 0)).save(place / "data" / f"{i}.png")
     split(rows(place, *[f"{i}.png" for i in range(4)]), place / "parts", {"train": 0.5, "test": 0.5})
     assert len(grounding(place / "parts", split="train")) == 2
+
+
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is remembered of one folder is not said of another one of the same relative name."""
+    for name in ("a", "b"):
+        (tmp_path / name / "photos").mkdir(parents=True)
+        (tmp_path / name / "photos" / "1.png").touch()
+        monkeypatch.chdir(tmp_path / name)
+        assert below(Path("."), "photos/1.png", "image_root") == "./photos/1.png"
+
+
+def test_a_link_before_two_dots_leads_out_all_the_same(tmp_path: Path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "secret.png").touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    with pytest.raises(ValueError, match="leads through a link"):
+        below(tmp_path / "data", "link/../secret.png", "image_root")
