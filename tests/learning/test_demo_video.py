@@ -19,7 +19,7 @@ def test_video_demo_learns_and_shows_film_strips(tmp_path: Path, monkeypatch: py
     run = demo.run("video", tmp_path / "run", seed=0, overrides=[f"policy.model={str(taught)!r}", *short])
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     before, after = (line for line in lines if "eval/total" in line)
-    assert after["eval/by_type/span"] > before["eval/by_type/span"] + 0.03
+    assert after["eval/by_type/span"] > before["eval/by_type/span"] + 0.015
     assert after["eval/by_type/format"] == 1.0 and after["eval/completion_length"] < 10
     page = run.report_file.read_text()
     assert page.count('<i class="predicted"') >= 4 and "R@0.7" in page
