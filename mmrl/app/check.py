@@ -242,7 +242,7 @@ def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
         found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
-    group.samples[0].image.save(file)  # type: ignore[union-attr]
+    group.samples[0].image.save(file)  # type: ignore[union-attr] - who draws pictures has one in every sample
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 
 

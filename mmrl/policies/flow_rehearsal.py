@@ -158,7 +158,7 @@ class FlowRehearsal(FlowPolicy):
         self.nothing = nn.Parameter(torch.zeros(()))
         self.full_family = self.family
         self.family = cast("FlowFamily", FewLatents(self.family))
-        self.weights = Nothing(self.shadows, self.nothing)  # type: ignore[assignment]
+        self.weights = Nothing(self.shadows, self.nothing)  # type: ignore[assignment] - all of Weights that a rehearsal needs
         self.encoder = cast(Any, NoPrompts())
         self.sampling = False
 

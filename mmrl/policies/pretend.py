@@ -32,7 +32,7 @@ def pretended(*modules: nn.Module) -> None:
     for module in [part for whole in modules for part in whole.modules()]:
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
-                held[name] = None if tensor is None else fake(tensor)  # type: ignore[assignment]
+                held[name] = None if tensor is None else fake(tensor)  # type: ignore[assignment] - parameters and buffers by turns
         # Some models keep tables of angles as plain attributes.
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and value.device.type == "meta":
