@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.trainer import Trainer

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app import demo
-from mmrl.app.build import build
-from mmrl.app.jobs import workplace
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands import demo
+from mmrl.app.commands.train import workplace
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
 from mmrl.tiny.grounding import WarmStart, warm_start
 from mmrl.training.checkpoint import Checkpoints
 

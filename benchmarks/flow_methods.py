@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.demo import taught
+from mmrl.app.commands.demo import taught
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 
 WIDE = {"low": 1e-2, "high": 1e-2}
 WIDE_NORMALIZED = {"low": 2e-4, "high": 2e-4}

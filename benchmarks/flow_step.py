@@ -81,11 +81,11 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
     from mmrl.algorithms.objectives.surrogates import Clip
-    from mmrl.algorithms.presets_flow import PRESETS
-    from mmrl.algorithms.samplers import Shuffled
-    from mmrl.app.plugins import load
-    from mmrl.policies.flow import FlowPolicy, FlowPolicyConfig
-    from mmrl.policies.settings import LoraSettings
+    from mmrl.algorithms.presets.flow import PRESETS
+    from mmrl.algorithms.samplers.base import Shuffled
+    from mmrl.app.plugins.resolve import load
+    from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+    from mmrl.policies.text.settings import LoraSettings
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
@@ -152,8 +152,8 @@ class Loop:
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
         from peft import LoraConfig
 
-        from mmrl.app.plugins import load
-        from mmrl.policies.families.sd3 import StableDiffusion3
+        from mmrl.app.plugins.resolve import load
+        from mmrl.policies.flow.families.sd3 import StableDiffusion3
 
         self.args, self.micro = args, args.micro_batch[0]
         self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(args.model, text_encoder_3=None, tokenizer_3=None)

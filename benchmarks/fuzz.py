@@ -28,10 +28,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 WATCHED = {
-    "box": ["mmrl.geometry"],
-    "span": ["mmrl.geometry"],
-    "answer": ["mmrl.geometry"],
-    "config": ["mmrl.app.config", "mmrl.app.tables", "mmrl.app.parts", "mmrl.app.strict", "mmrl.app.kinds"],
+    "box": ["mmrl.answers"],
+    "span": ["mmrl.answers"],
+    "answer": ["mmrl.answers"],
+    "config": [
+        "mmrl.app.config.run",
+        "mmrl.app.toml.tables",
+        "mmrl.app.config.algorithm",
+        "mmrl.app.toml.keys",
+        "mmrl.app.modality.base",
+    ],
     "wire": ["mmrl.serving.wire"],
 }
 """Target -> packages whose branches steer the search."""

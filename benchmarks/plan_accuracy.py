@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.plan import draw_up, timed
-from mmrl.policies.pretend import counting
+from mmrl.app.commands.plan import draw_up, timed
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.policies.shared.meta_models import counting
 
 RUNS = {
     "text": ("tiny/image", ["data.size=64"]),

@@ -24,11 +24,11 @@ import torch
 from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.planners import Once
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app.plugins import load
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
-from mmrl.geometry.boxes import Box
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.demo import SEEDS, taught
+from mmrl.app.commands.demo import SEEDS, taught
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},

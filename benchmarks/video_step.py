@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from mmrl.core.types import Prompt, Reading, Request, Video
-from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
-from mmrl.policies.video_decode import fetch
-from mmrl.policies.video_sampling import Budget, Plan
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.policies.video.decode import fetch
+from mmrl.policies.video.sampling import Budget, Plan
 
 LOGPROBS = Reading("logprobs")
 SIDE = 32

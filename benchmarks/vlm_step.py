@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
 
 def rows(count: int) -> list[Any]:
     """Prompts of the demo's pictures, each with a picture and a true box."""
-    from mmrl.app.plugins import load
+    from mmrl.app.plugins.resolve import load
 
     prompts = load("digits_grounding", "datasets")(split="train", size=count, seed=0)
     return [prompts[i] for i in range(count)]
@@ -45,8 +45,8 @@ def rows(count: int) -> list[Any]:
 
 def overlap(text: str, answer: Any) -> float:
     """IoU of the first box in the text with the true one, both in thousandths of the picture."""
-    from mmrl.geometry.boxes import iou
-    from mmrl.geometry.parsing import parse_boxes
+    from mmrl.answers.boxes.box import iou
+    from mmrl.answers.boxes.parsing import parse_boxes
 
     boxes = parse_boxes(text, "norm1000")
     return iou(boxes[0], answer) if boxes else 0.0
@@ -62,9 +62,9 @@ def thousandths(prompt: Any) -> Any:
 def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
-    from mmrl.algorithms.presets import PRESETS
-    from mmrl.algorithms.samplers import Shuffled
-    from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+    from mmrl.algorithms.presets.text import PRESETS
+    from mmrl.algorithms.samplers.base import Shuffled
+    from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.hf_prompts import StoredPrompts, StreamedPrompts
 from mmrl.data.readers import open_hf
-from mmrl.geometry.boxes import Space
 
 
 def load(

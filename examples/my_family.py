@@ -13,8 +13,8 @@ from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGen
 
 from mmrl import Prompt
 from mmrl.core.types import Reading, Request
-from mmrl.policies.families import FAMILIES, Family, Media
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.families import FAMILIES, Family, Media
 from mmrl.tiny.vlms import byte_tokenizer, chat_template
 
 

@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmrl.answers.boxes.box import Box
+    from mmrl.answers.spans.interval import Interval
     from mmrl.core.samples import Group, Prompt, Sample, Scored, Video
     from mmrl.core.types import Scores
-    from mmrl.geometry.boxes import Box
-    from mmrl.geometry.intervals import Interval
 
 _HOMES = {
     "Prompt": "mmrl.core.samples",
@@ -20,8 +20,8 @@ _HOMES = {
     "Scored": "mmrl.core.samples",
     "Video": "mmrl.core.samples",
     "Scores": "mmrl.core.types",
-    "Box": "mmrl.geometry.boxes",
-    "Interval": "mmrl.geometry.intervals",
+    "Box": "mmrl.answers.boxes.box",
+    "Interval": "mmrl.answers.spans.interval",
 }
 __all__ = ["Box", "Group", "Interval", "Prompt", "Sample", "Scored", "Scores", "Video", "__version__"]
 

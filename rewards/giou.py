@@ -15,9 +15,9 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Box, Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
-from mmrl.geometry.boxes import giou, iou
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.box import giou, iou
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import answer_block, unfenced
-from mmrl.geometry.attempts import completion_text
+from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.boxes.attempts import completion_text
 
 TYPES: dict[str, Any] = {
     "object": dict,

@@ -14,10 +14,10 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit
-from mmrl.geometry.spans import SpanAttempt, score_spans
-from mmrl.geometry.temporal import key_frame_hit
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.detection import key_frame_hit
+from mmrl.answers.spans.interval import Unit
 
 
 @dataclass(frozen=True)

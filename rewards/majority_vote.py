@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.choices import parse_choices
-from mmrl.geometry.numbers import parse_number
+from mmrl.answers.block import answer_block
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.choices import parse_choices
+from mmrl.answers.numbers import parse_number
 
 BOX = "\\boxed{"
 

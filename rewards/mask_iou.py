@@ -22,8 +22,8 @@ from math import isfinite
 from typing import Any
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry.answers import Template, answer_block, keeps_format, unfenced
-from mmrl.geometry.attempts import completion_text
+from mmrl.answers.block import Template, answer_block, keeps_format, unfenced
+from mmrl.answers.boxes.attempts import completion_text
 from mmrl.serving.files import imported
 
 INSTALL = 'pip install "mmrl[rewards]"'

@@ -22,9 +22,9 @@ from math import nan
 from typing import Any
 
 from mmrl import Group, Scored
+from mmrl.answers.block import Template, answer_block, keeps_format
+from mmrl.answers.boxes.attempts import completion_text
 from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.geometry.answers import Template, answer_block, keeps_format
-from mmrl.geometry.attempts import completion_text
 from mmrl.serving.files import imported
 
 INSTALL = 'pip install "mmrl[rewards]"'

@@ -17,9 +17,9 @@ from math import exp
 from statistics import fmean, pstdev
 
 from mmrl import Group, Interval, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit, temporal_iou
-from mmrl.geometry.spans import read_spans
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import Unit, temporal_iou
 
 
 @dataclass(frozen=True)

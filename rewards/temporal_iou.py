@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit, temporal_iou
-from mmrl.geometry.spans import SpanAttempt, score_spans
-from mmrl.geometry.temporal import mean_average_precision
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.detection import mean_average_precision
+from mmrl.answers.spans.interval import Unit, temporal_iou
 
 
 @dataclass(frozen=True)

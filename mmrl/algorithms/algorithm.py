@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners import Once
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, View, Viewing, Weight
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores

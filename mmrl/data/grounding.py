@@ -6,12 +6,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files import below
 from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id
-from mmrl.geometry.boxes import SPACES, Box, Space, check_inside
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""

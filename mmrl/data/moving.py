@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.answers.spans.interval import Interval
 from mmrl.data.scenes import SPLITS, Pixels, background, handwriting
-from mmrl.geometry.intervals import Interval
 
 KINDS = ("when", "which", "how_many", "order")
 """when: a span. which: several letters. how_many: a number. order: one letter."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from mmrl.answers.boxes.box import Box, check_inside
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
 from mmrl.data.videos import check_video
-from mmrl.geometry.boxes import Box, check_inside
-from mmrl.geometry.intervals import Interval
 
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""

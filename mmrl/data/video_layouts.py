@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.answers.block import answer_block
+from mmrl.answers.choices import LETTERS
+from mmrl.answers.spans.interval import Interval
 from mmrl.data.readers import Row
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.choices import LETTERS
-from mmrl.geometry.intervals import Interval
 
 _CHARADES = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)\s*##(.*)")
 CLEVRER_KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")

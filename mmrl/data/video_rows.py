@@ -7,16 +7,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from mmrl.answers.choices import LETTERS
+from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
+from mmrl.answers.spans.attempts import true_spans
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files import below
 from mmrl.data.pictures import picture_size
 from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
 from mmrl.data.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
-from mmrl.geometry.choices import LETTERS
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.questions import problem_type, true_letters, true_number, true_text
-from mmrl.geometry.spans import true_spans
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."

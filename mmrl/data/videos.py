@@ -4,9 +4,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
 from mmrl.data.pictures import picture_size
-from mmrl.geometry.timelines import Timeline, read_timeline
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
 

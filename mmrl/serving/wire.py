@@ -24,7 +24,7 @@ Array = np.ndarray
 PROTOCOL = 1
 """Both sides must speak the same one."""
 HEADER_KEY = "mmrl"
-ELSEWHERE = {"Box": "mmrl.geometry.boxes", "Interval": "mmrl.geometry.intervals"}
+ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.interval"}
 """Answers that are imported only where they occur: a server may lack what their modules need."""
 HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Video": Video}
 PLAIN_MODES = ("L", "RGB", "RGBA")

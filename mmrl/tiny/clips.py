@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.parsing import format_interval
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
 from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
 from mmrl.data.mp4 import clip_folder, written_once
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.times import format_interval
-from mmrl.policies.image_input import Encoded, collate_prompts
-from mmrl.policies.text import TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.policies.text.encode import Encoded, collate_prompts
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.grounding import cache_folder, cosine, muon_and_adamw
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer

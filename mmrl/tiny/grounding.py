@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.boxes.parsing import format_box
 from mmrl.data import scenes
 from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
-from mmrl.geometry.boxes import Box
-from mmrl.geometry.parsing import format_box
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 from mmrl.tiny.vlms import qwen_ids

@@ -14,8 +14,8 @@ from mmrl.core.protocols import Foreseeing, Planner, Policy, Prefetching, Prompt
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
 from mmrl.training.distributed import Ranks
+from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
-from mmrl.training.vetting import Drawing
 
 ProbeScores = dict[str, Tensor]
 

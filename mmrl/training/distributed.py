@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts
-from mmrl.training.engine import Engine
+from mmrl.training.deepspeed import Engine
 
 T = TypeVar("T")
 

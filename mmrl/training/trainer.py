@@ -18,10 +18,10 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.frozen import FrozenReader
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
 from mmrl.training.preflight import Audit, TrainingStoppedError
+from mmrl.training.reference_reads import FrozenReader
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
 from mmrl.training.state import Remembered, copied

@@ -7,9 +7,9 @@ import torch
 
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.combining import Gate, Minimum, Unlikeliness
+from mmrl.algorithms.shaping.combine import Gate, Minimum, Unlikeliness
 from mmrl.core.types import Reading, Status
-from tests.algorithms.rows import rollouts, scores
+from tests.support.rows import rollouts, scores
 
 NAN = float("nan")
 OLD = Reading("logprobs", "old")

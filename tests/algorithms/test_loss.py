@@ -16,7 +16,7 @@ from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, Sequenc
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.types import Batch, Counts, Reading
-from tests.algorithms.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
+from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
 
 LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
 ENTROPY, OLD_ENTROPY = Reading("entropy"), Reading("entropy", "old")

@@ -8,22 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-import mmrl.algorithms.presets
-import mmrl.algorithms.presets_video
+import mmrl.algorithms.presets.text
+import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
-from mmrl.algorithms.presets import PRESETS as TEXT
-from mmrl.algorithms.presets_video import PRESETS as VIDEO
+from mmrl.algorithms.presets.text import PRESETS as TEXT
+from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.types import Reading
-from tests.algorithms.rows import TEXT_PRESETS
-from tests.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import TEXT_PRESETS
 
 PRESETS = TEXT | VIDEO
-FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets, mmrl.algorithms.presets_video)]
+FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets.text, mmrl.algorithms.presets.video)]
 
 
 def offering(*quantities: str) -> FakeTextPolicy:

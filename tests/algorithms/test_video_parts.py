@@ -12,16 +12,16 @@ from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.perception import MASKED_LOGPROBS, Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
-from mmrl.algorithms.planners_video import DifficultyAware, Probed, WithTruth
-from mmrl.algorithms.presets_video import papo, t_grpo
+from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
+from mmrl.algorithms.presets.video import papo, t_grpo
 from mmrl.algorithms.probes import column
-from mmrl.algorithms.shaping_video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
+from mmrl.algorithms.shaping.video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames
 from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Group, Prompt, Reading, Sample, Status, Video
-from mmrl.geometry.intervals import Interval
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
-from tests.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
 
 LIVE, OLD = Reading("logprobs"), Reading("logprobs", "old")
 CLIP = Video("a.mp4", fps=2.0)

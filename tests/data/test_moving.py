@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 from mmrl.data import moving, scenes
 from mmrl.data.moving import KINDS, LETTERS, ClipStyle, draw, plan_clip
 from mmrl.data.mp4 import write_mp4

@@ -8,11 +8,11 @@ import datasets
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
 from mmrl.data.hf_prompts import StoredPrompts
 from mmrl.data.readers import import_hf_datasets, open_hf
-from mmrl.geometry.boxes import Box
 
 COLUMNS = {"question": "answer", "box": "bbox"}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import check_inside
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import MediaSize
 from mmrl.data import scenes
 from mmrl.data.scenes import SceneStyle, draw_scene, glyph_rows
-from mmrl.geometry.boxes import check_inside
 
 SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "digits_grounding.py"
 CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="photo")

@@ -13,15 +13,15 @@ import pytest
 import torch
 import typer
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.catalog import find_config
-from mmrl.app.checks import check_plug_ins
 from mmrl.app.cli import app
-from mmrl.app.jobs import Given
-from mmrl.app.serve import read_spec
-from mmrl.app.tables import Table
-from tests.docs.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
+from mmrl.app.commands.serve import read_spec
+from mmrl.app.commands.train import Given
+from mmrl.app.config import run as configs
+from mmrl.app.config.plugin_checks import check_plug_ins
+from mmrl.app.plugins.catalog import find_config
+from mmrl.app.run.build import build
+from mmrl.app.toml.tables import Table
+from tests.support.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
 
 SHELL, CHECKED = ("sh", "bash", "console"), ("sh", "bash", "console", "toml", "json", "python")
 NOT_RUN = {

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.flow.fakes import FakeFlowPolicy, nearness, prompts
+from tests.support.flow_fakes import FakeFlowPolicy, nearness, prompts
 
 
 def make_trainer(algorithm: Any, policy: FakeFlowPolicy | None = None, **numbers: Any) -> Trainer:

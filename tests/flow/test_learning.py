@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets_flow import PRESETS
-from mmrl.flow.decay import RampDecay
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
 from tests.flow.conftest import make_trainer
-from tests.flow.fakes import FakeFlowPolicy
+from tests.support.flow_fakes import FakeFlowPolicy
 
 CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.algorithms import presets_flow
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
-from mmrl.algorithms.planners_flow import SampleFrom
+from mmrl.algorithms.planners.flow import SampleFrom
+from mmrl.algorithms.presets import flow as presets_flow
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
 from mmrl.core.types import Counts, Prompt, Reading
 from mmrl.flow.layout import lay_out
 from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Branching, Full, Tree
 from mmrl.flow.sigmas import StaticShift
-from tests.algorithms.rows import Nothing, make_batch, rollouts, scores
 from tests.flow.conftest import make_trainer
-from tests.flow.fakes import FakeFlowPolicy
+from tests.support.flow_fakes import FakeFlowPolicy
+from tests.support.rows import Nothing, make_batch, rollouts, scores
 
 LOGPROBS, OLD_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old")
 

@@ -8,18 +8,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.config import resolve
-from mmrl.app.tables import Table
+from mmrl.answers.block import keeps_format
+from mmrl.answers.boxes.attempts import read_attempts
+from mmrl.answers.boxes.box import SPACES, Box, giou, iou
+from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
+from mmrl.answers.choices import LETTERS, parse_choices
+from mmrl.answers.numbers import is_close, parse_number, regression_score, relative_accuracy
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import UNITS, Interval, temporal_iou
+from mmrl.answers.spans.parsing import parse_intervals, parse_times
+from mmrl.app.config.run import resolve
+from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, MediaSize, Prompt, Sample
-from mmrl.geometry.answers import keeps_format
-from mmrl.geometry.attempts import read_attempts
-from mmrl.geometry.boxes import SPACES, Box, giou, iou
-from mmrl.geometry.choices import LETTERS, parse_choices
-from mmrl.geometry.intervals import UNITS, Interval, temporal_iou
-from mmrl.geometry.numbers import is_close, parse_number, regression_score, relative_accuracy
-from mmrl.geometry.parsing import parse_boxes, parse_points, says_nothing
-from mmrl.geometry.spans import read_spans
-from mmrl.geometry.times import parse_intervals, parse_times
 from mmrl.serving import wire
 
 TRUTH = Box(10, 20, 60, 80, "pixel", "cat")

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrl.app.tables import Table
+from mmrl.answers.block import keeps_format
+from mmrl.answers.boxes.box import Box, giou
+from mmrl.answers.boxes.parsing import format_box, parse_boxes, parse_points, says_nothing
+from mmrl.answers.choices import parse_choices
+from mmrl.answers.numbers import parse_number
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.parsing import format_interval, parse_intervals, parse_times
+from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, Prompt, Sample
-from mmrl.geometry.answers import keeps_format
-from mmrl.geometry.boxes import Box, giou
-from mmrl.geometry.choices import parse_choices
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.numbers import parse_number
-from mmrl.geometry.parsing import format_box, parse_boxes, parse_points, says_nothing
-from mmrl.geometry.times import format_interval, parse_intervals, parse_times
 from mmrl.serving import wire
 from tests.fuzz import properties
 

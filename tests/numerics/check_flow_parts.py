@@ -21,11 +21,11 @@ from mmrl.flow.path import data_of, noised, velocity_of
 from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Tree
 from mmrl.flow.sde import deviation, diffusion
-from tests.algorithms.rows import Nothing, make_batch, scores
-from tests.algorithms.rows import rollouts as rows_of
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_schedules import kept_by_depth
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import Nothing, make_batch, scores
+from tests.support.rows import rollouts as rows_of
 
 FLOAT32 = 3e-6
 LOGPROBS, OLD_LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "sampler")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.flow.decay import RampDecay, WarmDecay
+from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.flow.layout import forwards, lay_out
 from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
 from mmrl.flow.sigmas import StaticShift

@@ -17,8 +17,8 @@ from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, Sequenc
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, weighed
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, weighed
 
 LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
 OLD_ENTROPY = Reading("entropy", "old")

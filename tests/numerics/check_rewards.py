@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.combining import Unlikeliness
-from mmrl.app.plugins import load
+from mmrl.algorithms.shaping.combine import Unlikeliness
+from mmrl.answers.block import answer_block
+from mmrl.answers.boxes.box import Box, iou, is_inside
+from mmrl.answers.boxes.parsing import parse_boxes
+from mmrl.answers.choices import choice_score, parse_choices
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Reading, Sample, Scored
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.boxes import Box, iou, is_inside
-from mmrl.geometry.choices import choice_score, parse_choices
-from mmrl.geometry.parsing import parse_boxes
 from mmrl.serving.judge import JudgeError, Reply
 from mmrl.serving.pairs import win_rates
 from mmrl.serving.verdicts import preferred
-from tests.algorithms.rows import rollouts, scores
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import rollouts, scores
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGER_LIST = re.compile(r"\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")

@@ -12,16 +12,16 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.perception import MASKED_LOGPROBS, Perception
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets_video import tw_grpo
+from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.probes import column
-from mmrl.algorithms.shaping_video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
+from mmrl.algorithms.shaping.video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
 from mmrl.core.types import Reading, Rollouts, Scores
-from mmrl.policies.divergence import group_divergence
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
+from mmrl.policies.text.divergence import group_divergence
 from tests.numerics.check_advantages import blocks
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
 
 LIVE, OLD = Reading("logprobs"), Reading("logprobs", "old")
 FLOAT32 = 1e-6

@@ -239,9 +239,9 @@ def test_keys_come_from_the_environment(serve, reward, monkeypatch):
 
 
 def test_a_configs_table_becomes_an_endpoint():
-    from mmrl.app.build import load_reward
-    from mmrl.app.config import RewardConfig
-    from mmrl.app.tables import Table
+    from mmrl.app.config.run import RewardConfig
+    from mmrl.app.run.build import load_reward
+    from mmrl.app.toml.tables import Table
 
     def made(**server) -> Any:
         return load_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))

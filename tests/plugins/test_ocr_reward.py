@@ -122,7 +122,7 @@ import sys
 sys.modules["cv2"] = None
 from PIL import Image
 from mmrl import Group, Prompt, Sample
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 reward = load("rewards/ocr.py", "rewards")(engine="recogniser")
 (scored,) = reward(Group(0, Prompt("1", answer="x"), (Sample(image=Image.new("RGB", (96, 48))),)))
 assert scored.value == 0

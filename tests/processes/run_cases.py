@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app import jobs
-from mmrl.app.build import Job
+from mmrl.app.commands import train as jobs
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import Job
 from mmrl.training.trainer import Trainer
 from tests.processes.cases import CASES, ENGINES
-from tests.processes.launcher import Kind, accelerator_of, leave, renew
+from tests.support.launcher import Kind, accelerator_of, leave, renew
 
 Seen = dict[str, Any]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app import build as building
-from mmrl.app import config as configs
-from mmrl.app import launch
-from mmrl.app.catalog import catalog
-from mmrl.policies.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrapped
+from mmrl.app.config import run as configs
+from mmrl.app.plugins.catalog import catalog
+from mmrl.app.run import build as building
+from mmrl.app.run import launch
+from mmrl.policies.shared.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrapped
 from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"

@@ -84,7 +84,8 @@ def counting(function: Callable[..., Any], number: int, at: Callable[..., None])
 
 def arm(moment: Moment) -> None:
     """Make this process die at the moment."""
-    from mmrl.app import jobs, rundir
+    from mmrl.app.commands import train as jobs
+    from mmrl.app.run import folder as rundir
     from mmrl.training import checkpoint_files, evaluate, trainer
 
     def torn(file: Path, line: Any) -> None:
@@ -130,8 +131,7 @@ def prepare() -> None:
     import transformers.models.auto.processing_auto  # noqa: F401
     from accelerate import Accelerator
 
-    import mmrl.app.build
-    import mmrl.app.jobs  # noqa: F401
+    import mmrl.app.commands.train  # noqa: F401 (brings mmrl.app.run.build)
 
     torch.set_num_threads(1)
     assert Accelerator is not None
@@ -181,8 +181,8 @@ def waited_for(child: int, moment: Moment | None, log: Path) -> int:
 
 
 def begin_or_go_on(kind: str, folder: Path, steps: int) -> None:
-    from mmrl.app import jobs
-    from mmrl.app.jobs import Given
+    from mmrl.app.commands import train as jobs
+    from mmrl.app.commands.train import Given
 
     # a report costs time and is no part of what is compared
     jobs.announce = lambda run: None

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.planners_video import DifficultyAware
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app import config as configs
-from mmrl.app.build import build
+from mmrl.algorithms.planners.video import DifficultyAware
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
@@ -20,10 +20,10 @@ from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
-from tests.reliability.running import Running
 from tests.reliability.soak import words
-from tests.reliability.walk import leaves
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.killed_runs import Running
+from tests.support.walk import leaves
 
 NOT_KEPT = {
     "._before": "is taken anew at every step",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.app.build import Job
-from mmrl.app.jobs import continue_from
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands.train import continue_from
+from mmrl.app.run.build import Job
+from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
 from mmrl.training.distributed import Ranks
@@ -19,7 +19,7 @@ from mmrl.training.reward_cache import AnswerCache
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
-from tests.reliability.running import Running
+from tests.support.killed_runs import Running
 from tests.training.conftest import make_trainer
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app.signals import listening
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.run.signals import listening
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
@@ -24,8 +24,8 @@ from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import AskedToStopError, Stop
 from mmrl.training.trainer import Records, Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
 from tests.reliability.soak import words
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 
 
 class Log:
@@ -144,7 +144,7 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
 
 SECOND = """
 import os, signal, sys
-from mmrl.app.signals import listening
+from mmrl.app.run.signals import listening
 from mmrl.training.stopping import Stop
 with listening(Stop()):
     os.kill(os.getpid(), signal.SIGINT)

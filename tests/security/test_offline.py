@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 from mmrl.core.offline import is_offline, offline_note
-from mmrl.policies import flow_loading, loading
-from mmrl.policies.flow_settings import FlowPolicyConfig
-from mmrl.policies.settings import TextPolicyConfig
+from mmrl.policies.flow import loading as flow_loading
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.text import loading
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import hub_file
 from mmrl.serving.models import companion
 

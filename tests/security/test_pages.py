@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.app.compare import compare, write_comparison
-from mmrl.app.report import write_report
-from mmrl.app.reward_tools import write_gallery
-from mmrl.app.rundir import RunDir
-from mmrl.app.trackers import JsonlTracker
+from mmrl.answers.boxes.box import Box
+from mmrl.app.commands.compare import compare, write_comparison
+from mmrl.app.commands.reward import write_gallery
+from mmrl.app.report.page import write_report
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
-from mmrl.geometry.boxes import Box
 
 EVIL = [
     "<script>alert(1)</script>",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
-from mmrl.app.reward_rows import read_tasks
+from mmrl.app.plugins.resolve import load
+from mmrl.app.reward_test.rows import read_tasks
 from mmrl.data.convert import convert
 from mmrl.data.files import FOLLOW_LINKS, below
 from mmrl.data.split import split

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.policies.loading import load as load_vlm
-from mmrl.policies.settings import LoraSettings, TextPolicyConfig
+from mmrl.policies.text.loading import load as load_vlm
+from mmrl.policies.text.settings import LoraSettings, TextPolicyConfig
 from mmrl.serving.models import read_weights
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
 from mmrl.training.distributed import Ranks

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.app import serve
+from mmrl.app.commands import serve
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError

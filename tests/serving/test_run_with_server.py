@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.app import config as configs
-from mmrl.app import jobs
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands import train as jobs
+from mmrl.app.config import run as configs
+from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.trainer import TrainingStoppedError
 

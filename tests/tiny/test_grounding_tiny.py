@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.answers.boxes.box import Box, iou
+from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.core.types import MediaSize
-from mmrl.geometry.boxes import Box, iou
-from mmrl.geometry.parsing import parse_boxes
 from mmrl.tiny import grounding
 from mmrl.tiny.grounding import SIDE, WarmStart, answer_text, build, labels, warm_start
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 
 
 def make_trainer(algorithm: Any = PRESETS["grpo"], function: Any = right_letter, **kwargs: Any) -> Trainer:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.rundir import RunDir, read_lines
+from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import WORKSPACE, deterministic
 

@@ -16,7 +16,7 @@ WATCHED = ("loss", "policy/grad_norm", "reward/total", "rollout/length")
 
 
 def trace(name: str) -> dict[str, list[float]]:
-    from mmrl.algorithms.presets import PRESETS
+    from mmrl.algorithms.presets.text import PRESETS
     from tests.training.conftest import make_trainer
 
     trainer = make_trainer(PRESETS[name], steps=STEPS)

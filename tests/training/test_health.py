@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent, paired
 from mmrl.training.health import Health, HealthSettings

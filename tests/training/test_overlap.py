@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import RewardError
 from mmrl.training.trainer import Records
-from tests.fakes import FakeTextPolicy, right_letter
+from tests.support.fakes import FakeTextPolicy, right_letter
 from tests.training.conftest import make_trainer
 
 

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.processes.launcher import started
+from tests.support.launcher import started
 
 SCRIPT = """
 import dataclasses, os, sys
 import torch
 torch.set_num_threads(1)
 from accelerate import Accelerator
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
-from tests.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy
 from tests.training.conftest import make_trainer
 from tests.training.test_trainer import half_dead, right_letter
 

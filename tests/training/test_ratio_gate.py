@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.protocols import Suspect
 from mmrl.core.types import Reading, Request, Rollouts
 from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
-from tests.fakes import SAMPLED, FakeTextPolicy, prompts
+from tests.support.fakes import SAMPLED, FakeTextPolicy, prompts
 from tests.training.conftest import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)

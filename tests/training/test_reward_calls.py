@@ -163,7 +163,7 @@ def test_what_cannot_go_to_a_process_is_refused_at_build():
 
 
 def test_a_plug_in_file_works_in_a_process(tmp_path):
-    from mmrl.app.plugins import load
+    from mmrl.app.plugins.resolve import load
 
     file = tmp_path / "mine.py"
     file.write_text(

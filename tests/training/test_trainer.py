@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.weights.rollouts import DropTruncated
 from mmrl.core.types import Group, Reading
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import NamedReward, RewardRunner
-from tests.fakes import SAMPLED, FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import SAMPLED, FakeTextPolicy, prompts, right_letter
 from tests.training.conftest import make_trainer
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.algorithms.planners import Once
-from mmrl.algorithms.planners_video import DifficultyAware, WithTruth
-from mmrl.algorithms.presets import grpo
-from mmrl.algorithms.presets_video import PRESETS, tw_grpo
-from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
+from mmrl.algorithms.presets.text import grpo
+from mmrl.algorithms.presets.video import PRESETS, tw_grpo
+from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
 from mmrl.core.types import Group, Reading, Request, Revision, Video
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.training.conftest import make_trainer
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]

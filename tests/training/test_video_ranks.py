@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets_video import PRESETS
+from mmrl.algorithms.presets.video import PRESETS
 from tests.training import test_ranks as ranks
 
 SCRIPT = """
@@ -13,11 +13,11 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from accelerate import Accelerator
-from mmrl.algorithms.presets_video import PRESETS
+from mmrl.algorithms.presets.video import PRESETS
 from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from tests.training.test_video_methods import CLIPS, video_trainer
-from tests.fakes import prompts
+from tests.support.fakes import prompts
 
 accelerator = Accelerator(cpu=True)
 ranks = Ranks(accelerator) if accelerator.num_processes > 1 else Ranks()

@@ -1,0 +1,1 @@
+"""What text and flow policies share: weights, shards, adapters, models without memory."""
