@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.train import workplace
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
+from mmrl.app.run.context import workplace
 from mmrl.app.run.folder import RunDir
 from mmrl.tiny.grounding import WarmStart, warm_start
 from mmrl.training.checkpoint import Checkpoints

@@ -85,7 +85,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.app.plugins.resolve import load
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-    from mmrl.policies.text.settings import LoraSettings
+    from mmrl.policies.shared.lora import LoraSettings
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings

@@ -9,22 +9,8 @@ import typer
 from typer import Argument, Option
 
 from mmrl.app.commands.demo import DEMOS
+from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
 
-TRACEBACK = "MMRL_TRACEBACK"
-EXTRAS = {
-    "jinja2": "report",
-    "matplotlib": "report",
-    "sklearn": "demo",
-    "pyarrow": "data",
-    "fastapi": "server",
-    "uvicorn": "server",
-    "httpx": "server",
-    "math_verify": "rewards",
-    "pycocotools": "rewards",
-    "rapidfuzz": "rewards",
-    "rouge_score": "rewards",
-}
-"""Package -> the extra that brings it."""
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(no_args_is_help=True)
@@ -65,18 +51,6 @@ def main() -> None:
             raise
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
-
-
-def sentence(error: ValueError | OSError | ModuleNotFoundError) -> str:
-    """What went wrong; for errors that mmrl did not word itself, also how to see where."""
-    if isinstance(error, ModuleNotFoundError):
-        return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name or ""]}]"'
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    ours = module.partition(".")[0].startswith("mmrl")
-    return str(error) if ours else f"{error} ({type(error).__name__} in {module}; --traceback shows where)"
 
 
 def print_version(wanted: bool) -> None:

@@ -68,7 +68,7 @@ def test_several_processes_that_know_nothing_of_each_other(name: str):
 @pytest.mark.slow
 def test_accelerate_launch_on_cpus_runs_one_process():
     """The launcher leaves no number behind, so the command above this one is read; here it is the real launcher."""
-    code = "from mmrl.app import launch; launch.open_accelerator()"
+    code = "from mmrl.app.run.launch import open_accelerator; open_accelerator()"
     words = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--no_python", sys.executable, "-c", code]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0

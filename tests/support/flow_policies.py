@@ -12,7 +12,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Branching, Full, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.policies.text.settings import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings
 
 FAMILIES = ("sd3", "flux", "qwen_image")
 PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}

@@ -9,7 +9,7 @@ import pytest
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.policies.text.settings import VideoSettings
+from mmrl.policies.video.settings import VideoSettings
 from mmrl.tiny.vlms import build
 from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError

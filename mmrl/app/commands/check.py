@@ -17,12 +17,12 @@ from rich.text import Text
 from mmrl.algorithms.algorithm import OLD_LOGPROBS
 from mmrl.algorithms.planners.base import Once
 from mmrl.app.commands.plan import Plan, draw_up
-from mmrl.app.commands.train import RUNS, workplace
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.planning.memory import advice, room, sized
 from mmrl.app.run.build import Job, build, held_out_prompts, load_prompts, seen
+from mmrl.app.run.context import RUNS, workplace
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected
 from mmrl.training.ratio_gate import Gap

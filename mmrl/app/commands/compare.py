@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Series, line_chart
 from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired, read_rows
 from mmrl.app.report.page import Chart, environment, number, signed
-from mmrl.app.run.folder import Line, replace_text
+from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward
 
 Task = tuple[str, str]

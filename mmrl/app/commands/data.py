@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from mmrl.app.config.algorithm import plain
 from mmrl.app.config.run import load
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.tables import Table
+from mmrl.app.toml.values import plain
 from mmrl.data.grounding import Layout, check_file
 from mmrl.data.split import Part, split
 from mmrl.data.validate import check as check_prompts

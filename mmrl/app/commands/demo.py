@@ -67,8 +67,9 @@ def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequenc
     Raises:
         ValueError: no such demo, or overrides that the config does not take.
     """
-    from mmrl.app.commands.train import console, run_training
+    from mmrl.app.commands.train import run_training
     from mmrl.app.config import run as configs
+    from mmrl.app.run.context import console
 
     demo = demo_of(name)
     words = [f"{key}={seed}" for key in SEEDS]
@@ -93,10 +94,10 @@ def taught(name: str, seed: int) -> Path:
     """The folder of the model that imitation made, with a progress bar while it is made."""
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
-    from mmrl.app.commands.train import console
     from mmrl.app.config import run as configs
-    from mmrl.app.modality.base import kind_of
+    from mmrl.app.modality.registry import kind_of
     from mmrl.app.run.build import TINY
+    from mmrl.app.run.context import console
     from mmrl.tiny.taught import TAUGHT
 
     policy = configs.load(demo_of(name).config).config.policy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.report.data import RunData, changes, load
 from mmrl.app.report.page import number, signed

@@ -8,9 +8,9 @@ from typing import Any
 from rich.progress import track
 
 from mmrl.answers.boxes.box import Box
-from mmrl.app.commands.train import console
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build, load_prompts
+from mmrl.app.run.context import console
 from mmrl.core.types import Prompt, Request
 from mmrl.data.difficulty import Kept, keep_learnable
 from mmrl.data.files import relative_to, write_jsonl

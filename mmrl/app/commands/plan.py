@@ -8,14 +8,14 @@ import torch
 from rich.console import Console
 from rich.table import Table as Grid
 
-from mmrl.app.commands.train import updates, workplace
 from mmrl.app.config import run as configs
 from mmrl.app.config.plugin_checks import check_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, Rehearsal
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
 from mmrl.app.run.build import Prompts, build, check_ranks, load_prompts, seen, with_local_model
+from mmrl.app.run.context import updates, workplace
 from mmrl.training.rewards import stopwatch
 
 console = Console(highlight=False)

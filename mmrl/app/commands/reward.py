@@ -19,7 +19,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.reward_test import probes

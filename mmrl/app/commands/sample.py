@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from mmrl.app.commands.train import workplace
 from mmrl.app.config import run as configs
 from mmrl.app.modality.prompt_view import seen
 from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import workplace
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
 from mmrl.app.run.sample_files import digest, encoded
 from mmrl.app.toml.did_you_mean import did_you_mean

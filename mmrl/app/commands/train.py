@@ -1,36 +1,28 @@
 """What `mmrl train` and `mmrl eval` do, from the words of a command line to the last line they print."""
 
-import logging
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table as Grid
 
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
 from mmrl.app.report.data import changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import RUNS, console, updates, workplace
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.launch import alone, check_same, ending_together, open_accelerator
+from mmrl.app.run.launch import alone, check_same
 from mmrl.app.run.signals import listening
 from mmrl.core.protocols import State
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.distributed import Ranks
-
-RUNS = Path("runs")
-console = Console(stderr=True, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -94,46 +86,6 @@ def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
         if ranks.is_main:
             announce(run)
     return run
-
-
-def updates(algorithm: Algorithm) -> str:
-    """How often a step's rollouts are trained on: clip ranges and the learning rate mean something only together with it."""
-    count = algorithm.epochs * algorithm.minibatches
-    if count == 1:
-        return "1 update per step: ratios are 1 there, so clipping has nothing to do"
-    return f"{count} updates per step ({algorithm.minibatches} minibatches, {algorithm.epochs} passes), the first at ratio 1"
-
-
-@contextmanager
-def workplace() -> Iterator[tuple[Any, Ranks]]:
-    """Accelerate's processes and devices, and warnings on the terminal; left by all processes together."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    from transformers.utils.logging import disable_progress_bar
-
-    if not console.is_terminal:
-        disable_progress_bar()
-    accelerator = open_accelerator()
-    ranks = Ranks(accelerator)
-    if accelerator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        # What trains on a CPU is so small that threads cost more than they give.
-        torch.set_num_threads(1)
-    logger, handler = logging.getLogger("mmrl"), OnTerminal(logging.WARNING)
-    if ranks.is_main:
-        logger.addHandler(handler)
-    try:
-        with ending_together(ranks):
-            yield accelerator, ranks
-            ranks.close()
-    finally:
-        logger.removeHandler(handler)
-
-
-class OnTerminal(logging.Handler):
-    """Warnings as yellow lines, above the progress bar where there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        console.print(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow", markup=False, highlight=False)
 
 
 def new_run(resolved: Resolved, ranks: Ranks) -> RunDir:

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from mmrl.app.config.algorithm import check_plain, check_settings, with_none, written
+from mmrl.app.config.algorithm import check_settings, with_none, written
 from mmrl.app.config.run import DataConfig, Resolved, WatchedReward
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.keys import check_keys, fields_of
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.values import check_plain
 from mmrl.serving.reward_client import is_url
 
 SERVED = ("deadline_s", "token_env")

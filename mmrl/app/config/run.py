@@ -14,13 +14,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import tomli_w
 from pydantic import InstanceOf
 
-from mmrl.app.config.algorithm import NONE, SLOTS, Assembly, assemble, plain, with_none, written
-from mmrl.app.modality.base import KINDS, POLICIES, PolicyConfig, kind_of
+from mmrl.app.config.algorithm import NONE, SLOTS, Assembly, assemble, with_none, written
+from mmrl.app.files import replace_text
+from mmrl.app.modality.registry import KINDS, POLICIES, PolicyConfig, kind_of
 from mmrl.app.plugins.catalog import find_config
-from mmrl.app.run.folder import replace_text
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip, check_value
 from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
+from mmrl.app.toml.values import plain
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling

@@ -13,11 +13,11 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.core.protocols import Planner
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
-from mmrl.policies.text.dry_run import Diary, Tally
+from mmrl.policies.shared.call_log import Diary, Tally
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.trainer import Trainer
 

@@ -12,9 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mmrl.answers.boxes.box import Box
+from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Series, histogram, line_chart
 from mmrl.app.report.data import EVAL, TRAIN, Change, Row, RunData, Spans, changes, column, extremes, load, mean, pairs, read_rows
-from mmrl.app.run.folder import Line, replace_text
+from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import duration, is_reward
 
 ASSETS = Path(__file__).parent / "assets"

@@ -16,7 +16,8 @@ from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.app.config.algorithm import made_of
 from mmrl.app.config.plugin_checks import SERVED, check_data, check_plug_ins
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
-from mmrl.app.modality.base import KINDS, Kind, PolicyConfig, kind_of
+from mmrl.app.modality.base import Kind
+from mmrl.app.modality.registry import KINDS, PolicyConfig, kind_of
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.run.folder import RunDir

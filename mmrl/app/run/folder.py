@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import __version__
+from mmrl.app.files import replace_text
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
 """What can change a run's numbers."""
@@ -192,21 +193,6 @@ def read_lines(file: Path) -> JsonLines:
                 ) from None
             return JsonLines(lines, torn=True)
     return JsonLines(lines)
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    replace_bytes(file, text.encode())
-
-
-def replace_bytes(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    fresh = file.with_name(file.name + ".new")
-    with fresh.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(fresh, file)
 
 
 def to_json(value: float) -> float | str:

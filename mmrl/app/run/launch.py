@@ -183,7 +183,7 @@ def ending_together(ranks: Ranks) -> Iterator[None]:
 
 def told(error: Exception, ranks: Ranks) -> str:
     """A user's mistake as a sentence, the end of a neighbour as another, anything else with its traceback."""
-    from mmrl.app.cli import sentence
+    from mmrl.app.errors import sentence
 
     name = f"process {ranks.rank} of {ranks.world}"
     if is_sentence(error):
@@ -202,7 +202,7 @@ def is_of_a_neighbour(error: Exception) -> bool:
 
 
 def is_sentence(error: Exception) -> bool:
-    from mmrl.app.cli import EXTRAS, TRACEBACK
+    from mmrl.app.errors import EXTRAS, TRACEBACK
 
     known = not isinstance(error, ModuleNotFoundError) or error.name in EXTRAS
     return isinstance(error, ValueError | OSError | ModuleNotFoundError) and known and not os.environ.get(TRACEBACK)

@@ -25,7 +25,8 @@ from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.timelines import read_timeline
-from mmrl.app.run.folder import Line, RunDir, replace_bytes
+from mmrl.app.files import replace_bytes
+from mmrl.app.run.folder import Line, RunDir
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from mmrl.app.run.folder import Line, RunDir, as_text, replace_text
+from mmrl.app.files import replace_text
+from mmrl.app.run.folder import Line, RunDir, as_text
 from mmrl.app.run.sample_files import frames_of, sample_lines, strip
 from mmrl.core.protocols import Tracker
 from mmrl.core.types import Group, Scores, Status

@@ -19,8 +19,8 @@ from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.loading import FAMILIES, add_trainable, load_index
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.call_log import Diary, Unexamined, with_gradients
 from mmrl.policies.shared.meta_models import counting, pretended, size_of
-from mmrl.policies.text.dry_run import Diary, Unexamined, with_gradients
 
 
 def pretended_load(config: FlowPolicyConfig) -> FlowFamily:

@@ -13,8 +13,8 @@ from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.settings import LoraSettings
 
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,

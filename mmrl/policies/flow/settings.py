@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl.policies.text.settings import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings
 
 
 @dataclass(frozen=True)

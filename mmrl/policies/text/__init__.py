@@ -4,9 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmrl.policies.shared.lora import LoraSettings
     from mmrl.policies.text.policy import TextPolicy
-    from mmrl.policies.text.settings import LoraSettings, Sampling, TextPolicyConfig, VideoSettings
+    from mmrl.policies.text.settings import Sampling, TextPolicyConfig
     from mmrl.policies.text.trace import TextTrace
+    from mmrl.policies.video.settings import VideoSettings
 
 _HOMES = {
     "LoraSettings": "settings",

@@ -6,14 +6,14 @@ Prompts are read by the model's own processor, completions have a length that is
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
-from mmrl.core.types import Rollouts
+from mmrl.policies.shared.call_log import Diary, Unexamined, with_gradients
 from mmrl.policies.shared.meta_models import KnownMasks, counting, pretended, size_of
 from mmrl.policies.text import loading
 from mmrl.policies.text.encode import PromptBatch
@@ -25,51 +25,8 @@ from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
 
-PHASES = ("rollout", "read", "update")
 JOINED = "flash_pretended"
 """To towers that cut pictures into windows, a name with flash means: one call, told where windows begin."""
-
-
-@dataclass
-class Tally:
-    """What the policy was asked in one phase of a step."""
-
-    parts: int = 0
-    """Pieces of work: decoding side by side, or one forward over part of a batch."""
-    passes: int = 0
-    """Forwards of the network; in a text model those that decode a token included."""
-    vision: int = 0
-    """Passes of the vision tower."""
-    rows: int = 0
-    """Completions, or (flow) latents that the network saw."""
-    positions: int = 0
-    """Tokens, padding included, that went through the network."""
-
-
-@dataclass
-class Diary:
-    """Tallies of a rehearsal, and its largest pieces of work."""
-
-    tallies: dict[str, Tally] = field(default_factory=lambda: {phase: Tally() for phase in PHASES})
-    largest: dict[str, tuple[int, Any]] = field(default_factory=dict[str, tuple[int, Any]])
-    """Phase -> positions of the largest piece of work, and that piece."""
-
-    def note(self, phase: str, work: Any, passes: int, vision: int, rows: int, positions: int) -> None:
-        tally = self.tallies[phase]
-        tally.parts, tally.passes, tally.vision = tally.parts + 1, tally.passes + passes, tally.vision + vision
-        tally.rows, tally.positions = tally.rows + rows, tally.positions + positions
-        if positions > self.largest.get(phase, (0, None))[0]:
-            self.largest[phase] = (positions, work)
-
-
-class Unexamined:
-    """There is nothing real to find a mistake in."""
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Finds nothing."""
-
-    def suspects(self, rollouts: Rollouts) -> tuple[()]:
-        return ()
 
 
 def pretended_load(config: TextPolicyConfig) -> Loaded:
@@ -258,12 +215,6 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     if config.min_pixels is not None or config.max_pixels is not None:
         family.limit_pixels(processor, config.min_pixels, config.max_pixels)
     return processor
-
-
-def with_gradients(network: nn.Module) -> None:
-    """Gradients exist when the second part of an update begins; they are counted beside the activations."""
-    for weight in network.parameters():
-        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
 
 
 def forward(work: Score, policy: TextRehearsal, with_gradient: bool) -> None:

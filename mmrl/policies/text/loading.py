@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from mmrl.core.offline import offline_note
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
-from mmrl.policies.text.settings import LoraSettings, TextPolicyConfig
+from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")

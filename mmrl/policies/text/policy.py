@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from mmrl.core.protocols import State, View
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import Peers, reshard, wrapped
 from mmrl.policies.shared.weights import Shadow, load_state, state_of, whole
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
+from mmrl.policies.text.clips import plan_of
 from mmrl.policies.text.diagnose import TextExaminer
 from mmrl.policies.text.encode import Encoded, Encoder, collate_prompts
 from mmrl.policies.text.evaluate import QUANTITIES, score_of
@@ -24,9 +26,10 @@ from mmrl.policies.text.loading import load, never_written
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack
 from mmrl.policies.text.rollout import Row, Shelf, assemble, check_reading, check_requests, given_tokens, plan, texts_of
-from mmrl.policies.text.settings import LoraSettings, Sampling, TextPolicyConfig, VideoSettings
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, of_nothing
-from mmrl.policies.video.input import VideoInput, plan_of
+from mmrl.policies.video.input import VideoInput
+from mmrl.policies.video.settings import VideoSettings
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
 T = TypeVar("T")

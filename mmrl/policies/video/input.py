@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from mmrl.core.types import ClipTime, Prompt, Video
-from mmrl.policies.text.families import Family
-from mmrl.policies.text.settings import VideoSettings
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
 
 SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
@@ -71,19 +70,6 @@ class VideoInput:
 
     def _cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
-
-
-def plan_of(family: Family, processor: Any, settings: VideoSettings) -> Plan:
-    """What this model and these settings want of every clip."""
-    able = family.sees_videos and getattr(processor, "video_processor", None) is not None
-    return Plan(
-        fps=settings.fps,
-        min_frames=settings.min_frames,
-        max_frames=settings.max_frames,
-        multiple=family.frame_multiple,
-        budget=family.video_budget(processor, settings) if able else None,
-        backend=settings.backend,
-    )
 
 
 def exists(video: Video) -> bool:

@@ -14,13 +14,13 @@ from mmrl.algorithms.presets import video as presets_video
 from mmrl.app import cli
 from mmrl.app.commands import plan
 from mmrl.app.config import run as configs
-from mmrl.app.modality.base import kind_of
+from mmrl.app.modality.registry import kind_of
 from mmrl.app.planning.count_calls import Rehearsal
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Prompt
+from mmrl.policies.shared.call_log import PHASES, Tally
 from mmrl.policies.shared.meta_models import counting, size_of
-from mmrl.policies.text.dry_run import PHASES, Tally
 from mmrl.policies.text.generate import Job
 from mmrl.policies.text.policy import TextPolicy
 from tests.support.flow_runs import Make

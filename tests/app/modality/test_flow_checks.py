@@ -10,7 +10,7 @@ import torch
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.app.commands.export import export
-from mmrl.app.commands.train import evaluate, run_training, updates
+from mmrl.app.commands.train import evaluate, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
@@ -18,6 +18,7 @@ from mmrl.app.plugins.resolve import load, modalities
 from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
+from mmrl.app.run.context import updates
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Weights

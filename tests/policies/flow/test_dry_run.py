@@ -8,7 +8,7 @@ from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.policies.flow.dry_run import FlowRehearsal
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.text.dry_run import Diary
+from mmrl.policies.shared.call_log import Diary
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

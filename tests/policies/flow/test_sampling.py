@@ -16,7 +16,7 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.policies.text.settings import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import (
     FAMILIES,
     PLANS,

@@ -11,7 +11,7 @@ from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.core.types import Prompt, Reading, Request
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.text.settings import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import FAMILIES, LOGPROBS, LORA, PLANS, latents, logprobs, make, requests, stir
 
 REF, EMA = Reading("logprobs", "ref"), Reading("logprobs", "ema")

@@ -12,11 +12,11 @@ import pytest
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.types import Video
-from mmrl.policies.text.settings import VideoSettings
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput, shuffled
 from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
+from mmrl.policies.video.settings import VideoSettings
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
 
 

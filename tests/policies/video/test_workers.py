@@ -11,10 +11,10 @@ import pytest
 
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.settings import VideoSettings
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
 from tests.support.text_policies import SAMPLED, make
 from tests.support.videos import even, write_video

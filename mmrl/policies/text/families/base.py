@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmrl.policies.text.settings import VideoSettings
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.settings import VideoSettings
 
 Media = Mapping[str, Tensor]
 """The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""

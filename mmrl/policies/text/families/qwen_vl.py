@@ -10,9 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.policies.text.families.base import Family, Media
-from mmrl.policies.text.settings import VideoSettings
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.settings import VideoSettings
 
 BOX_SPACES = {"qwen2_vl": "norm1000", "qwen2_5_vl": "resized", "qwen3_vl": "norm1000", "qwen3_vl_moe": "norm1000"}
 

@@ -1,0 +1,20 @@
+"""How a model's own processor samples clips."""
+
+from typing import Any
+
+from mmrl.policies.text.families import Family
+from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.settings import VideoSettings
+
+
+def plan_of(family: Family, processor: Any, settings: VideoSettings) -> Plan:
+    """What this model and these settings want of every clip."""
+    able = family.sees_videos and getattr(processor, "video_processor", None) is not None
+    return Plan(
+        fps=settings.fps,
+        min_frames=settings.min_frames,
+        max_frames=settings.max_frames,
+        multiple=family.frame_multiple,
+        budget=family.video_budget(processor, settings) if able else None,
+        backend=settings.backend,
+    )
