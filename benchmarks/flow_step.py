@@ -97,7 +97,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     sizes = {"height": 32, "width": 32, "max_prompt_tokens": 0, "forward_rows": args.rows, "decode_rows": args.rows}
     config = FlowPolicyConfig(args.model, guidance=args.guidance, lora=LoraSettings(rank=8, alpha=16), **sizes)
     policy = FlowPolicy(config, ["ref"])
-    settings = TrainSettings(prompts_per_step=args.prompts, budget=args.rows, optimizer=OptimizerSettings(lr=LR))
+    settings = TrainSettings(prompts_per_step=args.prompts, micro_batch=args.rows, optimizer=OptimizerSettings(lr=LR))
     prompts = load("shapes", "datasets")()
     trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([NamedReward("parity", parity)]), settings)
     inside = Inside(policy.net.transformer)

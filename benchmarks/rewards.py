@@ -84,7 +84,7 @@ class Sampler:
     def __init__(self, seconds_per_group: float) -> None:
         self.seconds_per_group = seconds_per_group
 
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         time.sleep(self.seconds_per_group * len(requests))
         groups = tuple(Group(r.group_id, r.prompt, (Sample("x"),) * r.count) for r in requests)
         ids = torch.tensor([group.id for group in groups for _ in group.samples])

@@ -75,7 +75,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     policy = TextPolicy(TextPolicyConfig(model=args.model, sampling=Sampling(max_new_tokens=args.tokens)))
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=args.group_size)
     reward = NamedReward("iou", lambda group: [overlap(s.text or "", truth[group.prompt.id]) for s in group.samples])
-    settings = TrainSettings(prompts_per_step=args.prompts, budget=100_000, optimizer=OptimizerSettings(lr=1e-6))
+    settings = TrainSettings(prompts_per_step=args.prompts, micro_batch=100_000, optimizer=OptimizerSettings(lr=1e-6))
     trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([reward]), settings)
     steps = [trainer.step() for _ in range(WARM_UP + args.steps)][WARM_UP:]
     split = {name: [step[f"time/{name}_s"] for step in steps] for name in ("rollout", "reward", "read", "update")}

@@ -63,7 +63,7 @@ def main() -> None:
     prompt = Prompt("cat", "Where is the cat?", media=(Image.new("RGB", (60, 40), "red"),))
     rollouts = policy.rollout([Request(prompt, count=4, group_id=0)])
     live = policy.read(rollouts.trace, [Reading("logprobs")], rollouts.action_mask)[Reading("logprobs")]
-    sampled = rollouts.recorded[Reading("logprobs", "sampler")]
+    sampled = rollouts.recorded[Reading("logprobs", "rollout")]
     difference = ((live - sampled) * rollouts.action_mask).abs().max().item()
     assert difference < 2e-5, difference
     print(f"sampled and re-evaluated log-probabilities differ by at most {difference:.1e}")

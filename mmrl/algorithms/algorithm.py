@@ -17,7 +17,7 @@ from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
 OLD_LOGPROBS = Reading("logprobs", "old")
-OF_THE_STEP = ("old", "sampler")
+OF_THE_STEP = ("old", "rollout")
 """Not kept beside the policy: `old` is read before the first update, `sampler` was recorded while sampling."""
 
 
@@ -28,7 +28,7 @@ class Algorithm:
     objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
     advantage: Advantage = field(default_factory=GroupNorm)
-    share: Weight = field(default_factory=SequenceMean)
+    aggregation: Weight = field(default_factory=SequenceMean)
     """The aggregation: how much every action counts."""
     importance: tuple[Weight, ...] = ()
     masks: tuple[Mask, ...] = ()
@@ -49,7 +49,7 @@ class Algorithm:
     @property
     def all_reads(self) -> tuple[Reading, ...]:
         """Every reading any part needs."""
-        parts = [term for _, term in self.objective] + [self.share, *self.importance, *self.shaping]
+        parts = [term for _, term in self.objective] + [self.aggregation, *self.importance, *self.shaping]
         return tuple(dict.fromkeys(reading for part in parts for reading in part.reads))
 
     @property
@@ -94,7 +94,7 @@ class Algorithm:
         def filled(part: Any) -> Any:
             return replace(part, length=max_new_tokens) if getattr(part, "length", 0) is None else part
 
-        return replace(self, share=filled(self.share), shaping=tuple(filled(part) for part in self.shaping))
+        return replace(self, aggregation=filled(self.aggregation), shaping=tuple(filled(part) for part in self.shaping))
 
     def check(self, policy: Policy) -> None:
         """Refuse at build time what would train on nonsense.
@@ -109,14 +109,14 @@ class Algorithm:
         missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
-        for part in (self.share, *self.importance, *self.shaping):
+        for part in (self.aggregation, *self.importance, *self.shaping):
             moving = [reading.quantity for reading in part.reads if reading.model == "policy"]
             if moving:
                 raise ValueError(
                     f"{type(part).__name__} reads {moving} under the policy's moving weights; "
                     "weights and shaping are fixed before the first update: read model='old' instead"
                 )
-        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "sampler"]
+        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "rollout"]
         if from_sampler and self.old == "recorded":
             raise ValueError(
                 f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
@@ -136,17 +136,17 @@ class Algorithm:
             mask = mask & part(rollouts)
         return mask
 
-    def shape(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+    def shape_rewards(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         for part in self.shaping:
             scores = part(scores, rollouts, frozen)
         return scores
 
-    def weigh(self, batch: Batch, counts: Counts) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+    def loss_weights(self, batch: Batch, counts: Counts) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
         """Share and importance of every action of a minibatch."""
         importance = torch.ones_like(batch.advantages)
         for weight in self.importance:
             importance = importance * weight(batch, counts)
-        return self.share(batch, counts) * batch.rollouts.action_mask, importance
+        return self.aggregation(batch, counts) * batch.rollouts.action_mask, importance
 
     def loss(self, batch: Batch, live: Mapping[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of this part of the minibatch (parts add up), and metrics weighed with the shares (they add up too).

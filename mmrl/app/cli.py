@@ -93,7 +93,7 @@ def train(
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
     from mmrl.app.commands import train as jobs
 
-    given = jobs.Given(arguments or [], task, model, data, reward or [], output, resume)
+    given = jobs.TrainArguments(arguments or [], task, model, data, reward or [], output, resume)
     jobs.train(given)
 
 

@@ -42,8 +42,8 @@ class Policy(Protocol):
         """Weights kept beside the live ones: ref, ema."""
         ...
 
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
-        """Sample. `how` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
         ...
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -53,8 +53,8 @@ class Policy(Protocol):
         """
         ...
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
-        """Cut a batch into parts that fit `budget` (positions of one forward), never finer than `scope`."""
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Cut a batch into parts that fit `micro_batch` (positions of one forward), never finer than `scope`."""
         ...
 
     def join(self, traces: Sequence[Trace]) -> Trace:
@@ -123,7 +123,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Protocol):
+class Peekable(Protocol):
     """A sampler that knows its next prompts before they are drawn."""
 
     def peek(self, num_prompts: int) -> Iterable[Prompt]:
@@ -146,7 +146,7 @@ class Prefetching(Protocol):
 
 
 @runtime_checkable
-class Vetting(Protocol):
+class PromptChecker(Protocol):
     """A policy that can say beforehand which prompts it cannot be shown."""
 
     def unreadable(self, prompts: Sequence[Prompt]) -> Mapping[int, str]:
@@ -155,7 +155,7 @@ class Vetting(Protocol):
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Hypothesis:
     """A reason why training may evaluate other log-probabilities than the sampler noted, and the reading that would show it."""
 
     cause: str
@@ -165,7 +165,7 @@ class Suspect:
     remedy: str
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
-    must_equal: Literal["sampler", "reading"] = "sampler"
+    must_equal: Literal["rollout", "reading"] = "rollout"
     """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
     what training reads, which it must not."""
     shrinks: float = 20.0
@@ -175,7 +175,7 @@ class Suspect:
 
 
 @runtime_checkable
-class Examiner(Protocol):
+class Diagnostics(Protocol):
     """Looks closer at rollouts, for one policy."""
 
     def audit(self, rollouts: Rollouts) -> None:
@@ -186,7 +186,7 @@ class Examiner(Protocol):
         """
         ...
 
-    def suspects(self, rollouts: Rollouts) -> Iterable[Suspect]:
+    def hypotheses(self, rollouts: Rollouts) -> Iterable[Hypothesis]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
 
         Every process makes the same forwards for as many rows, whatever it finds.
@@ -195,11 +195,11 @@ class Examiner(Protocol):
 
 
 @runtime_checkable
-class Examined(Protocol):
+class Diagnosable(Protocol):
     """A policy that can be looked at closer."""
 
     @property
-    def examiner(self) -> Examiner: ...
+    def diagnostics(self) -> Diagnostics: ...
 
 
 @runtime_checkable
@@ -235,7 +235,7 @@ class Mask(Protocol):
 
 @runtime_checkable
 class Weight(Protocol):
-    """Rollouts -> (n, t). As `share` it is the aggregation; as `importance` it multiplies credited terms."""
+    """Rollouts -> (n, t). As `aggregation` it is the aggregation; as `importance` it multiplies credited terms."""
 
     @property
     def reads(self) -> tuple[Reading, ...]: ...

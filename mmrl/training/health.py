@@ -167,7 +167,8 @@ def length(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         yield (
             "short",
             f"completions shrank to {now:.3g} tokens, {gain:.0%} of the start's: read the samples; if something is missing in "
-            "them, reward it, or compare the mean over tokens (algorithm.share) with the mean over rollouts, which favours short",
+            "them, reward it, or compare the mean over tokens (algorithm.aggregation) with the mean over rollouts, which favours "
+            "short",
         )
     if gain > limits.length_factor:
         yield (

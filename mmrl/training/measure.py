@@ -10,7 +10,7 @@ from mmrl.training.distributed import Ranks
 from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
 from mmrl.training.rewards import GroupScores
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 def mean(values: list[float]) -> float:
@@ -76,7 +76,7 @@ def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
 
 def entropy(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     """rollout/entropy, estimated from the sampler's own log-probabilities of the tokens it drew; nothing for pictures."""
-    drawn = rollouts.recorded.get(SAMPLED)
+    drawn = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if drawn is None or not any(sample.token_ids is not None for group in rollouts.groups for sample in group.samples):
         surprise, count = 0.0, 0
     else:

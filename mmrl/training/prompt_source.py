@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mmrl.core.protocols import Policy, PromptSampler, Vetting
+from mmrl.core.protocols import Policy, PromptChecker, PromptSampler
 from mmrl.core.types import Prompt
 from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
@@ -32,7 +32,7 @@ class Drawing:
         Raises:
             TrainingStoppedError: more prompts than the limit cannot be read; names the last one.
         """
-        if not self.limit or not isinstance(self.policy, Vetting):
+        if not self.limit or not isinstance(self.policy, PromptChecker):
             return list(self.sampler.draw(count))
         found: list[Prompt] = []
         for _ in range(MOST_DRAWS):
@@ -48,7 +48,7 @@ class Drawing:
     def latest(self) -> str:
         return next(reversed(self.skipped.values()), "nothing was skipped")
 
-    def wrong(self, policy: Vetting, drawn: list[Prompt]) -> Mapping[int, str]:
+    def wrong(self, policy: PromptChecker, drawn: list[Prompt]) -> Mapping[int, str]:
         """Place -> what is wrong, of the prompts of all ranks; every rank looks at its part."""
         start, stop = (len(drawn) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1))
         known = {place: self.skipped[prompt.id] for place, prompt in enumerate(drawn) if prompt.id in self.skipped}

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.core.protocols import Examined, Policy, Suspect
+from mmrl.core.protocols import Diagnosable, Hypothesis, Policy
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.settings import TrainSettings
 
-LIVE, SAMPLED = Reading("logprobs"), Reading("logprobs", "sampler")
+LIVE, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""
 SHARE = 0.1
@@ -85,7 +85,7 @@ class RatioGate:
         if not self.closed:
             return
         self.closed = False
-        old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(SAMPLED))
+        old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(ROLLOUT_LOGPROBS))
         if old is None or LIVE not in live:
             return
         clips = [(min(term.low, term.high), term.level) for _, term in self.algorithm.objective if isinstance(term, Clip)]
@@ -123,19 +123,19 @@ class RatioGate:
             )
 
     def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap, bounds: tuple[float, float]) -> str:
-        """A sentence on the first suspect that explains the worst rows, or on what was tried in vain."""
+        """A sentence on the first hypothesis that explains the worst rows, or on what was tried in vain."""
         fewest = -self.ranks.most(-len(rollouts))
-        if not isinstance(self.policy, Examined) or fewest == 0:
+        if not isinstance(self.policy, Diagnosable) or fewest == 0:
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
-        inquiry = Inquiry(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
+        diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
         tried: list[str] = []
         answer = ""
-        for suspect in self.policy.examiner.suspects(inquiry.rollouts):
+        for hypothesis in self.policy.diagnostics.hypotheses(diagnosis.rollouts):
             # One process may stop at the first cause; of several, all read equally often.
-            said = inquiry.ask(suspect) if not answer or self.ranks.world > 1 else None
+            said = diagnosis.ask(hypothesis) if not answer or self.ranks.world > 1 else None
             answer = answer or said or ""
-            tried.append(suspect.cause)
+            tried.append(hypothesis.cause)
             if answer and self.ranks.world == 1:
                 break
         infinite = gap.worst == math.inf
@@ -144,7 +144,7 @@ class RatioGate:
 
 
 @dataclass
-class Inquiry:
+class Diagnosis:
     """The rows that differ most, and what sampler and training say of them."""
 
     rollouts: Rollouts
@@ -160,41 +160,41 @@ class Inquiry:
         gap = Gap.between(self.rollouts.action_mask, self.noted, self.evaluated)
         self.worst, self.average = gap.worst, gap.average
 
-    def ask(self, suspect: Suspect) -> str | None:
+    def ask(self, hypothesis: Hypothesis) -> str | None:
         """A sentence if this is the cause."""
-        if suspect.read is None:
-            return f"Likely cause: {suspect.cause} ({suspect.change}). {suspect.remedy}"
+        if hypothesis.read is None:
+            return f"Likely cause: {hypothesis.cause} ({hypothesis.change}). {hypothesis.remedy}"
         try:
-            values = suspect.read().detach()
+            values = hypothesis.read().detach()
         except (RuntimeError, ValueError, OSError):
             # A change that this model or machine cannot make is no explanation.
             return None
-        if suspect.must_equal == "reading":
-            return self.moved(suspect, values)
+        if hypothesis.must_equal == "reading":
+            return self.moved(hypothesis, values)
         mask = self.rollouts.action_mask
         left = Gap.between(mask, self.noted, torch.where(values.isnan(), self.noted, values))
         still = int((left.compared & ~values.isnan()).sum())
         fits = left.worst <= self.bounds[0] and left.average <= self.bounds[1]
-        shrunk = left.worst * suspect.shrinks <= self.worst < math.inf and left.average * suspect.shrinks <= self.average
-        if suspect.control and not fits:
+        shrunk = left.worst * hypothesis.shrinks <= self.worst < math.inf and left.average * hypothesis.shrinks <= self.average
+        if hypothesis.control and not fits:
             # The rows differ less among themselves than among all: no change may take credit for that.
             self.worst, self.average = min(self.worst, left.worst), min(self.average, left.average)
             return None
         if 2 * still < int(left.compared.sum()) or not (fits or shrunk):
             return None
         return (
-            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(mask)} worst rows differ by "
-            f"{left.worst:.1e} at most instead of {self.worst:.1e}). {suspect.remedy}"
+            f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(mask)} worst rows differ by "
+            f"{left.worst:.1e} at most instead of {self.worst:.1e}). {hypothesis.remedy}"
         )
 
-    def moved(self, suspect: Suspect, values: Tensor) -> str | None:
+    def moved(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
         """Does what training reads change where it must not, and by as much as the difference to be explained?"""
         change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
         if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
             return None
         return (
-            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(values)} worst rows change by "
-            f"{change.worst:.1e}, which must be nothing). {suspect.remedy}"
+            f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(values)} worst rows change by "
+            f"{change.worst:.1e}, which must be nothing). {hypothesis.remedy}"
         )
 
 

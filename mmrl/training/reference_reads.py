@@ -14,7 +14,7 @@ from mmrl.training.distributed import Ranks
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 PLACE = Reading("place", "old")
 OF_GROUPS = "group_"
 """What the names of quantities begin with that compare the rows of one group."""
@@ -40,7 +40,7 @@ class FrozenReader:
         `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do.
         """
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
-        sampled = recorded.get(SAMPLED)
+        sampled = recorded.get(ROLLOUT_LOGPROBS)
         unknown = sampled is not None and self.ranks.most(int((sampled.isnan() & rollouts.action_mask).any())) > 0
         trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
         missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
@@ -54,7 +54,7 @@ class FrozenReader:
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
-        """Evaluate readings for all rows, cut to the budget; those that compare the rows of a group, group by group."""
+        """Evaluate readings for all rows, cut to micro-batches; those that compare the rows of a group, group by group."""
         ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
         places = torch.arange(ones.numel()).reshape(ones.shape)
         whole = Batch(rollouts, ones, ones, ones, {PLACE: places})
@@ -62,7 +62,9 @@ class FrozenReader:
         others = [reading for reading in readings if reading not in compared]
         read: dict[Reading, Tensor] = {}
         if others:
-            read |= self.read_parts(self.policy.split(whole, self.settings.budget, self.algorithm.scope), others, places.shape)
+            read |= self.read_parts(
+                self.policy.split(whole, self.settings.micro_batch, self.algorithm.scope), others, places.shape
+            )
         if compared:
             ids = rollouts.group_ids
             groups = [whole.take((ids == group_id).nonzero()[:, 0]) for group_id in ids.unique()]

@@ -66,7 +66,7 @@ class Meter:
     found: int = 0
 
 
-class Lane:
+class RewardCaller:
     """One distinct reward and the way it is called. Entries of a run that are equal share one."""
 
     def __init__(self, name: str, function: Callable[..., Any], calling: Calling, timeout_s: float | None) -> None:

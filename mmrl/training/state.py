@@ -18,7 +18,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Remembered:
+class RunState:
     """The parts of a run that remember, apart from the number of its step."""
 
     policy: Policy
@@ -97,7 +97,7 @@ def rewards_state(runner: RewardRunner) -> State:
         ValueError: a reward that remembers runs in processes of its own, which cannot be asked.
     """
     found: State = {}
-    for lane in runner.lanes:
+    for lane in runner.callers:
         if remembers(lane.function):
             if lane.where == "process":
                 raise ValueError(
@@ -112,7 +112,7 @@ def rewards_state(runner: RewardRunner) -> State:
 
 def load_rewards(runner: RewardRunner, state: State) -> None:
     """What a new run has no use for (a cache that is now off) is left out."""
-    for lane in runner.lanes:
+    for lane in runner.callers:
         known = state.get(lane.name, {})
         if remembers(lane.function) and "function" in known:
             cast(Stateful, lane.function).load_state_dict(known["function"])

@@ -24,7 +24,7 @@ from mmrl.training.preflight import Audit, TrainingStoppedError
 from mmrl.training.reference_reads import FrozenReader
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
-from mmrl.training.state import Remembered, copied
+from mmrl.training.state import RunState, copied
 from mmrl.training.stopping import AskedToStopError, Stop
 
 
@@ -86,7 +86,7 @@ class Trainer:
         self._before: State = {}
         generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
-        self._remembered = Remembered(*parts)
+        self._run_state = RunState(*parts)
 
     def fit(self) -> None:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
@@ -116,7 +116,7 @@ class Trainer:
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, check=self.reader.gate.closed)
-            scores = self.algorithm.shape(scores, rollouts, frozen)
+            scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             self.observe(rollouts, scores)
             credit = self.credit(scores, rollouts)
             mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
@@ -172,8 +172,8 @@ class Trainer:
         return totals
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
-        """The batch cut to the budget; every rank yields the same number, the missing ones with no share in the loss."""
-        parts = list(self.policy.split(batch, self.settings.budget, self.algorithm.scope))
+        """The batch cut to micro-batches; every rank yields the same number, the missing ones with no share in the loss."""
+        parts = list(self.policy.split(batch, self.settings.micro_batch, self.algorithm.scope))
         idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
         return iter(parts + [idle] * (self.ranks.most(len(parts)) - len(parts)))
 
@@ -234,17 +234,17 @@ class Trainer:
 
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must ask."""
-        return {"index": self.index, "evaluated": self.evaluated, **self._remembered.state_dict()}
+        return {"index": self.index, "evaluated": self.evaluated, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken."""
-        self._remembered.load_state_dict(state)
+        self._run_state.load_state_dict(state)
         self.index, self.evaluated = state["index"], state["evaluated"]
 
     @contextmanager
     def _leavable(self) -> Iterator[None]:
         """Around work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
-        self._before = copied(self._remembered.draws()) if self.ranks.world == 1 else {}
+        self._before = copied(self._run_state.draws()) if self.ranks.world == 1 else {}
         with self.stop.heeded(self.ranks):
             yield
 

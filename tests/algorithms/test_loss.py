@@ -13,12 +13,12 @@ from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.types import Batch, Counts, Reading
 from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
 
-LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
+LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "rollout"))
 ENTROPY, OLD_ENTROPY = Reading("entropy"), Reading("entropy", "old")
 SURROGATES: dict[str, Term] = {
     "reinforce": Reinforce(),
@@ -194,7 +194,7 @@ def test_fixed_length_wants_a_length():
 def test_importance_touches_credited_terms_only():
     batch, live = random_batch(1)
     objective = ((1.0, Clip()), (0.5, ReferenceKL()))
-    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), SamplerCorrection(high=-1.0)))
+    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), RolloutCorrection(high=-1.0)))
     alone = Algorithm(objective=objective[1:])
     expected = loss_and_gradient(alone, weighed(alone, batch), live)
     found = loss_and_gradient(replace(nothing, objective=((0.5, ReferenceKL()),)), weighed(nothing, batch), live)

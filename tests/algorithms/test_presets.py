@@ -16,7 +16,7 @@ from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
 from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
@@ -56,7 +56,11 @@ def test_documentation_has_summary_paper_and_gaps(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_made_of_parts(name):
     algorithm = PRESETS[name]
-    slots: list[tuple[Any, type]] = [(algorithm.advantage, Advantage), (algorithm.share, Weight), (algorithm.planner, Planner)]
+    slots: list[tuple[Any, type]] = [
+        (algorithm.advantage, Advantage),
+        (algorithm.aggregation, Weight),
+        (algorithm.planner, Planner),
+    ]
     slots += [(term, Term) for _, term in algorithm.objective]
     slots += [(part, kind) for kind, parts in ((Weight, algorithm.importance), (Mask, algorithm.masks)) for part in parts]
     slots += [(part, Shaping) for part in algorithm.shaping]
@@ -96,7 +100,7 @@ def test_a_lone_sample_is_allowed_where_nothing_is_compared():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"importance": (SamplerCorrection(),)},
+        {"importance": (RolloutCorrection(),)},
         {"importance": (OffPolicyMask(),)},
         {"objective": ((1.0, Vespo(sampler=True)),)},
     ],

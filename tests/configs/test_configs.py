@@ -19,7 +19,7 @@ SMALL = [
     "steps=2",
     "prompts_per_step=2",
     "algorithm.group_size=2",
-    "budget=4096",
+    "micro_batch=4096",
     "evaluation.num_prompts=2",
     "policy.sampling.max_new_tokens=8",
 ]

@@ -60,7 +60,7 @@ def check(found: dict[str, Any], least: int, right: float = 0.95) -> None:
     [
         "steps",
         "prompts_per_step",
-        "budget",
+        "micro_batch",
         "evaluate_every",
         "save_every",
         "samples_every",

@@ -15,7 +15,7 @@ import typer
 
 from mmrl.app.cli import app
 from mmrl.app.commands.serve import read_spec
-from mmrl.app.commands.train import Given
+from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.plugin_checks import check_plug_ins
 from mmrl.app.plugins.catalog import find_config
@@ -131,7 +131,7 @@ def check_mmrl(words: list[str], desk: Path) -> None:
     elif name == "train" and context.params["resume"] is None:
         options = context.params
         arguments = [word for word in options["arguments"] or [] if not PLACEHOLDER.match(word)]
-        given = Given(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
+        given = TrainArguments(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
         if arguments or options["task"]:
             check_plug_ins(given.resolve())
     elif name == "reward serve":
@@ -287,7 +287,7 @@ def step_names() -> dict[str, Any]:
         "algorithm": trainer.algorithm,
         "batches": trainer.batches,
         "optimizer": trainer.optimizer,
-        "budget": 4096,
+        "micro_batch": 4096,
         "replace": replace,
         "clip_grad_norm_": torch.nn.utils.clip_grad_norm_,
     }

@@ -28,7 +28,7 @@ from tests.support.rows import Nothing, make_batch, scores
 from tests.support.rows import rollouts as rows_of
 
 FLOAT32 = 3e-6
-LOGPROBS, OLD_LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "sampler")
+LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "rollout")
 
 
 def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:
@@ -114,7 +114,9 @@ def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple
         1,
     )
     logprobs = tensor([[edge_log_prob[path] for path in row] for row in paths])
-    shared = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, owned, Nothing(), {SAMPLED: logprobs.float()}, node_ids)
+    shared = Rollouts(
+        plain.groups, plain.group_ids, plain.sample_ids, owned, Nothing(), {ROLLOUT_LOGPROBS: logprobs.float()}, node_ids
+    )
     return shared, paths
 
 
@@ -125,7 +127,7 @@ def tree_advantage(vector: Vector, fusion: Literal["mean", "path"]) -> None:
     nodes = node_columns(rows)
     worth = mean_of_leaves(rewards, nodes, keep)
     if fusion == "path":
-        worth = path_weighted(rewards, nodes, keep, rows.recorded[SAMPLED])
+        worth = path_weighted(rewards, nodes, keep, rows.recorded[ROLLOUT_LOGPROBS])
     part = TreeNorm(p["std_ddof"], p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)
     found = part(scores(rewards[:, None]), rows).values
     seen = {"r"}

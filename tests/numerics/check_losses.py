@@ -14,13 +14,13 @@ from mmrl.algorithms.objectives.covariance import KlCov
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import counts_of, loss_and_gradient, make_batch, weighed
 
-LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
+LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "rollout"))
 OLD_ENTROPY = Reading("entropy", "old")
 LEVELS = {"token": "action", "sequence": "rollout"}
 VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
@@ -113,7 +113,7 @@ def trl_importance(loss_type: str, args: Mapping[str, Any]) -> tuple[Weight, ...
     if "quant" in args:
         weights.append(HighEntropy(quantile=float(args["quant"])))
     if args.get("vllm") and loss_type != "vespo":
-        weights.append(SamplerCorrection(mode="token_truncate", high=None))
+        weights.append(RolloutCorrection(mode="token_truncate", high=None))
     return tuple(weights)
 
 
@@ -144,7 +144,7 @@ def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -
         objective.append((float(args["beta"]), ReferenceKL(ratio_correction=level if args.get("bias_kl") else "none")))
     algorithm = Algorithm(
         objective=tuple(objective),
-        share=trl_share(loss_type, params["max_completion_length"]),
+        aggregation=trl_share(loss_type, params["max_completion_length"]),
         importance=trl_importance(loss_type, args),
     )
     ga, spg = args.get("ga", params.get("gradient_accumulation_steps", 1)), args.get("spg", params.get("steps_per_generation", 1))
@@ -203,7 +203,7 @@ def trl_vllm_importance_sampling(vector: Vector) -> None:
     mask = tensor(inputs["completion_mask"])
     batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), frozen)
     for case in vector.outputs["cases"]:
-        weight = SamplerCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
+        weight = RolloutCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
         expected = tensor(case["ratio"]).expand(mask.shape)
         close(weight(batch, counts_of(batch)), expected, what=str({**case, "ratio": "..."}))
 
@@ -228,7 +228,7 @@ def verl_agg_loss(vector: Vector) -> None:
         counts = Counts(case.get("global_batch_size", ours.rollouts), case.get("batch_num_tokens", ours.actions), ours.groups)
         algorithm = Algorithm(
             objective=((1.0, Given(values)),),
-            share=shares[case["mode"]],
+            aggregation=shares[case["mode"]],
             importance=(ShortBy(),) if case["mode"] == "seq-mean-token-mean" else (),
         )
         loss, _ = algorithm.loss(weighed(algorithm, batch, counts), {})
@@ -243,7 +243,7 @@ def verl_kl_penalty(vector: Vector) -> None:
         term = ReferenceKL(case["kl_penalty"])
         if term.estimator.startswith("k3"):
             term = replace(term, **VERL_K3)
-        algorithm = Algorithm(objective=((1.0, term),), share=TokenSum())
+        algorithm = Algorithm(objective=((1.0, term),), aggregation=TokenSum())
         values = term({LIVE: live, REF: ref}, batch)[0]
         close(values[0], case["value"], what=f"value of {case['kl_penalty']}")
         _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
@@ -277,7 +277,7 @@ def verl_policy_losses(vector: Vector) -> None:
         name, by_row = case["name"], case["agg"] == "seq-mean-token-mean" or case["name"].startswith("geo_mean")
         algorithm = Algorithm(
             objective=((1.0, verl_term(name, vector.params)),),
-            share=SequenceMean() if by_row else TokenMean(),
+            aggregation=SequenceMean() if by_row else TokenMean(),
             importance=(ShortBy(),) if by_row else (),
         )
         counts, tolerance = counts_of(batch), 1e-9
@@ -309,7 +309,7 @@ def easyr1_policy_loss(vector: Vector) -> None:
         by_row = case["avg"] == "seq"
         algorithm = Algorithm(
             objective=((1.0, terms[case["loss_type"]]),),
-            share=SequenceMean() if by_row else TokenMean(),
+            aggregation=SequenceMean() if by_row else TokenMean(),
             importance=(ShortBy(whole=not by_row),),
         )
         # EasyR1 counts fully masked rows

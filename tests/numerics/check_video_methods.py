@@ -68,7 +68,7 @@ def tw_grpo_loss(vector: Vector) -> None:
     batch = make_batch(mask, tensor(inputs["advantages"]), frozen, blocks(len(mask), 3))
     low, high = vector.params["clip"]
     assert tw_grpo.objective == ((1.0, Clip(low, high)),)
-    assert tw_grpo.share == TokenMean()
+    assert tw_grpo.aggregation == TokenMean()
     algorithm = replace(tw_grpo, importance=(GroupDivergence(alpha),))
     loss, _ = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: tensor(inputs["per_token_logps"])})
     close(loss, vector.outputs["loss"], 1e-8)
@@ -81,7 +81,7 @@ def reg_grpo(vector: Vector) -> None:
     ids = blocks(rewards.numel(), rewards.shape[1])
     credit = GroupNorm(ddof=0, eps=vector.params["eps_reward"])(scores(rewards.reshape(-1, 1)), rollouts(mask, ids))
     close(credit.values[:, 0], tensor(vector.inputs["advantages"]).flatten())
-    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), share=SequenceMean())
+    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), aggregation=SequenceMean())
     for case in vector.outputs["cases"]:
         rho = tensor(case["rho"]).flatten()
         # two actions that add up to rho
@@ -184,7 +184,7 @@ def papo_perception_term(vector: Vector) -> None:
     expected = tensor(vector.outputs["per_token"]) * mask
     close(-values, expected, FLOAT32)
     close(metrics["policy/perception"], expected, FLOAT32)
-    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), share=TokenMean())
+    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), aggregation=TokenMean())
     loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
     close(loss, vector.outputs["loss_term"], FLOAT32)
     close(gradient, vector.outputs["grad"], FLOAT32)

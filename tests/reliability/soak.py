@@ -182,12 +182,12 @@ def waited_for(child: int, moment: Moment | None, log: Path) -> int:
 
 def begin_or_go_on(kind: str, folder: Path, steps: int) -> None:
     from mmrl.app.commands import train as jobs
-    from mmrl.app.commands.train import Given
+    from mmrl.app.commands.train import TrainArguments
 
     # a report costs time and is no part of what is compared
     jobs.announce = lambda run: None
     resume = folder if (folder / "config.toml").exists() else None
-    given = Given([], resume=resume) if resume else Given([*words(kind, steps)], output=folder)
+    given = TrainArguments([], resume=resume) if resume else TrainArguments([*words(kind, steps)], output=folder)
     jobs.run_training(given.resolve(), given.resume)
 
 

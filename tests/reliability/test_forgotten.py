@@ -64,7 +64,7 @@ def small(evaluate: bool = True) -> Trainer:
     policy = FakeTextPolicy(shadows=frozenset({"ref", "ema"}))
     rewards = [NamedReward("letter", right_letter, call=Calling(cache=20)), NamedReward("running", Running())]
     optimizer = OptimizerSettings(lr=1e-2, lr_schedule="cosine", warmup_steps=3)
-    settings = TrainSettings(steps=9, prompts_per_step=3, budget=1000, optimizer=optimizer)
+    settings = TrainSettings(steps=9, prompts_per_step=3, micro_batch=1000, optimizer=optimizer)
     runner = RewardRunner(rewards)
     watched = RewardRunner([*rewards, NamedReward("again", Running(scale=2.0), weight=0.0)])
     held_out = Evaluator(policy, prompts()[:2], watched, EvaluationSettings(), "greedy")

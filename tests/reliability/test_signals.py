@@ -48,9 +48,9 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
     """A run with several updates per step that evaluates after every second one; `at` is told of places it comes by."""
 
     class Policy(FakeTextPolicy):
-        def rollout(self, requests: Any, how: Any = None) -> Any:
-            at("rollout" if how is None else "evaluation")
-            return super().rollout(requests, how)
+        def rollout(self, requests: Any, sampling: Any = None) -> Any:
+            at("rollout" if sampling is None else "evaluation")
+            return super().rollout(requests, sampling)
 
         def advance(self) -> None:
             at("update")
@@ -62,7 +62,7 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
 
     algorithm, policy = replace(PRESETS["grpo"], minibatches=2), Policy(shadows=frozenset({"ref", "ema"}))
     runner = RewardRunner([NamedReward("letter", reward)])
-    settings = TrainSettings(steps=5, prompts_per_step=3, budget=1000, evaluate_every=2)
+    settings = TrainSettings(steps=5, prompts_per_step=3, micro_batch=1000, evaluate_every=2)
     evaluator = Evaluator(policy, prompts()[:3], runner, EvaluationSettings(), "greedy")
     records = Records(log, None if folder is None else Checkpoints(folder, asynchronous=True))
     sampler = Shuffled(prompts(), seed=0)

@@ -16,7 +16,7 @@ from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sa
 from mmrl.policies.text.divergence import disagreement
 
 LETTERS = "abcd."
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FakeTextPolicy:
         return self.nets[model](torch.cat([trace.tensors[view], previous, position], -1)).log_softmax(-1)
 
     @torch.no_grad()
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
         tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
@@ -67,7 +67,7 @@ class FakeTextPolicy:
         for t in range(self.length):
             probs = self._logprobs("policy", trace, "shown")[:, t].exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
-            tokens[:, t] = probs.argmax(-1) if how == "greedy" else drawn
+            tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
                 row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
         stop = tokens == len(LETTERS) - 1
@@ -76,7 +76,7 @@ class FakeTextPolicy:
         logprobs[torch.tensor([request.role == "injected" for request, _ in rows], dtype=torch.bool)] = torch.nan
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask)
         kept = (sample_ids >= 0).nonzero()[:, 0]
-        everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {SAMPLED: logprobs})
+        everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
 
     def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
@@ -123,13 +123,13 @@ class FakeTextPolicy:
             }[reading.quantity]()
         return out
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         if scope == "batch":
             yield batch
             return
         ids = batch.rollouts.group_ids
         units = ids if scope == "group" else torch.arange(len(batch))
-        for chosen in units.unique().split(max(1, budget // self.length)):
+        for chosen in units.unique().split(max(1, micro_batch // self.length)):
             yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
 
     def join(self, traces: Sequence[Trace]) -> Steps:

@@ -17,7 +17,7 @@ from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 Change = Callable[[Any], None]
 
 
@@ -39,14 +39,14 @@ class Fault:
     after: Callable[[Any, Rollouts], Rollouts] = unchanged
     settings: tuple[tuple[str, Any], ...] = ()
     """Of the policy."""
-    budget: int = 100_000
+    micro_batch: int = 100_000
 
     def inject(self, policy: Any) -> None:
         sample = policy.rollout
 
-        def broken(self_: Any, requests: Any, how: Any = None) -> Rollouts:
+        def broken(self_: Any, requests: Any, sampling: Any = None) -> Rollouts:
             self.before(policy)
-            return self.after(policy, sample(requests, how))
+            return self.after(policy, sample(requests, sampling))
 
         policy.rollout = MethodType(broken, policy)
 
@@ -57,7 +57,7 @@ def variety(group: Group) -> list[float]:
 
 
 def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **numbers: Any) -> Trainer:
-    numbers = {"steps": 2, "prompts_per_step": len(prompts), "budget": 100_000, **numbers}
+    numbers = {"steps": 2, "prompts_per_step": len(prompts), "micro_batch": 100_000, **numbers}
     settings = TrainSettings(optimizer=OptimizerSettings(lr=1e-3), **numbers)
     return Trainer(policy, algorithm, Shuffled(prompts), RewardRunner([NamedReward("variety", variety)]), settings)
 
@@ -65,7 +65,7 @@ def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **n
 def said(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:
     """The message of the first step with this fault; "" if it was not stopped."""
     fault.inject(policy)
-    trainer = trainer_of(policy, algorithm, prompts, budget=fault.budget, **numbers)
+    trainer = trainer_of(policy, algorithm, prompts, micro_batch=fault.micro_batch, **numbers)
     trainer.audit = lambda rollouts, step: None  # type: ignore[assignment] - the gate alone must name it
     try:
         trainer.step()
@@ -76,8 +76,8 @@ def said(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fa
 
 def rolled(policy: Any, rollouts: Rollouts, by: int = 1) -> Rollouts:
     """Noted log-probabilities stand one column off."""
-    noted = rollouts.recorded[SAMPLED].roll(by, 1)
-    return replace(rollouts, recorded={**rollouts.recorded, SAMPLED: noted})
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS].roll(by, 1)
+    return replace(rollouts, recorded={**rollouts.recorded, ROLLOUT_LOGPROBS: noted})
 
 
 class Noisy(nn.Module):

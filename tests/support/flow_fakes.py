@@ -18,7 +18,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
 
@@ -58,8 +58,8 @@ class FakeFlowPolicy:
         return self.nets[model](torch.cat([x, t[..., None], c], -1))
 
     @torch.no_grad()
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
-        plan: RolloutPlan = how or Full().at(0)
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        plan: RolloutPlan = sampling or Full().at(0)
         counts, seeds = tuple(r.count for r in requests), tuple(r.seed for r in requests)
         layout = lay_out(plan, counts, seeds)
         sigmas, noise = plan.sigmas(LinearShift(1.0)), SeededNoise(plan, counts, seeds, (2,))
@@ -78,7 +78,7 @@ class FakeFlowPolicy:
             return Rollouts(groups, group_ids, sample_ids, mask, trace)
         trace = self._steps(plan, sigmas, found, c)
         nodes = None if plan.shape == "chains" else layout.node_ids
-        return Rollouts(groups, group_ids, sample_ids, layout.trained, trace, {SAMPLED: found.logprobs}, nodes)
+        return Rollouts(groups, group_ids, sample_ids, layout.trained, trace, {ROLLOUT_LOGPROBS: found.logprobs}, nodes)
 
     def _steps(self, plan: RolloutPlan, sigmas: Tensor, found: Trajectory, c: Tensor) -> FlowTrace:
         rows, steps = torch.arange(len(c)), range(plan.num_steps)
@@ -127,19 +127,19 @@ class FakeFlowPolicy:
             columns.append(gaussian.log_density(x_next) if quantity == "logprobs" else gaussian.mean)
         return torch.stack(columns, 1)
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         if scope == "batch":
             yield batch
             return
         width = batch.advantages.shape[1]
         if scope == "action":
-            for rows in torch.arange(len(batch)).split(budget):
-                long = max(1, budget // len(rows))
+            for rows in torch.arange(len(batch)).split(micro_batch):
+                long = max(1, micro_batch // len(rows))
                 for start in range(0, width, long):
                     yield batch.take(rows, slice(start, start + long))
             return
         units = batch.rollouts.group_ids if scope == "group" else torch.arange(len(batch))
-        for chosen in units.unique().split(max(1, budget // width)):
+        for chosen in units.unique().split(max(1, micro_batch // width)):
             yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
 
     def join(self, traces: Sequence[Trace]) -> FlowTrace:

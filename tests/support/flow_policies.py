@@ -16,7 +16,7 @@ from mmrl.policies.shared.lora import LoraSettings
 
 FAMILIES = ("sd3", "flux", "qwen_image")
 PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}
-LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "sampler")
+LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 LORA = LoraSettings(rank=4, alpha=8)
 PLANS: dict[str, RolloutPlan] = {
     "flow_grpo": Full(num_steps=4).at(0),

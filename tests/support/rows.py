@@ -75,7 +75,7 @@ def counts_of(batch: Batch) -> Counts:
 
 def weighed(algorithm: Algorithm, batch: Batch, counts: Counts | None = None, at: Batch | None = None) -> Batch:
     """The batch with its shares and importance; `at` = the batch that weights see, where it is another."""
-    share, importance = algorithm.weigh(at or batch, counts or counts_of(batch))
+    share, importance = algorithm.loss_weights(at or batch, counts or counts_of(batch))
     return replace(batch, share=share, importance=importance)
 
 

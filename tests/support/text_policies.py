@@ -13,7 +13,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")
-LOGPROBS, ENTROPY, SAMPLED = Reading("logprobs"), Reading("entropy"), Reading("logprobs", "sampler")
+LOGPROBS, ENTROPY, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("entropy"), Reading("logprobs", "rollout")
 FP32_BOUND = 2e-5
 
 

@@ -51,7 +51,7 @@ def test_every_preset_takes_updates(name):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_updates_do_not_depend_on_the_budget(name):
-    parts, whole = video_trainer(name, budget=9), video_trainer(name, budget=10_000)
+    parts, whole = video_trainer(name, micro_batch=9), video_trainer(name, micro_batch=10_000)
     for _ in range(2):
         parts.step()
         whole.step()
@@ -60,7 +60,7 @@ def test_updates_do_not_depend_on_the_budget(name):
 
 def test_tw_grpo_with_uniform_weights_is_grpo():
     uniform = replace(tw_grpo, importance=(GroupDivergence(alpha=1.0),))
-    plain = replace(grpo, objective=tw_grpo.objective, share=tw_grpo.share)
+    plain = replace(grpo, objective=tw_grpo.objective, share=tw_grpo.aggregation)
     trainers = [make_trainer(algorithm) for algorithm in (uniform, plain, tw_grpo)]
     for trainer in trainers:
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_tw_grpo_with_uniform_weights_is_grpo():
 
 
 def test_divergence_compares_the_rows_of_one_group_only():
-    trainer = video_trainer("tw_grpo", prompts_per_step=3, budget=10_000)
+    trainer = video_trainer("tw_grpo", prompts_per_step=3, micro_batch=10_000)
     rollouts = trainer.collector.collect().rollouts
     shuffled = rollouts.take(torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(0)))
     found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, Reading("entropy", "old")])
@@ -121,7 +121,7 @@ def test_injected_rows_are_read_before_the_first_update():
     samples = [sample for _, sample in collected.rollouts.samples()]
     given = torch.tensor([sample.role == "injected" for sample in samples])
     assert given.sum() == 4
-    sampled, old = collected.rollouts.recorded[Reading("logprobs", "sampler")], Reading("logprobs", "old")
+    sampled, old = collected.rollouts.recorded[Reading("logprobs", "rollout")], Reading("logprobs", "old")
     assert sampled[given].isnan().all() and sampled[~given].isfinite().all()
     assert collected.scores.values[given, 0].min() >= 1, "the given answer is the right one"
     assert trainer.reader.read(collected.rollouts, check=True)[old].isfinite().all()
@@ -131,7 +131,7 @@ def test_changed_prompts_take_the_place_of_their_groups():
     trainer = video_trainer("deepvideo_r1", prompts_per_step=8)
     drawn: list[list[Request]] = []
     rollout = trainer.policy.rollout
-    trainer.policy.rollout = lambda requests, how=None: (drawn.append(list(requests)), rollout(requests, how))[1]
+    trainer.policy.rollout = lambda requests, sampling=None: (drawn.append(list(requests)), rollout(requests, sampling))[1]
     for _ in range(6):
         collected = trainer.collector.collect()
         assert sorted(collected.rollouts.group_ids.tolist()) == sorted(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
-from mmrl.algorithms.objectives.terms import LOGPROBS, Surrogate, log_ratio, moved
+from mmrl.algorithms.objectives.terms import LOGPROBS, Surrogate, log_ratio, ratio_metrics
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Reading, Scope
 
@@ -40,7 +40,7 @@ class KlCov(OfTheMinibatch):
         held[flat.topk(min(num_held, len(flat))).indices] = 1
         held = held.view_as(difference) * mask
         values = -batch.advantages * difference.exp() + self.coef * held * difference.abs()
-        return values, {"policy/clip_frac": held, **moved(difference)}
+        return values, {"policy/clip_frac": held, **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)

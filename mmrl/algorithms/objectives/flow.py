@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, moved
+from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, ratio_metrics
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, VELOCITY
@@ -88,4 +88,4 @@ class RatioNorm(Surrogate):
         ratio = difference.exp()
         plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.low, 1 + self.high)
         values = torch.maximum(plain, clipped)
-        return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **ratio_metrics(difference)}

@@ -12,12 +12,12 @@ from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
     LOGPROBS,
     OLD_LOGPROBS,
-    SAMPLER_LOGPROBS,
+    ROLLOUT_LOGPROBS,
     Level,
     Surrogate,
     actions_only,
     log_ratio,
-    moved,
+    ratio_metrics,
     rollout_mean,
 )
 from mmrl.core.types import Batch, Reading, Scope
@@ -82,7 +82,7 @@ class Clip(Surrogate):
             most = -self.dual * advantages
             bound = bound | ((advantages < 0) & (values > most))
             values = torch.where(advantages < 0, torch.minimum(values, most), values)
-        return values, {"policy/clip_frac": bound.to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": bound.to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Cispo(Surrogate):
         ratio = difference.detach().exp()
         weight = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
         values = -weight * batch.advantages * actions_only(readings[LOGPROBS], mask)
-        return values, {"policy/clip_frac": (weight != ratio).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (weight != ratio).to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Sapo(Surrogate):
         positive = torch.full_like(batch.advantages, self.tau_positive)
         tau = torch.where(batch.advantages > 0, positive, self.tau_negative)
         values = -4 / tau * torch.sigmoid(tau * (difference.exp() - 1)) * batch.advantages
-        return values, moved(difference)
+        return values, ratio_metrics(difference)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Gmpo(Surrogate):
         clipped = difference.clamp(-self.low, self.high)
         pessimistic = torch.where(advantages > 0, torch.minimum(difference, clipped), torch.maximum(difference, clipped))
         values = -rollout_mean(advantages, mask) * rollout_mean(pessimistic, mask).exp()
-        return values, {"policy/clip_frac": (pessimistic != difference).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (pessimistic != difference).to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ class Vespo(Surrogate):
     k_negative: float = 3.0
     lambda_negative: float = 2.0
     sampler: bool = False
-    """Multiply old / sampler into w (instead of a SamplerCorrection weight); needs Algorithm.old = "reread"."""
+    """Multiply old / sampler into w (instead of a RolloutCorrection weight); needs Algorithm.old = "reread"."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, SAMPLER_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
+        return (LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -183,7 +183,7 @@ class Vespo(Surrogate):
         smallest = math.log(1e-8)
         log_w = difference.detach().sum(1, keepdim=True)
         if self.sampler:
-            gap = readings[OLD_LOGPROBS] - readings[SAMPLER_LOGPROBS]
+            gap = readings[OLD_LOGPROBS] - readings[ROLLOUT_LOGPROBS]
             gap = torch.where(mask & ~gap.isnan(), gap, 0.0).clamp(smallest, LOG_RATIO_BOUND)
             log_w = log_w + gap.sum(1, keepdim=True)
         log_w = log_w.clamp(smallest, LOG_RATIO_BOUND)
@@ -192,7 +192,7 @@ class Vespo(Surrogate):
         lam = torch.where(gains, torch.full_like(advantages, self.lambda_positive), self.lambda_negative)
         phi = (lam + k * log_w - lam * log_w.exp()).exp()
         values = -phi * advantages * actions_only(readings[LOGPROBS], mask)
-        return values, {"policy/phi": phi, **moved(difference)}
+        return values, {"policy/phi": phi, **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Dppo(Surrogate):
         rise = logprobs.detach().exp() - actions_only(readings[OLD_LOGPROBS], mask).exp()
         trusted = torch.where(advantages > 0, rise <= self.high, rise >= -self.low)
         weight = difference.detach().exp().clamp(max=self.truncate) * trusted
-        return -weight * advantages * logprobs, {"policy/clip_frac": (~trusted).to(weight.dtype), **moved(difference)}
+        return -weight * advantages * logprobs, {"policy/clip_frac": (~trusted).to(weight.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -230,4 +230,4 @@ class Dro(Surrogate):
         mask = batch.rollouts.action_mask
         difference = log_ratio(readings, mask)
         values = -(batch.advantages * actions_only(readings[LOGPROBS], mask) - self.beta / 2 * difference**2)
-        return values, moved(difference)
+        return values, ratio_metrics(difference)

@@ -13,7 +13,7 @@ from mmrl.core.types import Reading, Scope
 LOGPROBS = Reading("logprobs")
 OLD_LOGPROBS = Reading("logprobs", "old")
 REF_LOGPROBS = Reading("logprobs", "ref")
-SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 ENTROPY = Reading("entropy")
 
 Level = Literal["action", "rollout"]
@@ -55,7 +55,7 @@ def rollout_mean(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Te
     return masked_mean(x, mask, dim=1)[:, None].expand_as(x)
 
 
-def moved(difference: Float[Tensor, "n t"]) -> dict[str, Tensor]:
+def ratio_metrics(difference: Float[Tensor, "n t"]) -> dict[str, Tensor]:
     """How far the policy is from the old one, for the log: mean ratio, and KL(old || policy) by the k3 estimate."""
     d = difference.detach()
     return {"policy/ratio": d.exp(), "policy/kl_old": d.exp() - d - 1}

@@ -141,7 +141,7 @@ branch_grpo = replace(
     dance_grpo,
     objective=((1.0, Clip(low=1e-3, high=1e-3)),),
     advantage=TreeNorm(ddof=1, eps=1e-8),
-    share=TokenMean(),
+    aggregation=TokenMean(),
     schedule=Tree(num_steps=20, split_steps=(0, 3, 6, 9), factor=2, split_noise=4.0, spacing=LinearShift(3.0)),
     group_size=16,
     minibatches=1,

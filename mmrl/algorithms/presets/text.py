@@ -33,7 +33,7 @@ KL coefficient 0.04 as in the paper; advantages divide by the unbiased deviation
 step the ratio is 1 and the clip never acts. Not implemented: process rewards, iterated reward models.
 """
 
-dr_grpo = replace(grpo, advantage=GroupNorm(scale="none"), share=FixedLength(), objective=((1.0, Clip()),))
+dr_grpo = replace(grpo, advantage=GroupNorm(scale="none"), aggregation=FixedLength(), objective=((1.0, Clip()),))
 """GRPO without its two biases: no division by the group's deviation, none by the rollout's length.
 
 Understanding R1-Zero-Like Training: A Critical Perspective (Dr. GRPO), arXiv:2503.20783.
@@ -43,7 +43,7 @@ Divides by the run's max_new_tokens; no KL. Nothing is left out.
 dapo = replace(
     grpo,
     objective=((1.0, Clip(low=0.2, high=0.28)),),
-    share=TokenMean(),
+    aggregation=TokenMean(),
     planner=DynamicSampling(),
     shaping=(OverlongPenalty(),),
     group_size=16,
@@ -77,7 +77,7 @@ No ratio, so it is exact for one update per step only. Not implemented: the KL i
 completion as one action (here rollouts are averaged over their actions).
 """
 
-cispo = replace(grpo, objective=((1.0, Cispo(low=None, high=5.0)),), share=TokenMean())
+cispo = replace(grpo, objective=((1.0, Cispo(low=None, high=5.0)),), aggregation=TokenMean())
 """Every token keeps its gradient, its importance weight is bounded above.
 
 MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention (CISPO), arXiv:2506.13585.
@@ -85,7 +85,7 @@ The bound 5 on the ratio is TRL's reading; verl clips to [0.8, 1.28], Cispo(low=
 paper's dynamic sampling and length penalty (take them from dapo).
 """
 
-opo = replace(grpo, advantage=LengthBaseline(), objective=((1.0, Reinforce()),), share=TokenMean())
+opo = replace(grpo, advantage=LengthBaseline(), objective=((1.0, Reinforce()),), aggregation=TokenMean())
 """Exactly on-policy gradient with the length-weighted baseline that minimizes its variance.
 
 On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585.
@@ -99,7 +99,7 @@ Soft Adaptive Policy Optimization, arXiv:2511.20347.
 No KL. Nothing is left out.
 """
 
-vespo = replace(grpo, objective=((1.0, Vespo()),), share=TokenMean())
+vespo = replace(grpo, objective=((1.0, Vespo()),), aggregation=TokenMean())
 """Policy gradient weighted by a smooth function of the rollout's whole ratio, for stale samples.
 
 VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training, arXiv:2602.10693.
@@ -107,7 +107,7 @@ No KL. Not implemented: the asynchronous sampler it is meant for; set Vespo(samp
 probabilities are its own.
 """
 
-luspo = replace(gspo, share=SequenceSum())
+luspo = replace(gspo, aggregation=SequenceSum())
 """GSPO that does not favour short answers: each rollout weighs as much as it is long.
 
 Length-Unbiased Sequence Policy Optimization: Revealing and Controlling Response Length Variation in RLVR, arXiv:2602.05261.
@@ -121,28 +121,28 @@ Geometric-Mean Policy Optimization, arXiv:2507.20673.
 Bounds exp(-0.4) and exp(0.4). No KL. Nothing is left out.
 """
 
-gpg = replace(grpo, advantage=NonZeroScaled(), objective=((1.0, Reinforce()),), share=TokenMean())
+gpg = replace(grpo, advantage=NonZeroScaled(), objective=((1.0, Reinforce()),), aggregation=TokenMean())
 """Bare policy gradient on centred rewards, scaled up for samples without a signal.
 
 GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, arXiv:2504.02546.
 No KL, no ratio: one update per step. Not implemented: the threshold on the share of valid samples.
 """
 
-kl_cov = replace(grpo, objective=((1.0, KlCov()),), share=TokenMean())
+kl_cov = replace(grpo, objective=((1.0, KlCov()),), aggregation=TokenMean())
 """A KL penalty on the few tokens that would cost the most entropy.
 
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (KL-Cov), arXiv:2505.22617.
 No clip, no reference. The tokens are chosen in one rank's minibatch, which is never cut: mind its memory. Nothing is left out.
 """
 
-clip_cov = replace(grpo, objective=((1.0, ClipCov()),), share=TokenMean())
+clip_cov = replace(grpo, objective=((1.0, ClipCov()),), aggregation=TokenMean())
 """PPO clip, and no gradient for a few random tokens among those that would cost the most entropy.
 
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (Clip-Cov), arXiv:2505.22617.
 No reference. The tokens are chosen in one rank's minibatch, which is never cut: mind its memory. Nothing is left out.
 """
 
-dppo = replace(grpo, objective=((1.0, Dppo()),), share=TokenMean())
+dppo = replace(grpo, objective=((1.0, Dppo()),), aggregation=TokenMean())
 """A trust region on probabilities instead of ratios, so rare tokens may move.
 
 Rethinking the Trust Region in LLM Reinforcement Learning (DPPO), arXiv:2602.04879.
@@ -160,7 +160,7 @@ reinforce_pp = replace(
     grpo,
     advantage=ReinforcePlusPlus(),
     objective=((1.0, Clip()), (0.04, ReferenceKL(estimator="k3"))),
-    share=TokenMean(),
+    aggregation=TokenMean(),
     group_size=1,
 )
 """One sample per prompt, rewards whitened over the whole step.

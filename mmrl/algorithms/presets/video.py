@@ -19,7 +19,9 @@ from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftRew
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.divergence import GroupDivergence
 
-tw_grpo = replace(grpo, objective=((1.0, Clip(low=0.2, high=0.28)),), share=TokenMean(), importance=(GroupDivergence(alpha=1.7),))
+tw_grpo = replace(
+    grpo, objective=((1.0, Clip(low=0.2, high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(alpha=1.7),)
+)
 """Tokens weigh more where the samples of a group part ways; for rewards that give part of the points.
 
 TW-GRPO: Reinforcing Video Reasoning with Focused Thinking, arXiv:2505.24718.

@@ -1,4 +1,4 @@
-"""Aggregations: the share of every action in the loss, from the counts of all ranks. `share` slot of an Algorithm."""
+"""Aggregations: the share of every action in the loss, from the counts of all ranks. `aggregation` slot of an Algorithm."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ from mmrl.core.types import Batch, Counts, Reading, Scope
 
 OLD_ENTROPY = Reading("entropy", "old")
 OLD_LOGPROBS = Reading("logprobs", "old")
-SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class HighEntropy:
 
 
 @dataclass(frozen=True)
-class SamplerCorrection:
+class RolloutCorrection:
     """old / sampler, for samplers whose probabilities differ from the trainer's (TIS and MIS; TRL 1.16's default mode).
 
     Per action, or multiplied over the rollout (TRL's product, not ms-swift's geometric mean). `truncate` clamps the ratio
@@ -65,7 +65,7 @@ class SamplerCorrection:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -98,7 +98,7 @@ class OffPolicyMask:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -112,7 +112,7 @@ class OffPolicyMask:
 
 def sampler_gap(batch: Batch) -> Float[Tensor, "n t"]:
     """log old - log sampler where an action trains and the sampler said something, else 0."""
-    gap = batch.frozen[OLD_LOGPROBS] - batch.frozen[SAMPLER_LOGPROBS]
+    gap = batch.frozen[OLD_LOGPROBS] - batch.frozen[ROLLOUT_LOGPROBS]
     return torch.where(batch.rollouts.action_mask & ~gap.isnan(), gap, 0.0)
 
 

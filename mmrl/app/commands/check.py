@@ -19,14 +19,14 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, sized
 from mmrl.app.run.build import Job, build, held_out_prompts, load_prompts, seen
-from mmrl.app.run.context import RUNS, workplace
+from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected
 from mmrl.training.ratio_gate import Gap
-from mmrl.training.reference_reads import SAMPLED
+from mmrl.training.reference_reads import ROLLOUT_LOGPROBS
 
 FEW = 4
 """Prompts that are sampled."""
@@ -84,7 +84,7 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
         with found.looking("plan"):
             look_at_plan(draw_up(resolved), size, found)
     if found.fine:
-        with found.looking("model and rewards"), workplace() as (accelerator, _):
+        with found.looking("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)
     if found.fine:
         with found.looking("reward test"):
@@ -167,13 +167,13 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     with found.looking("ratio"):
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
-    look_at_samples(rollouts, kind_of(resolved.config.policy).draws, found)
+    look_at_samples(rollouts, modality_of(resolved.config.policy).output, found)
 
 
 def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
     """Training must see the log-probabilities that the sampler saw."""
     reader, config = job.trainer.reader, job.config
-    sampled = rollouts.recorded.get(SAMPLED)
+    sampled = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     reader.read(rollouts, check=True)
     if sampled is None:
         found.add("ratio", "the method has no log-probabilities to compare")
@@ -248,7 +248,7 @@ def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
 
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
     """What `mmrl reward test` says of the config's rewards; pictures have no truth to test with."""
-    if kind_of(resolved.config.policy).draws != "text":
+    if modality_of(resolved.config.policy).output != "text":
         found.add("reward test", "pictures have no truth to compare with: mmrl reward score shows what a reward likes", "note")
         return
     from mmrl.app.commands.reward import test

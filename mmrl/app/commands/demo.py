@@ -95,7 +95,7 @@ def taught(name: str, seed: int) -> Path:
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     from mmrl.app.config import run as configs
-    from mmrl.app.modality.registry import kind_of
+    from mmrl.app.modality.registry import modality_of
     from mmrl.app.run.build import TINY
     from mmrl.app.run.context import console
     from mmrl.tiny.taught import TAUGHT
@@ -110,4 +110,4 @@ def taught(name: str, seed: int) -> Path:
         def note(step: int, steps: int, loss: float) -> None:
             bar.update(task, completed=step, total=steps, description=f"loss {loss:.2f}", visible=True)
 
-        return TAUGHT[kind_of(policy).name][policy.model.removeprefix(TINY)](seed, note)
+        return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note)

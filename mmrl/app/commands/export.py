@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.report.data import RunData, changes, load
 from mmrl.app.report.page import number, signed
@@ -47,9 +47,9 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     with whole_or_absent(out) as folder:
         policy.save(folder)
         if merge:
-            kind_of(policy_config).merge(folder, policy_config)
+            modality_of(policy_config).merge(folder, policy_config)
         is_adapter = config.policy.lora is not None and not merge
-        snippet = kind_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
+        snippet = modality_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
         card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return out
@@ -83,7 +83,7 @@ def model_card(
     data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights = "live"
 ) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
-    base, label, loading = config.policy.model, config.algorithm.label, kind_of(config.policy).loading
+    base, label, loading = config.policy.model, config.algorithm.label, modality_of(config.policy).loading
     shown = shown_name(base)
     rewards = [f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward]
     library = loading.adapter_library if adapter else loading.library

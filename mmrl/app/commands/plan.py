@@ -11,11 +11,11 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.plugin_checks import check_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, Rehearsal
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
 from mmrl.app.run.build import Prompts, build, check_ranks, load_prompts, seen, with_local_model
-from mmrl.app.run.context import updates, workplace
+from mmrl.app.run.context import distributed_run, updates
 from mmrl.training.rewards import stopwatch
 
 console = Console(highlight=False)
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def is_text(self) -> bool:
-        return kind_of(self.config.policy).draws == "text"
+        return modality_of(self.config.policy).output == "text"
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,16 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
     check_plug_ins(resolved)
     prompts: Prompts = load_prompts(resolved.config.data, ("data",), resolved.table)
     config = with_local_model(resolved.config)
-    kind = kind_of(config.policy)
+    kind = modality_of(config.policy)
     looked_at = seen(prompts)
     kind.check_prompts(looked_at)
-    algorithm = kind.prepared(config.algorithm.algorithm, config.policy, config.algorithm.label)
+    algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
     rehearsal = Rehearsal(config, algorithm, few, processes, length)
     usual = rehearsal.calls()
     memory = estimate(rehearsal.policy, config, processes)
     most = rehearsal.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
-    readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "sampler"]
+    readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
     shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
     return Plan(shown, processes, len(few), usual, most, memory, readings)
 
@@ -149,7 +149,7 @@ def print_geometry(made: Plan) -> None:
         "samples scored per step": ranged(made.usual.scored, None if made.most is None else made.most.scored),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
-        "parts of an update": f"{tally.parts / made.usual.updates:g} of at most {config.budget} "
+        "parts of an update": f"{tally.parts / made.usual.updates:g} of at most {config.micro_batch} "
         + ("positions" if made.is_text else "denoising steps"),
         "read before updates": ", ".join(made.readings) or "nothing",
         "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
@@ -195,7 +195,7 @@ def print_memory(made: Plan) -> None:
 
 def timed(resolved: Resolved, count: int) -> Timing:
     """Real steps of a run of which nothing is kept, and one batch of its evaluation."""
-    with workplace() as (accelerator, _):
+    with distributed_run() as (accelerator, _):
         job = build(resolved, accelerator=accelerator)
         steps = [job.trainer.step() for _ in range(count + 1)][1:]
         evaluation = 0.0
@@ -223,7 +223,7 @@ def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float |
         grid.add_row("one evaluation", f"{timing.evaluation:.3f}")
     console.print(grid)
     actions = sum(one["rollout/actions"] for one in timing.steps) / len(timing.steps)
-    what = "tokens of completions" if kind_of(config.policy).draws == "text" else "trained denoising steps"
+    what = "tokens of completions" if modality_of(config.policy).output == "text" else "trained denoising steps"
     console.print(f"{actions / step:.1f} {what} per second")
     if timing.peak:
         off = memory.peak / timing.peak - 1

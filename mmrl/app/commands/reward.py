@@ -19,7 +19,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.reward_test import probes
@@ -126,7 +126,7 @@ def space_of(config: RunConfig) -> str | None:
     if config.policy.model == f"{TINY}grounding":
         config = replace(config, policy=replace(config.policy, model=f"{TINY}qwen3_vl"))
     policy = with_local_model(config).policy
-    return kind_of(policy).box_space(policy)
+    return modality_of(policy).box_space(policy)
 
 
 def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:

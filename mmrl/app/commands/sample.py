@@ -12,7 +12,7 @@ from PIL import Image
 from mmrl.app.config import run as configs
 from mmrl.app.modality.prompt_view import seen
 from mmrl.app.run.build import Job, build
-from mmrl.app.run.context import workplace
+from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
 from mmrl.app.run.sample_files import digest, encoded
 from mmrl.app.toml.did_you_mean import did_you_mean
@@ -87,7 +87,7 @@ def resample(
     resolved = configs.load(str(run.config_file))
     before = step - 1 if split == "train" else step
     check_step(run, step, split, resolved.config.steps)
-    with deterministic(resolved.config.deterministic), workplace() as (accelerator, _):
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, _):
         job = build(resolved, accelerator=accelerator)
         if before:
             job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(before))
@@ -182,7 +182,7 @@ def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
     if not places:
         raise ValueError(f"no held-out prompt is called {prompt!r}: {did_you_mean(prompt, [one.id for one in prompts])}")
     requests = [job.evaluator.request(i, job.evaluator.settings.weights) for i in places]
-    groups = job.policy.rollout(requests, job.evaluator.how).groups
+    groups = job.policy.rollout(requests, job.evaluator.sampling).groups
     return [Drawn(group, request) for group, request in zip(groups, requests, strict=True)]
 
 

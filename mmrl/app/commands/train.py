@@ -15,7 +15,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.report.data import changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build
-from mmrl.app.run.context import RUNS, console, updates, workplace
+from mmrl.app.run.context import RUNS, console, distributed_run, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import alone, check_same
 from mmrl.app.run.signals import listening
@@ -26,7 +26,7 @@ from mmrl.training.distributed import Ranks
 
 
 @dataclass(frozen=True)
-class Given:
+class TrainArguments:
     """The words of `mmrl train`."""
 
     arguments: Sequence[str]
@@ -62,14 +62,14 @@ class Given:
         raise ValueError("give a config (see `mmrl ls configs`), a --task, or a run to --resume")
 
 
-def train(given: Given) -> RunDir:
+def train(given: TrainArguments) -> RunDir:
     """Train, write the report, and print what changed on the held-out prompts."""
     return run_training(given.resolve(), given.resume)
 
 
 def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint."""
-    with deterministic(resolved.config.deterministic), workplace() as (accelerator, ranks):
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
         run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
         job = build(resolved, run, accelerator)
@@ -173,7 +173,7 @@ def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) 
     if run is None and step is not None:
         raise ValueError(f"--step {step} needs a run's folder; {name} is a config")
     resolved = configs.load(str(run.config_file) if run else name, overrides)
-    with deterministic(resolved.config.deterministic), workplace() as (accelerator, ranks):
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         job = build(resolved, accelerator=accelerator)
         if job.evaluator is None:
             missing = resolved.table.at(("evaluation", "data"))

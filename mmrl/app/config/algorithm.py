@@ -46,7 +46,7 @@ class Slot:
 SLOTS = {
     "objective": Slot(arguments=("readings", "batch"), many=True),
     "advantage": Slot(arguments=("scores", "rollouts")),
-    "share": Slot(arguments=("batch", "counts")),
+    "aggregation": Slot(arguments=("batch", "counts")),
     "importance": Slot(arguments=("batch", "counts"), many=True),
     "masks": Slot(arguments=("rollouts",), many=True),
     "shaping": Slot(arguments=("scores", "rollouts", "frozen"), many=True),

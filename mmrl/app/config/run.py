@@ -16,7 +16,7 @@ from pydantic import InstanceOf
 
 from mmrl.app.config.algorithm import NONE, SLOTS, Assembly, assemble, with_none, written
 from mmrl.app.files import replace_text
-from mmrl.app.modality.registry import KINDS, POLICIES, PolicyConfig, kind_of
+from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip, check_value
@@ -192,7 +192,7 @@ class Resolved:
             return said
         if path[0] == "algorithm":
             return algorithm_origin(path, self.config.algorithm.preset, self.table)
-        kind = kind_of(self.config.policy)
+        kind = modality_of(self.config.policy)
         if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
             return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
         by_kind = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in kind.evaluation_keys)
@@ -243,12 +243,12 @@ def fill_by_kind(values: dict[str, Any], policy: PolicyConfig, table: Table) -> 
     Raises:
         ValueError: [evaluation] has a key of another kind.
     """
-    kind = kind_of(policy)
+    kind = modality_of(policy)
     values.setdefault("ratio_bound", kind.ratio_bound)
     evaluation = values.setdefault("evaluation", {})
     if not isinstance(evaluation, dict):
         return
-    for other in KINDS.values():
+    for other in MODALITIES.values():
         for key in other.evaluation_keys if other is not kind else ():
             if evaluation.get(key) not in (None, [], ()):
                 raise ValueError(
@@ -316,7 +316,7 @@ def as_table(config: RunConfig) -> dict[str, Any]:
         if f.name == "algorithm":
             table[f.name] = algorithm_table(value)
         elif f.name == "policy":
-            table[f.name] = {"kind": kind_of(value).name} | as_plain(value)
+            table[f.name] = {"kind": modality_of(value).name} | as_plain(value)
         elif value is not None:
             table[f.name] = as_plain(value)
     return table

@@ -25,7 +25,7 @@ class Loading:
 
 
 @runtime_checkable
-class Kind(Protocol):
+class Modality(Protocol):
     """One kind of policy."""
 
     @property
@@ -38,7 +38,7 @@ class Kind(Protocol):
         ...
 
     @property
-    def draws(self) -> str:
+    def output(self) -> str:
         """What its samples are: text or image."""
         ...
 
@@ -59,7 +59,7 @@ class Kind(Protocol):
         """Defaults for keys of [evaluation]; `given` is what the config says there."""
         ...
 
-    def how(self, evaluation: Any) -> Any:
+    def eval_sampling(self, evaluation: Any) -> Any:
         """What Policy.rollout is given to evaluate."""
         ...
 
@@ -71,7 +71,7 @@ class Kind(Protocol):
         """ValueError for a prompt that this kind cannot answer."""
         ...
 
-    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
         """A look at the loaded model before training: warn of what will be cut or clipped.
 
         Raises:
@@ -79,7 +79,7 @@ class Kind(Protocol):
         """
         ...
 
-    def prepared(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
+    def adapt_algorithm(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
         """The algorithm as this run uses it.
 
         Raises:
@@ -107,7 +107,7 @@ class Kind(Protocol):
         """The settings with the space that was found."""
         ...
 
-    def tiny(self, family: str, folder: Path) -> object:
+    def build_tiny(self, family: str, folder: Path) -> object:
         """Save a small random model."""
         ...
 

@@ -30,13 +30,13 @@ LOADING = Loading(
 
 
 @dataclass(frozen=True)
-class FlowKind:
+class FlowModality:
     """Image generators that integrate noise to pictures along a schedule."""
 
     name: str = "flow"
     settings: type = FlowPolicyConfig
     evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
-    draws: str = "image"
+    output: str = "image"
     ratio_bound: float = 1e-6
     index_file: str = "model_index.json"
     loading: Loading = LOADING
@@ -44,7 +44,7 @@ class FlowKind:
     def evaluated(self, policy: FlowPolicyConfig, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
         return {"num_steps": given.get("num_steps", EVALUATION_STEPS)}
 
-    def how(self, evaluation: Any) -> Any:
+    def eval_sampling(self, evaluation: Any) -> Any:
         return evaluation_plan(evaluation.num_steps, guidance=evaluation.guidance)
 
     def variants(self, evaluation: Any) -> Sequence[Variant]:
@@ -63,14 +63,18 @@ class FlowKind:
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         refuse_pictures(prompts)
 
-    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
-        for plan in (algorithm.schedule.at(0), self.how(evaluation), *(one.how for one in self.variants(evaluation))):
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        for plan in (
+            algorithm.schedule.at(0),
+            self.eval_sampling(evaluation),
+            *(one.sampling for one in self.variants(evaluation)),
+        ):
             policy.sigmas(plan)
         policy.encoder.warn([prompt.text for prompt in prompts])
         warn_of_half_precision(algorithm, policy.config)
         warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
 
-    def prepared(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
+    def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
         """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
         if algorithm.schedule is None:
             raise ValueError(
@@ -119,7 +123,7 @@ class FlowKind:
     def with_box_space(self, policy: FlowPolicyConfig, space: Any) -> FlowPolicyConfig:
         return policy
 
-    def tiny(self, family: str, folder: Path) -> object:
+    def build_tiny(self, family: str, folder: Path) -> object:
         from mmrl.tiny import pipelines
 
         return pipelines.build(family, folder)

@@ -2,22 +2,22 @@
 
 from typing import Any
 
-from mmrl.app.modality.base import Kind
-from mmrl.app.modality.flow import FlowKind
-from mmrl.app.modality.text import TextKind
+from mmrl.app.modality.base import Modality
+from mmrl.app.modality.flow import FlowModality
+from mmrl.app.modality.text import TextModality
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (TextKind(), FlowKind())}
+MODALITIES: dict[str, Modality] = {kind.name: kind for kind in (TextModality(), FlowModality())}
 
 
-POLICIES: dict[str, type] = {name: kind.settings for name, kind in KINDS.items()}
+POLICIES: dict[str, type] = {name: kind.settings for name, kind in MODALITIES.items()}
 """`policy.kind` -> its settings."""
 
 
-def kind_of(policy: Any) -> Kind:
+def modality_of(policy: Any) -> Modality:
     """The kind whose settings these are."""
-    return next(kind for kind in KINDS.values() if isinstance(policy, kind.settings))
+    return next(kind for kind in MODALITIES.values() if isinstance(policy, kind.settings))

@@ -26,13 +26,13 @@ LOADING = Loading(
 
 
 @dataclass(frozen=True)
-class TextKind:
+class TextModality:
     """Models that write: sampled token by token, greedily when they are evaluated."""
 
     name: str = "text"
     settings: type = TextPolicyConfig
     evaluation_keys: tuple[str, ...] = ("sampling",)
-    draws: str = "text"
+    output: str = "text"
     ratio_bound: float = TrainSettings.ratio_bound
     index_file: str = "config.json"
     loading: Loading = LOADING
@@ -42,7 +42,7 @@ class TextKind:
         base = {f.name: getattr(policy.sampling, f.name) for f in fields(Sampling)} | {"temperature": 0.0}
         return {"sampling": plain(Sampling, base | dict(given.get("sampling") or {}), ("evaluation", "sampling"), table)}
 
-    def how(self, evaluation: Any) -> Sampling:
+    def eval_sampling(self, evaluation: Any) -> Sampling:
         return evaluation.sampling
 
     def variants(self, evaluation: Any) -> Sequence[Variant]:
@@ -51,10 +51,10 @@ class TextKind:
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Pictures are looked at where they are read."""
 
-    def look(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
         """The policy looks at itself while sampling."""
 
-    def prepared(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
+    def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
         if algorithm.schedule is not None:
             raise ValueError(
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
@@ -97,7 +97,7 @@ class TextKind:
     def with_box_space(self, policy: TextPolicyConfig, space: Any) -> TextPolicyConfig:
         return replace(policy, box_space=space or "auto")
 
-    def tiny(self, family: str, folder: Path) -> object:
+    def build_tiny(self, family: str, folder: Path) -> object:
         from mmrl.tiny import vlms
 
         return vlms.build(family, folder)

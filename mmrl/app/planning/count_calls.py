@@ -13,7 +13,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.core.protocols import Planner
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
@@ -90,7 +90,7 @@ class Rehearsal:
 
     def __post_init__(self) -> None:
         shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
-        self.policy = kind_of(self.config.policy).rehearse(self.config.policy, shadows, self.algorithm.views, self.length)
+        self.policy = modality_of(self.config.policy).rehearse(self.config.policy, shadows, self.algorithm.views, self.length)
 
     def calls(self, worst: bool = False) -> Calls:
         """Of the second step: the first one also looks whether sampling and training agree.

@@ -116,14 +116,14 @@ def advice(memory: Memory, room: int, is_text: bool) -> str | None:
             'what stays is too much by itself: set policy.dtype = "bfloat16" and [policy.lora], freeze parts, or shard (FSDP)'
         )
     elif phase == "update":
-        remedy = "lower budget, or set policy.gradient_checkpointing = true"
+        remedy = "lower micro_batch, or set policy.gradient_checkpointing = true"
         remedy += " or lower policy.logit_chunk" if is_text else " and lower policy.forward_rows"
     elif phase == "rollout":
         remedy = "lower policy.rollout_rows or policy.sampling.max_new_tokens" if is_text else "lower policy.forward_rows"
     elif phase == "decode":
         remedy = "lower policy.decode_rows, or set policy.vae_slicing = true"
     else:
-        remedy = "lower budget" if is_text else "lower policy.forward_rows"
+        remedy = "lower micro_batch" if is_text else "lower policy.forward_rows"
     return (
         f"it needs about {sized(memory.peak + CONTEXT)} of the card's {sized(room)}, {SPARE:.0%} of it left for fragments; "
         f"most: {named}. {remedy}"

@@ -16,8 +16,8 @@ from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.app.config.algorithm import made_of
 from mmrl.app.config.plugin_checks import SERVED, check_data, check_plug_ins
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
-from mmrl.app.modality.base import Kind
-from mmrl.app.modality.registry import KINDS, PolicyConfig, kind_of
+from mmrl.app.modality.base import Modality
+from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.run.folder import RunDir
@@ -78,10 +78,10 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
         train_prompts = load_prompts(config.data, ("data",), table)
         held_out = held_out_prompts(config, table)
     config = with_local_model(config, ranks)
-    kind = kind_of(config.policy)
+    kind = modality_of(config.policy)
     looked_at = [*seen(train_prompts), *(held_out or ())]
     kind.check_prompts(looked_at)
-    algorithm = kind.prepared(config.algorithm.algorithm, config.policy, config.algorithm.label)
+    algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = kind.box_space(config.policy)
@@ -93,13 +93,13 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     with ranks.main_first(to_fetch):
         policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
     algorithm.check(policy)
-    kind.look(policy, algorithm, config.evaluation, looked_at)
+    kind.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None:
         policy.prepare(accelerator)
     evaluator = None
     if held_out is not None:
-        how, variants = kind.how(config.evaluation), kind.variants(config.evaluation)
-        evaluator = Evaluator(policy, held_out, watched, config.evaluation, how, ranks, variants)
+        sampling, variants = kind.eval_sampling(config.evaluation), kind.variants(config.evaluation)
+        evaluator = Evaluator(policy, held_out, watched, config.evaluation, sampling, ranks, variants)
     config = replace(resolved.config, policy=kind.with_box_space(resolved.config.policy, space))
     records = build_records(config, run, space, ranks)
     sampler = build_sampler(train_prompts, config.seed)
@@ -156,16 +156,16 @@ def with_rewards(value: Any, path: KeyPath, table: Table) -> Any:
     return value
 
 
-def named(reward: WatchedReward, function: Any, space: str | None, kind: Kind = KINDS["text"]) -> NamedReward:
+def named(reward: WatchedReward, function: Any, space: str | None, kind: Modality = MODALITIES["text"]) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
     function = with_inside(function, lambda inner: named(reward, inner, space, kind).function)
     name, declared = reward.name or plugins.default_name(reward.use), declared_space(function)
     if declared is not None:
         kind.refuse_box_reward(name)
     wanted = plugins.modalities(function)
-    if wanted and kind.draws not in wanted:
+    if wanted and kind.output not in wanted:
         raise ValueError(
-            f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind.name!r}, whose samples are {kind.draws}: "
+            f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind.name!r}, whose samples are {kind.output}: "
             "take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
         )
     if declared == "auto":
@@ -238,12 +238,12 @@ def build_policy(
     ema_decay: Callable[[int], float] | None = None,
     views: Mapping[str, View] = MappingProxyType({}),
 ) -> Policy:
-    return kind_of(config).build(config, shadows, ema_decay, views)
+    return modality_of(config).build(config, shadows, ema_decay, views)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
-    model, kind = config.policy.model, kind_of(config.policy)
+    model, kind = config.policy.model, modality_of(config.policy)
     if not model.startswith(TINY):
         return config
     with ranks.main_first():
@@ -251,7 +251,7 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
-def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
+def tiny_model(name: str, kind: Modality = MODALITIES["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
     Raises:
@@ -267,7 +267,7 @@ def tiny_model(name: str, kind: Kind = KINDS["text"]) -> Path:
     if not (folder / kind.index_file).is_file():
         partial = folder.with_name(f"{family}.{os.getpid()}.partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
-        kind.tiny(family, partial)
+        kind.build_tiny(family, partial)
         try:
             partial.rename(folder)
         except OSError:

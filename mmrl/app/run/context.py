@@ -29,7 +29,7 @@ def updates(algorithm: Algorithm) -> str:
 
 
 @contextmanager
-def workplace() -> Iterator[tuple[Any, Ranks]]:
+def distributed_run() -> Iterator[tuple[Any, Ranks]]:
     """Accelerate's processes and devices, and warnings on the terminal; left by all processes together."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")

@@ -96,7 +96,7 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
         raise ValueError(
             "accelerate was asked for gradient_accumulation_steps = "
             f"{accelerator.gradient_accumulation_steps}, which would divide every gradient by it: set it to 1; mmrl cuts batches "
-            "to `budget` by itself"
+            "to `micro_batch` by itself"
         )
 
 
@@ -175,13 +175,13 @@ def ending_together(ranks: Ranks) -> Iterator[None]:
         if ranks.world == 1:
             raise
         sys.stdout.flush()
-        sys.stderr.write(told(error, ranks) + "\n")
+        sys.stderr.write(describe_failure(error, ranks) + "\n")
         sys.stderr.flush()
         # An orderly end would wait for the threads of rewards and of gloo.
         os._exit(2 if is_sentence(error) else 1)
 
 
-def told(error: Exception, ranks: Ranks) -> str:
+def describe_failure(error: Exception, ranks: Ranks) -> str:
     """A user's mistake as a sentence, the end of a neighbour as another, anything else with its traceback."""
     from mmrl.app.errors import sentence
 

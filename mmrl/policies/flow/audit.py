@@ -8,7 +8,7 @@ from torch import Tensor
 from mmrl.core.types import Reading, Rollouts, Sample
 from mmrl.policies.flow.trace import FlowTrace
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 def audit_rollouts(policy: Any, rollouts: Rollouts) -> None:
@@ -42,9 +42,9 @@ def deterministic(rollouts: Rollouts, trace: FlowTrace) -> list[tuple[int, int]]
     if not trace.has_densities:
         return []
     deviations = torch.zeros(trace.steps.shape)
-    for i, course in enumerate(trace.courses):
+    for i, sigma_plan in enumerate(trace.sigma_plans):
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
-        deviations[own] = course.deviations[trace.steps[own]]
+        deviations[own] = sigma_plan.deviations[trace.steps[own]]
     return [(int(row), int(action)) for row, action in (rollouts.action_mask & ~(deviations > 0)).nonzero()]
 
 
@@ -75,13 +75,13 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
     touched = torch.cat([trace.before[row, actions], trace.after[row, actions]])
     if not bool(trace.latents[touched].isfinite().all()):
         raise ValueError("its latents are not finite: look for weights that diverged, or set policy.dtype = 'float32'")
-    noted = rollouts.recorded.get(SAMPLED)
+    noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is not None and not bool(noted[row, actions].isfinite().all()):
         raise ValueError("its noted log-probabilities are not finite, although every one of its actions was sampled")
-    course = trace.courses[int(trace.course_index[row])]
+    sigma_plan = trace.sigma_plans[int(trace.course_index[row])]
     if trace.is_forward:
         return
-    for name, told in (("sigma", course.sigmas[:-1]), ("timesteps", course.timesteps)):
+    for name, told in (("sigma", sigma_plan.sigmas[:-1]), ("timesteps", sigma_plan.timesteps)):
         mine: Tensor = getattr(trace, name)[row, actions]
         if not torch.equal(mine, told[trace.steps[row, actions]]):
             raise ValueError(f"its {name} are not those of its schedule: the network would be told wrong times")

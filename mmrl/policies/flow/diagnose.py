@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.core.protocols import Suspect
+from mmrl.core.protocols import Hypothesis
 from mmrl.core.types import Reading, Rollouts
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.audit import audit_rollouts
@@ -20,15 +20,15 @@ from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.interventions import (
     RANDOM,
     adapters_switched,
-    apart,
     best_of,
+    distance,
     dropouts,
     holding,
     in_precision,
     without_dropout,
 )
 
-LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "sampler")
+LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""
 MOST_GUIDANCE = 100.0
@@ -39,7 +39,7 @@ REPEAT = "reading is not repeatable"
 
 
 @dataclass(frozen=True)
-class FlowExaminer:
+class FlowDiagnostics:
     """Looks closer at rollouts of a FlowPolicy."""
 
     policy: Any
@@ -48,7 +48,7 @@ class FlowExaminer:
         """Raises ValueError, naming prompt and sample, where record, plan and pictures do not fit together."""
         audit_rollouts(self.policy, rollouts)
 
-    def suspects(self, rollouts: Rollouts) -> Iterator[Suspect]:
+    def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         trace = rollouts.trace
         assert isinstance(trace, FlowTrace)
         again = Again(self.policy, rollouts, trace)
@@ -82,7 +82,7 @@ class Again:
 
     def fitted(self) -> Float[Tensor, "n t"]:
         """With the guidance that fits what was noted best: velocities are linear in it, so log-probabilities are quadratic."""
-        noted, mask = self.rollouts.recorded[SAMPLED].double(), self.mask
+        noted, mask = self.rollouts.recorded[ROLLOUT_LOGPROBS].double(), self.mask
         one, two, three = (self.guided(float(g)).double()[mask] for g in (2, 3, 4))
         a = (three - 2 * two + one) / 2
         b = two - one - 5 * a
@@ -94,22 +94,22 @@ class Again:
         return self.guided(min(usable, key=lambda g: float((a * g * g + b * g + c).abs().max())))
 
     def spread(self, change: AbstractContextManager[Any]) -> float:
-        """How far two readings are apart, over how far they are from what was noted."""
+        """How far two readings are distance, over how far they are from what was noted."""
         with change:
             one, two = self(), self()
-        return apart(one, two, self.rollouts.recorded[SAMPLED], self.mask)
+        return distance(one, two, self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
 
     def one_by_one(self) -> Float[Tensor, "n t"]:
         change = holding(self.policy, "config", replace(self.policy.config, forward_rows=1))
         return self.under(change)
 
 
-def of_the_model(again: Again) -> Iterator[Suspect]:
+def of_the_model(again: Again) -> Iterator[Hypothesis]:
     """Repetition, dropout, precision, batches, weights."""
     policy, net = again.policy, again.policy.net
     remedy = "Look for code around policy.read that changes what it is asked or answers"
-    yield Suspect(REPEAT, "with nothing changed", remedy, again, control=True)
-    yield Suspect(
+    yield Hypothesis(REPEAT, "with nothing changed", remedy, again, control=True)
+    yield Hypothesis(
         DROPOUT,
         "in evaluation mode and with every dropout off",
         "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling and reading",
@@ -118,52 +118,52 @@ def of_the_model(again: Again) -> Iterator[Suspect]:
     moves, still = again.spread(nullcontext()), again.spread(without_dropout(net))
     if moves > RANDOM and still <= RANDOM:
         what = "two readings of the same rows differ; with every dropout off they do not"
-        yield Suspect(
+        yield Hypothesis(
             DROPOUT, what, "Set every dropout to 0 and keep the transformer in evaluation mode while sampling and reading"
         )
     for name in ("float32", "bfloat16", "float16"):
         change = f"in {name}" + (" without autocast" if name == "float32" else " autocast")
         remedy = "Sample and train with the same policy.dtype, autocast and TF32 settings"
-        yield Suspect(PRECISION, change, remedy, lambda name=name: again.under(in_precision(net, name)), shrinks=3.0)
+        yield Hypothesis(PRECISION, change, remedy, lambda name=name: again.under(in_precision(net, name)), shrinks=3.0)
     remedy = "Remove what mixes rows (batch statistics), use float32, or set policy.equal_forwards = true"
     for change, read in (("one latent at a time", again.one_by_one), ("all together", again)):
-        yield Suspect(BATCH, change, remedy, read, must_equal="reading")
+        yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
     remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
     for name in sorted(policy.shadows):
-        yield Suspect(WEIGHTS, f"under the {name} weights", remedy, partial(again, model=name))
+        yield Hypothesis(WEIGHTS, f"under the {name} weights", remedy, partial(again, model=name))
     for on in (False, True):
         change = f"with the adapter switched {'on' if on else 'off'}"
-        yield Suspect(WEIGHTS, change, remedy, lambda on=on: again.under(adapters_switched(net, on)))
+        yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(adapters_switched(net, on)))
 
 
-def of_rows(again: Again) -> Iterator[Suspect]:
+def of_rows(again: Again) -> Iterator[Hypothesis]:
     """Columns, prompts and times that were mixed up."""
     trace = again.trace
     for by in (1, -1):
         remedy = "Look for code that cuts, pads or rolls masks, steps or recorded log-probabilities"
-        yield Suspect(SHIFT, f"with columns moved by {by:+d}", remedy, partial(shifted, again, by))
+        yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(shifted, again, by))
     remedy = "Embeddings must belong to the row's prompt: look for code that permutes, caches or indexes them"
-    yield Suspect(PROMPT, "with prompts encoded afresh", remedy, lambda: again(replace(trace, conditions=fresh(again))))
+    yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again(replace(trace, conditions=fresh(again))))
     offsets = [
         partial(again, replace(trace, prompt_index=(trace.prompt_index + i) % len(trace.conditions))) for i in range(TRIES)
     ]
     change = "with the embeddings of other prompts of the step"
-    yield Suspect(PROMPT, change, remedy, lambda: best_of(offsets, again.rollouts.recorded[SAMPLED], again.mask))
+    yield Hypothesis(PROMPT, change, remedy, lambda: best_of(offsets, again.rollouts.recorded[ROLLOUT_LOGPROBS], again.mask))
     remedy = "The network must be told the times of the schedule: look for code that rounds, scales or shifts timesteps"
     for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
         told = replace(trace, timesteps=scheduled(trace, rule))
-        yield Suspect(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, told))
+        yield Hypothesis(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, told))
     dropping = dropouts(again.policy.net)
     if dropping:
         what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
-        yield Suspect(DROPOUT, what, "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling")
+        yield Hypothesis(DROPOUT, what, "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling")
 
 
 def shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
     """Every value `by` columns later; NaN where none came from."""
-    courses = [course.deviations > 0 for course in again.trace.courses]
+    sigma_plans = [sigma_plan.deviations > 0 for sigma_plan in again.trace.sigma_plans]
     pairs = zip(again.trace.course_index.tolist(), again.trace.steps, strict=True)
-    known = torch.stack([courses[i][steps] & (steps >= 0) for i, steps in pairs])
+    known = torch.stack([sigma_plans[i][steps] & (steps >= 0) for i, steps in pairs])
     values = again(mask=known).masked_fill(~known, torch.nan).roll(by, 1)
     values[:, 0 if by > 0 else -1] = torch.nan
     return values
@@ -179,18 +179,18 @@ def fresh(again: Again) -> tuple[Condition, ...]:
 
 def scheduled(trace: FlowTrace, rule: Any) -> Float[Tensor, "n t"]:
     out = trace.timesteps.clone()
-    for i, course in enumerate(trace.courses):
+    for i, sigma_plan in enumerate(trace.sigma_plans):
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
-        out[own] = rule(course.sigmas).float()[trace.steps[own]]
+        out[own] = rule(sigma_plan.sigmas).float()[trace.steps[own]]
     return out
 
 
-def of_guidance(again: Again) -> Iterator[Suspect]:
+def of_guidance(again: Again) -> Iterator[Hypothesis]:
     policy, net = again.policy, again.policy.net
     remedy = f"Training uses guidance {net.guidance:g}: sample with the same, policy.guidance belongs to both"
-    planned = [course.plan.guidance for course in again.trace.courses if course.plan.guidance is not None]
+    planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
     known = {1.0, policy.family.usual_guidance, policy.config.guidance or math.nan, *planned}
     for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
-        yield Suspect(GUIDANCE, f"with guidance {guidance:g}", remedy, partial(again.guided, guidance))
+        yield Hypothesis(GUIDANCE, f"with guidance {guidance:g}", remedy, partial(again.guided, guidance))
     if not policy.family.embeds_guidance:
-        yield Suspect(GUIDANCE, "with the guidance that fits the record best", remedy, again.fitted)
+        yield Hypothesis(GUIDANCE, "with the guidance that fits the record best", remedy, again.fitted)

@@ -134,7 +134,7 @@ class Nothing:
         self.shadows = dict.fromkeys(sorted(shadows))
         self.named = {"nothing": weight}
 
-    def worn(self, model: str) -> AbstractContextManager[Any]:
+    def swapped_in(self, model: str) -> AbstractContextManager[Any]:
         return nullcontext() if model == "policy" else torch.no_grad()
 
     def follow(self) -> None:
@@ -153,7 +153,7 @@ class FlowRehearsal(FlowPolicy):
 
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = ()) -> None:
         super().__init__(config, shadows)
-        self.examiner: Any = Unexamined()
+        self.diagnostics: Any = Unexamined()
         self.diary = Diary()
         self.nothing = nn.Parameter(torch.zeros(()))
         self.full_family = self.family
@@ -162,10 +162,10 @@ class FlowRehearsal(FlowPolicy):
         self.encoder = cast(Any, NoPrompts())
         self.sampling = False
 
-    def rollout(self, requests: Sequence[Any], how: Any = None) -> Any:
+    def rollout(self, requests: Sequence[Any], sampling: Any = None) -> Any:
         self.sampling = True
         try:
-            return super().rollout(requests, how)
+            return super().rollout(requests, sampling)
         finally:
             self.sampling = False
 

@@ -34,8 +34,8 @@ def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
     if quantity == "sigma":
         return trace.sigma
     out = torch.zeros(trace.steps.shape)
-    for i, course in enumerate(trace.courses):
-        values = course.deviations if quantity == "std" else course.sigmas[:-1] - course.sigmas[1:]
+    for i, sigma_plan in enumerate(trace.sigma_plans):
+        values = sigma_plan.deviations if quantity == "std" else sigma_plan.sigmas[:-1] - sigma_plan.sigmas[1:]
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
         out[own] = values[trace.steps[own]]
     return out
@@ -74,15 +74,15 @@ def densities(
         return {"mean": v, "logprobs": v.flatten(1).sum(1)}
     x = trace.inputs(rows, columns)
     x_next = trace.latents[trace.after[rows, columns]]
-    courses, steps = trace.course_index[rows], trace.steps[rows, columns]
+    sigma_plans, steps = trace.course_index[rows], trace.steps[rows, columns]
     means, logprobs = torch.zeros_like(x), torch.zeros(len(x))
-    for i in courses.unique().tolist():
-        course, here = trace.courses[i], (courses == i).nonzero()[:, 0]
-        # Steps of one kind are evaluated together, wherever on the course they are.
-        kinds = torch.tensor([course.plan.steps.index(step) for step in course.plan.steps])[steps[here]]
+    for i in sigma_plans.unique().tolist():
+        sigma_plan, here = trace.sigma_plans[i], (sigma_plans == i).nonzero()[:, 0]
+        # Steps of one kind are evaluated together, wherever on the sigma_plan they are.
+        kinds = torch.tensor([sigma_plan.plan.steps.index(step) for step in sigma_plan.plan.steps])[steps[here]]
         for kind in kinds.unique().tolist():
-            own, step = here[kinds == kind], course.plan.steps[kind]
-            gaussian = gaussian_of(step, x[own], v[own], course.sigmas, steps[own])
+            own, step = here[kinds == kind], sigma_plan.plan.steps[kind]
+            gaussian = gaussian_of(step, x[own], v[own], sigma_plan.sigmas, steps[own])
             means = means.index_copy(0, own, gaussian.mean)
             if step.trained:
                 logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))

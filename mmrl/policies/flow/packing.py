@@ -30,10 +30,10 @@ def masked(batch: Batch, mask: Bool[Tensor, "n t"]) -> Batch:
     return replace(batch, rollouts=replace(batch.rollouts, action_mask=mask), share=batch.share * mask)
 
 
-def cut_rows(batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
-    """Parts of whole rows (or groups) with at most `budget` actions that train; one that is larger makes a part of its own."""
+def cut_rows(batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+    """Parts of whole rows (or groups) of at most `micro_batch` actions that train; a larger one makes a part of its own."""
     costs = batch.rollouts.action_mask.sum(1)
-    if scope == "batch" or int(costs.sum()) <= budget:
+    if scope == "batch" or int(costs.sum()) <= micro_batch:
         yield batch
         return
     names = batch.rollouts.group_ids if scope == "group" else torch.arange(len(batch))
@@ -42,7 +42,7 @@ def cut_rows(batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
     for name in names.unique():
         rows = (names == name).nonzero()[:, 0]
         cost = int(costs[rows].sum())
-        if part and filled + cost > budget:
+        if part and filled + cost > micro_batch:
             yield batch.take(torch.cat(part))
             part, filled = [], 0
         part.append(rows)

@@ -14,7 +14,7 @@ from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sa
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out, leaves
 from mmrl.flow.plan import RolloutPlan
-from mmrl.policies.flow.diagnose import FlowExaminer
+from mmrl.policies.flow.diagnose import FlowDiagnostics
 from mmrl.policies.flow.encode import Encoder
 from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
 from mmrl.policies.flow.families.base import Condition
@@ -22,12 +22,12 @@ from mmrl.policies.flow.loading import load, parts, save_adapter, save_pipeline
 from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.packing import cut_actions, cut_rows
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.trace import Course, FlowTrace, join, trace_of_noised, trace_of_steps
+from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.shared.ema import Decay, Weights
 from mmrl.policies.shared.sharding import Peers, reshard, wrapped
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 class FlowPolicy:
@@ -56,7 +56,7 @@ class FlowPolicy:
         self.module: nn.Module = self.net
         self.encoder = Encoder(self.family, config.cached_prompts)
         self.is_main = True
-        self.examiner = FlowExaminer(self)
+        self.diagnostics = FlowDiagnostics(self)
         self.peers = Peers()
         self.weights = Weights(self.net, shadows, ema_decay)
 
@@ -71,31 +71,31 @@ class FlowPolicy:
         self.weights.follow()
 
     @torch.no_grad()
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
-        """Images of all requests; `how` is the RolloutPlan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        """Images of all requests; `sampling` is the RolloutPlan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
 
         Raises:
             ValueError: no plan, a request nobody can serve, a group size that does not fill the plan's trees, or latents that
                 are no longer finite.
         """
-        if not isinstance(how, RolloutPlan):
+        if not isinstance(sampling, RolloutPlan):
             raise ValueError(
                 "an image generator samples along a plan: set algorithm.schedule (Full, Window, Tree, Branching, Forward), or "
-                f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(how).__name__}"
+                f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(sampling).__name__}"
             )
         self._check(requests)
-        course = Course(how, self.sigmas(how))
+        sigma_plan = SigmaPlan(sampling, self.sigmas(sampling))
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
-        stand_in = [Request(Prompt("stand-in"), leaves(how), 0)]
+        stand_in = [Request(Prompt("stand-in"), leaves(sampling), 0)]
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
             own = [request for request in requests if request.model == model]
             if self.peers.anyone(bool(own)):
-                with self.weights.worn(model):
-                    (sampled if own else idle).append(self._sample(own or stand_in, course))
+                with self.weights.swapped_in(model):
+                    (sampled if own else idle).append(self._sample(own or stand_in, sigma_plan))
         if sampled:
             return gathered(sampled, requests)
-        nothing = idle[0] if idle else self._sample(stand_in, course)
+        nothing = idle[0] if idle else self._sample(stand_in, sigma_plan)
         return replace(gathered([nothing], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
@@ -123,19 +123,19 @@ class FlowPolicy:
             return self._velocities(x, trace.timesteps[rows, columns], trace.conditions, trace.prompt_index[rows])
 
         for model, asked in wanted.items():
-            with self.weights.worn("policy" if model == "old" else model):
+            with self.weights.swapped_in("policy" if model == "old" else model):
                 values = read_trace(trace, [reading.quantity for reading in asked], mask, velocities)
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
-        """Parts of at most `budget` actions that train. With scope `action` and a gradient a part also fits one forward.
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Parts of at most `micro_batch` actions that train. With scope `action` and a gradient a part also fits one forward.
 
         Without a gradient rows stay whole, since `read` cuts its forwards itself.
         """
         if scope == "action" and torch.is_grad_enabled():
-            return cut_actions(batch, max(1, min(budget, self.config.forward_rows)))
-        return cut_rows(batch, budget, scope)
+            return cut_actions(batch, max(1, min(micro_batch, self.config.forward_rows)))
+        return cut_rows(batch, micro_batch, scope)
 
     def join(self, traces: Sequence[Trace]) -> FlowTrace:
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
@@ -186,9 +186,9 @@ class FlowPolicy:
             if name not in known:
                 raise ValueError(f"{what} {name!r} cannot be read from this flow policy, which has {', '.join(sorted(known))}")
 
-    def _sample(self, requests: Sequence[Request], course: Course) -> "Sampled":
+    def _sample(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         """All samples of requests under the weights as they are."""
-        plan, counts = course.plan, tuple(request.count for request in requests)
+        plan, counts = sigma_plan.plan, tuple(request.count for request in requests)
         seeds = tuple(request.seed for request in requests)
         layout = lay_out(plan, counts, seeds)
         noise = SeededNoise(plan, counts, seeds, self.family.latent_shape)
@@ -196,16 +196,18 @@ class FlowPolicy:
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
-            v = self._velocities(x, course.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
+            v = self._velocities(x, sigma_plan.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
             refuse_nan(v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
 
-        trajectory = integrate(plan, course.sigmas, layout, velocity, lambda column, rows: self.family.pack(noise(column, rows)))
+        trajectory = integrate(
+            plan, sigma_plan.sigmas, layout, velocity, lambda column, rows: self.family.pack(noise(column, rows))
+        )
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
         if plan.forward is not None:
-            trace = trace_of_noised(trajectory.samples, keys, course, conditions, prompts)
+            trace = trace_of_noised(trajectory.samples, keys, sigma_plan, conditions, prompts)
         else:
-            trace = trace_of_steps(trajectory, course, conditions, prompts)
+            trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
         return Sampled(requests, keys, trajectory, trace, self._images(trajectory.samples))
 
     def _velocities(
@@ -286,7 +288,7 @@ def gathered(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             samples[request.group_id].append(Sample(image=image))
     layouts = [part.trajectory.layout for part in sampled]
     trace = join([part.trace for part in sampled])
-    recorded = {SAMPLED: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
+    recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
     return Rollouts(
         groups=tuple(Group(id, prompts[id], tuple(own)) for id, own in samples.items()),
         group_ids=torch.tensor(group_ids),

@@ -18,7 +18,7 @@ from mmrl.policies.flow.families.base import Condition
 
 
 @dataclass(frozen=True)
-class Course:
+class SigmaPlan:
     """A plan with the sigmas it was followed at."""
 
     plan: RolloutPlan
@@ -44,7 +44,7 @@ class FlowTrace:
     conditions: tuple[Condition, ...]
     prompt_index: Int[Tensor, " n"]
     """Row -> its condition."""
-    courses: tuple[Course, ...]
+    sigma_plans: tuple[SigmaPlan, ...]
     course_index: Int[Tensor, " n"]
     steps: Int[Tensor, "n t"]
     """Which step of the plan; -1 where the row has no such action."""
@@ -72,12 +72,12 @@ class FlowTrace:
     @property
     def is_forward(self) -> bool:
         """Are the actions noised copies?"""
-        return any(course.plan.forward is not None for course in self.courses)
+        return any(sigma_plan.plan.forward is not None for sigma_plan in self.sigma_plans)
 
     @property
     def has_densities(self) -> bool:
         """Is there a step that trains, so that it makes sense to ask for log-probabilities?"""
-        return any(step.trained for course in self.courses for step in course.plan.steps)
+        return any(step.trained for sigma_plan in self.sigma_plans for step in sigma_plan.plan.steps)
 
     def inputs(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
         """What the network sees."""
@@ -92,10 +92,10 @@ class FlowTrace:
 
 
 def trace_of_steps(
-    trajectory: Trajectory, course: Course, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
+    trajectory: Trajectory, sigma_plan: SigmaPlan, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
 ) -> FlowTrace:
     """Of what the trajectory went through, the part that trains."""
-    layout, n, t = trajectory.layout, len(trajectory.layout), course.plan.num_steps
+    layout, n, t = trajectory.layout, len(trajectory.layout), sigma_plan.plan.num_steps
     kept: list[Tensor] = []
     count = 0
 
@@ -116,37 +116,37 @@ def trace_of_steps(
     return FlowTrace(
         conditions=tuple(conditions),
         prompt_index=prompt_index,
-        courses=(course,),
+        sigma_plans=(sigma_plan,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(t).repeat(n, 1),
         latents=torch.cat(kept),
         before=torch.stack(at[:-1], 1),
         after=torch.stack(at[1:], 1),
         means=torch.stack(means, 1),
-        sigma=course.sigmas[:-1].repeat(n, 1),
-        timesteps=course.timesteps.repeat(n, 1),
+        sigma=sigma_plan.sigmas[:-1].repeat(n, 1),
+        timesteps=sigma_plan.timesteps.repeat(n, 1),
     )
 
 
 def trace_of_noised(
     samples: Float[Tensor, "n ..."],
     keys: Sequence[tuple[int, int]],
-    course: Course,
+    sigma_plan: SigmaPlan,
     conditions: Sequence[Condition],
     prompt_index: Int[Tensor, " n"],
 ) -> FlowTrace:
     """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone."""
-    assert course.plan.forward is not None
-    n, k = len(samples), course.plan.forward.count
+    assert sigma_plan.plan.forward is not None
+    n, k = len(samples), sigma_plan.plan.forward.count
     generators = [generator_of(seed, sample, "noised") for seed, sample in keys]
-    sigma = torch.stack([course.plan.forward.draw(course.sigmas, generator) for generator in generators])
+    sigma = torch.stack([sigma_plan.plan.forward.draw(sigma_plan.sigmas, generator) for generator in generators])
     noise = torch.stack([torch.randn(k, *samples.shape[1:], generator=generator) for generator in generators])
     rows = torch.arange(n)[:, None].expand(n, k)
     after = n + torch.arange(n * k).view(n, k)
     return FlowTrace(
         conditions=tuple(conditions),
         prompt_index=prompt_index,
-        courses=(course,),
+        sigma_plans=(sigma_plan,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(k).repeat(n, 1),
         latents=torch.cat([samples.cpu(), noise.flatten(0, 1)]),
@@ -167,13 +167,13 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
     if len({trace.is_forward for trace in traces}) > 1:
         raise ValueError("rollouts of a forward schedule cannot train together with those of a schedule of noisy steps")
     width = max(trace.steps.shape[1] for trace in traces)
-    shifts = {"conditions": 0, "courses": 0, "latents": 0}
+    shifts = {"conditions": 0, "sigma_plans": 0, "latents": 0}
     moved: list[dict[str, Tensor]] = []
     for trace in traces:
         moved.append(
             {
                 "prompt_index": trace.prompt_index + shifts["conditions"],
-                "course_index": trace.course_index + shifts["courses"],
+                "course_index": trace.course_index + shifts["sigma_plans"],
                 "steps": pad_actions(trace.steps, width, -1.0),
                 **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
                 "sigma": pad_actions(trace.sigma, width),
@@ -183,7 +183,7 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
         shifts = {name: shift + len(getattr(trace, name)) for name, shift in shifts.items()}
     return FlowTrace(
         conditions=tuple(condition for trace in traces for condition in trace.conditions),
-        courses=tuple(course for trace in traces for course in trace.courses),
+        sigma_plans=tuple(sigma_plan for trace in traces for sigma_plan in trace.sigma_plans),
         latents=torch.cat([trace.latents for trace in traces]),
         **{name: torch.cat([part[name] for part in moved]) for name in moved[0]},
     )

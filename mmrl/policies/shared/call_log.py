@@ -49,7 +49,7 @@ class Unexamined:
     def audit(self, rollouts: Rollouts) -> None:
         """Finds nothing."""
 
-    def suspects(self, rollouts: Rollouts) -> tuple[()]:
+    def hypotheses(self, rollouts: Rollouts) -> tuple[()]:
         return ()
 
 

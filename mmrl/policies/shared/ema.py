@@ -35,7 +35,7 @@ class Weights:
         self.num_updates = 0
         self.shadows = {name: Shadow.of(list(self.named.values())) for name in wanted}
 
-    def worn(self, model: str) -> AbstractContextManager[Any]:
+    def swapped_in(self, model: str) -> AbstractContextManager[Any]:
         """Inside, the module holds the weights of this name."""
         if model == "policy":
             return nullcontext()
@@ -43,7 +43,7 @@ class Weights:
             reshard(self.module)
         if model == "ref" and self.adapter and not self.sharded and self._reference_is_bare():
             return switched_off(self.adapter)
-        return self.shadows[model].worn()
+        return self.shadows[model].swapped_in()
 
     def _reference_is_bare(self) -> bool:
         """Does the reference's adapter add nothing, as a fresh one does?"""

@@ -80,8 +80,8 @@ def dropouts(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0]
 
 
-def apart(one: Tensor, two: Tensor, noted: Tensor, mask: Tensor) -> float:
-    """How far two readings are apart, over how far the first is from what was noted."""
+def distance(one: Tensor, two: Tensor, noted: Tensor, mask: Tensor) -> float:
+    """How far two readings are distance, over how far the first is from what was noted."""
     known = mask & noted.isfinite() & one.isfinite()
     gap = torch.where(known, (one - noted).abs(), 0.0).max()
     return float(torch.where(known, (one - two).abs(), 0.0).max() / gap.clamp(min=1e-12))

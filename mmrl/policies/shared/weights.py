@@ -29,7 +29,7 @@ class Shadow:
         return cls([part(weight).detach().clone() for weight in parameters], decay, list(parameters))
 
     @contextmanager
-    def worn(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Inside, the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
         # Through .data the version counters stay, so a graph built before remains valid once the values are back.
         live = [part(weight).data for weight in self.order]

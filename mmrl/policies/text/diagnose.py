@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.core.protocols import Suspect
+from mmrl.core.protocols import Hypothesis
 from mmrl.core.tensors import pad_actions, stack_ragged
 from mmrl.core.types import Reading, Rollouts
 from mmrl.policies.shared.interventions import (
     RANDOM,
     adapters_switched,
-    apart,
     best_of,
+    distance,
     dropouts,
     holding,
     in_precision,
@@ -30,7 +30,7 @@ from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.trace import TextTrace
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 SHIFT, PRECISION, DROPOUT = "mask shift", "precision (dtype or autocast)", "dropout or training mode"
@@ -41,7 +41,7 @@ REPEAT = "reading is not repeatable"
 
 
 @dataclass(frozen=True)
-class TextExaminer:
+class TextDiagnostics:
     """Looks closer at rollouts of a TextPolicy."""
 
     policy: Any
@@ -50,7 +50,7 @@ class TextExaminer:
         """Raises ValueError, naming prompt and sample, where record and prompts do not fit together."""
         audit_rollouts(self.policy, rollouts)
 
-    def suspects(self, rollouts: Rollouts) -> Iterator[Suspect]:
+    def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         trace = rollouts.trace
         assert isinstance(trace, TextTrace)
         again = Again(self.policy, rollouts, trace.compact(), trace.prompts)
@@ -101,9 +101,9 @@ class Again:
         width = self.mask.shape[1]
         return pad_actions(values.detach().cpu(), width)[:, :width]
 
-    def under(self, change: AbstractContextManager[Any], **how: Any) -> Float[Tensor, "n t"]:
+    def under(self, change: AbstractContextManager[Any], **sampling: Any) -> Float[Tensor, "n t"]:
         with change:
-            return self(**how)
+            return self(**sampling)
 
     def shown(self, change: Callable[[Encoded], Encoded]) -> Float[Tensor, "n t"]:
         """With other prompts in place of the rows' own."""
@@ -111,7 +111,7 @@ class Again:
 
     def nearest(self, changes: list[Callable[[Encoded], Encoded]]) -> Float[Tensor, "n t"]:
         """Every row with the change that suits it best."""
-        return best_of([partial(self.shown, change) for change in changes], self.rollouts.recorded[SAMPLED], self.mask)
+        return best_of([partial(self.shown, change) for change in changes], self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
 
     def fresh(self, prompt: Encoded) -> Encoded:
         """Encoded from the files again."""
@@ -119,10 +119,10 @@ class Again:
         return self.policy.encode(prompt.prompt, prompt.seed)
 
     def spread(self, calm: bool = False) -> float:
-        """How far two readings with nothing changed are apart, over how far they are from what was noted."""
+        """How far two readings with nothing changed are distance, over how far they are from what was noted."""
         with without_dropout(self.policy.net) if calm else nullcontext():
             one, two = self(calm=calm), self(calm=calm)
-        return apart(one, two, self.rollouts.recorded[SAMPLED], self.mask)
+        return distance(one, two, self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
 
     def one_by_one(self) -> Float[Tensor, "n t"]:
         rows = torch.arange(len(self.trace)).split(1)
@@ -143,12 +143,12 @@ class Replay(Score):
         return torch.cat(hidden, dim=1)
 
 
-def of_rows(again: Again) -> Iterator[Suspect]:
+def of_rows(again: Again) -> Iterator[Hypothesis]:
     """Tokens and columns that moved against each other."""
     remedy = "Look for code that cuts, pads or rolls tokens, masks or recorded log-probabilities"
-    yield Suspect(SHIFT, "with the tokens that rewards saw and the mask of their length", remedy, partial(as_scored, again))
+    yield Hypothesis(SHIFT, "with the tokens that rewards saw and the mask of their length", remedy, partial(as_scored, again))
     for by in (1, -1):
-        yield Suspect(SHIFT, f"with columns moved by {by:+d}", remedy, partial(shifted, again, by))
+        yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(shifted, again, by))
 
 
 def as_scored(again: Again) -> Float[Tensor, "n t"]:
@@ -169,12 +169,12 @@ def shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
     return values
 
 
-def of_the_model(again: Again) -> Iterator[Suspect]:
+def of_the_model(again: Again) -> Iterator[Hypothesis]:
     """Repetition, dropout, precision, batches, weights."""
     net, policy = again.policy.net, again.policy
     remedy = "Look for code around policy.read that changes what it is asked or answers"
-    yield Suspect(REPEAT, "with nothing changed", remedy, again, control=True)
-    yield Suspect(
+    yield Hypothesis(REPEAT, "with nothing changed", remedy, again, control=True)
+    yield Hypothesis(
         DROPOUT,
         "in evaluation mode and with every dropout off",
         "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading",
@@ -183,12 +183,12 @@ def of_the_model(again: Again) -> Iterator[Suspect]:
     moves, still = again.spread(), again.spread(calm=True)
     if moves > RANDOM and still <= RANDOM:
         what = "two readings of the same rows differ; with every dropout off they do not"
-        yield Suspect(
+        yield Hypothesis(
             DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading"
         )
     for name in ("float32", "bfloat16", "float16"):
         single = name != "float32"
-        yield Suspect(
+        yield Hypothesis(
             PRECISION,
             f"in {name}" + (" autocast" if single else " without autocast"),
             "Sample and train with the same policy.dtype, autocast and TF32 settings",
@@ -197,19 +197,19 @@ def of_the_model(again: Again) -> Iterator[Suspect]:
         )
     remedy = "Remove what mixes rows (batch statistics, padding that is attended to), or use float32"
     for change, read in (("one row at a time", again.one_by_one), ("all together", again)):
-        yield Suspect(BATCH, change, remedy, read, must_equal="reading")
+        yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
     remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
     for name in sorted(policy.shadows):
-        yield Suspect(WEIGHTS, f"under the {name} weights", remedy, lambda name=name: again.under(policy._weights(name)))
+        yield Hypothesis(WEIGHTS, f"under the {name} weights", remedy, lambda name=name: again.under(policy._weights(name)))
     for on in (False, True):
         change = f"with the adapter switched {'on' if on else 'off'}"
-        yield Suspect(WEIGHTS, change, remedy, lambda on=on: again.under(adapters_switched(net, on)))
+        yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(adapters_switched(net, on)))
 
 
-def of_prompts(again: Again) -> Iterator[Suspect]:
+def of_prompts(again: Again) -> Iterator[Hypothesis]:
     """Media, positions and tokens of prompts; what sampling saw may be wrong as well as what training sees."""
     remedy = "Media must belong to their prompt: look for code that concatenates, permutes or indexes pixel rows"
-    yield Suspect(
+    yield Hypothesis(
         PIXELS,
         "with pictures and clips encoded afresh",
         remedy,
@@ -217,9 +217,9 @@ def of_prompts(again: Again) -> Iterator[Suspect]:
     )
     change = "with the media of other prompts of the step"
     swaps = [partial(with_media_of, again.everyone, offset) for offset in range(TRIES)]
-    yield Suspect(PIXELS, change, remedy, lambda: again.nearest(swaps))
+    yield Hypothesis(PIXELS, change, remedy, lambda: again.nearest(swaps))
     remedy = "Positions must be those that the model's own rule gives: look for code that computes, scales or shifts them"
-    yield Suspect(
+    yield Hypothesis(
         POSITIONS,
         "with positions computed afresh",
         remedy,
@@ -228,9 +228,9 @@ def of_prompts(again: Again) -> Iterator[Suspect]:
     rules: list[Callable[[Encoded], Encoded]] = [one_axis, partial(untimed, again.policy)]
     rules += [partial(slowed, again.policy, factor) for factor in (0.0, 0.5, 2.0)]
     change = "with positions on one axis, or with time scaled"
-    yield Suspect(POSITIONS, change, remedy, lambda: again.nearest(rules))
+    yield Hypothesis(POSITIONS, change, remedy, lambda: again.nearest(rules))
     remedy = "Prompts must be encoded once, by policy.encode: look for code that changes their tokens afterwards"
-    yield Suspect(PROMPT, "with prompts encoded afresh", remedy, lambda: again.shown(again.fresh))
+    yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again.shown(again.fresh))
 
 
 def with_media_of(everyone: tuple[Encoded, ...], offset: int, prompt: Encoded) -> Encoded:
@@ -268,27 +268,27 @@ def slowed(policy: Any, factor: float, prompt: Encoded) -> Encoded:
     return replace(prompt, positions=positions)
 
 
-def of_the_way(again: Again) -> Iterator[Suspect]:
+def of_the_way(again: Again) -> Iterator[Hypothesis]:
     """How logits become probabilities, and how rows are read: after a shared prompt, from the cache."""
     policy, net, trace = again.policy, again.policy.net, again.trace
     remedy = "Read at the temperature that sampled: the trace keeps it of every row"
     for value in sorted({1.0, policy.config.sampling.temperature or 1.0}):
         hot = replace(trace, temperature=torch.full_like(trace.temperature, value))
-        yield Suspect(TEMPERATURE, f"at temperature {value:g}", remedy, partial(again, hot))
-    yield Suspect(
+        yield Hypothesis(TEMPERATURE, f"at temperature {value:g}", remedy, partial(again, hot))
+    yield Hypothesis(
         BANNED,
         "with no token forbidden",
         "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
         lambda: again.under(holding(net, "banned", torch.zeros_like(net.banned))),
     )
     way = not policy._shares(torch.is_grad_enabled())
-    yield Suspect(
+    yield Hypothesis(
         PREFIX,
         f"with prompts read {'once per prompt' if way else 'once per row'}",
         "Set policy.prefix so that both sides read prompts in one way, or try another policy.attn_implementation",
         lambda: again(shared=way),
     )
-    yield Suspect(
+    yield Hypothesis(
         CACHE,
         "token after token from the cache",
         "The model's cache and its full forward differ: try another policy.attn_implementation",
@@ -297,4 +297,4 @@ def of_the_way(again: Again) -> Iterator[Suspect]:
     dropping = dropouts(net)
     if dropping:
         what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
-        yield Suspect(DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling")
+        yield Hypothesis(DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling")

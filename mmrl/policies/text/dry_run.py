@@ -113,7 +113,7 @@ class TextRehearsal(TextPolicy):
     ) -> None:
         self.nothing = nn.Parameter(torch.zeros(()))
         super().__init__(config, shadows, views=views)
-        self.examiner: Any = Unexamined()
+        self.diagnostics: Any = Unexamined()
         self.length = config.sampling.max_new_tokens if length is None else length
         self.diary = Diary()
 

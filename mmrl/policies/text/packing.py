@@ -25,15 +25,15 @@ class Cost:
         return num_prompts * max(self.prompt_lengths[i] for i in rows) + len(rows) * max(self.lengths[i] for i in rows)
 
 
-def pack(batch: Batch, budget: int, scope: Scope, shared: bool) -> Iterator[Batch]:
-    """Parts of at most `budget` positions. Rows of a prompt stay together while they fit; a row or a group that is larger
-    than the budget makes a part of its own, because neither can be cut."""
+def pack(batch: Batch, micro_batch: int, scope: Scope, shared: bool) -> Iterator[Batch]:
+    """Parts of at most `micro_batch` positions. Rows of a prompt stay together while they fit; a row or a group that is larger
+    than `micro_batch` makes a part of its own, because neither can be cut."""
     trace = batch.rollouts.trace
     assert isinstance(trace, TextTrace)
     index = trace.prompt_index.tolist()
     cost = Cost(shared, index, [len(trace.prompts[i]) for i in index], trace.lengths.tolist())
     everything = list(range(len(batch)))
-    if scope == "batch" or len(batch) <= 1 or cost(everything) <= budget:
+    if scope == "batch" or len(batch) <= 1 or cost(everything) <= micro_batch:
         yield batch
         return
     names = batch.rollouts.group_ids.tolist() if scope == "group" else index
@@ -42,9 +42,9 @@ def pack(batch: Batch, budget: int, scope: Scope, shared: bool) -> Iterator[Batc
         units.setdefault(name, []).append(row)
     part: list[int] = []
     for unit in sorted(units.values(), key=lambda rows: max(cost.prompt_lengths[i] + cost.lengths[i] for i in rows)):
-        pieces = [unit] if scope == "group" or cost(unit) <= budget else [[row] for row in unit]
+        pieces = [unit] if scope == "group" or cost(unit) <= micro_batch else [[row] for row in unit]
         for piece in pieces:
-            if part and cost(part + piece) > budget:
+            if part and cost(part + piece) > micro_batch:
                 yield batch.take(torch.tensor(part))
                 part = []
             part = part + piece

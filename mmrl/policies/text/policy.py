@@ -18,14 +18,14 @@ from mmrl.policies.shared.sharding import Peers, reshard, wrapped
 from mmrl.policies.shared.weights import Shadow, load_state, state_of, whole
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.clips import plan_of
-from mmrl.policies.text.diagnose import TextExaminer
+from mmrl.policies.text.diagnose import TextDiagnostics
 from mmrl.policies.text.encode import Encoded, Encoder, collate_prompts
 from mmrl.policies.text.evaluate import QUANTITIES, score_of
 from mmrl.policies.text.generate import Job, Stops
 from mmrl.policies.text.loading import load, never_written
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack
-from mmrl.policies.text.rollout import Row, Shelf, assemble, check_reading, check_requests, given_tokens, plan, texts_of
+from mmrl.policies.text.rollout import PromptCache, Row, assemble, check_reading, check_requests, given_tokens, plan, texts_of
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, of_nothing
 from mmrl.policies.video.input import VideoInput
@@ -74,7 +74,7 @@ class TextPolicy:
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
         self.peers = Peers()
         self.is_main = True
-        self.examiner = TextExaminer(self)
+        self.diagnostics = TextDiagnostics(self)
         self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in sorted(wanted)}
 
@@ -99,15 +99,15 @@ class TextPolicy:
             shadow.follow()
 
     @torch.no_grad()
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
-        """Completions of all requests; `how` is a Sampling that replaces the training one.
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        """Completions of all requests; `sampling` is a Sampling that replaces the training one.
 
         Raises:
             ValueError: an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
-        if not isinstance(how, Sampling | None):
-            raise ValueError(f"a text policy samples with mmrl.policies.text.policy.Sampling, not with {type(how).__name__}")
-        sampling = how or self.config.sampling
+        if not isinstance(sampling, Sampling | None):
+            raise ValueError(f"a text policy samples with mmrl.policies.text.policy.Sampling, not with {type(sampling).__name__}")
+        sampling = sampling or self.config.sampling
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         rows, prompts = plan(requests, self.encode)
         self.prefetch([request.prompt for request in requests])
@@ -156,9 +156,9 @@ class TextPolicy:
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
-        """Parts of at most `budget` positions, padding included; rows of a prompt stay together while they fit."""
-        return pack(batch, budget, scope, self._shares(torch.is_grad_enabled()))
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Parts of at most `micro_batch` positions, padding included; rows of a prompt stay together while they fit."""
+        return pack(batch, micro_batch, scope, self._shares(torch.is_grad_enabled()))
 
     def join(self, traces: Sequence[Trace]) -> TextTrace:
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
@@ -202,7 +202,7 @@ class TextPolicy:
         if model == "policy":
             return nullcontext()
         reshard(self.net)
-        return self._shadows[model].worn()
+        return self._shadows[model].swapped_in()
 
     def _shares(self, grad: bool) -> bool:
         """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
@@ -242,7 +242,7 @@ class TextPolicy:
             prompt.views[view] = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
         return prompt.views[view]
 
-    def _write(self, rows: Sequence[Row], prompts: Shelf, sampling: Sampling) -> None:
+    def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> None:
         """Draw the completions of these rows; without rows, keep up with other processes that have some."""
         used = sorted({(row.prompt, row.request.view) for row in rows})
         place = {key: i for i, key in enumerate(used)}

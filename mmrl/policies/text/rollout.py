@@ -16,7 +16,7 @@ from mmrl.policies.text.families import Family
 from mmrl.policies.text.generate import Completions
 from mmrl.policies.text.trace import TextTrace
 
-SAMPLED = Reading("logprobs", "sampler")
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass
-class Shelf:
+class PromptCache:
     """Prompts, each encoded once, and not before it is needed: clips that workers decode arrive meanwhile."""
 
     encode: Callable[[Prompt, int], Encoded]
@@ -53,9 +53,9 @@ class Shelf:
         return self.done[place]
 
 
-def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], Shelf]:
+def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], PromptCache]:
     """A row per sample, and every prompt once."""
-    shelf = Shelf(encode)
+    shelf = PromptCache(encode)
     place: dict[int, int] = {}
     rows: list[Row] = []
     for request in requests:
@@ -119,7 +119,7 @@ def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]]
     return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
 
 
-def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: Shelf) -> tuple[tuple[Group, ...], list[int]]:
+def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
     """Groups in order of their first request, and the sample id of every row (-1 for probes)."""
     samples: dict[int, list[Sample]] = {}
     probes: dict[int, dict[str, list[Sample]]] = {}
@@ -151,7 +151,7 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: Shelf) -> tupl
 def assemble(
     rows: Sequence[Row],
     texts: Sequence[str],
-    prompts: Shelf,
+    prompts: PromptCache,
     family: Family,
     media_token_ids: frozenset[int],
     temperature: float,
@@ -187,7 +187,7 @@ def assemble(
         sample_ids=integers(id for id in sample_ids if id >= 0),
         action_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
         trace=trace,
-        recorded={SAMPLED: logprobs},
+        recorded={ROLLOUT_LOGPROBS: logprobs},
     )
 
 

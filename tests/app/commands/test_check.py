@@ -64,8 +64,8 @@ def test_sampling_and_training_that_disagree(make: Make, capsys, monkeypatch):
         job = rollout(*args, **kwargs)
         inner = job.policy.rollout
 
-        def other(requests, how=None):
-            rollouts = inner(requests, how)
+        def other(requests, sampling=None):
+            rollouts = inner(requests, sampling)
             for noted in rollouts.recorded.values():
                 noted += 0.5
             return rollouts

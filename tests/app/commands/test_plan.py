@@ -14,7 +14,7 @@ from mmrl.algorithms.presets import video as presets_video
 from mmrl.app import cli
 from mmrl.app.commands import plan
 from mmrl.app.config import run as configs
-from mmrl.app.modality.registry import kind_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import Rehearsal
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
@@ -27,13 +27,13 @@ from tests.support.flow_runs import Make
 from tests.support.text_policies import picture
 
 PRESETS: dict[str, Algorithm] = {**presets.PRESETS, **presets_video.PRESETS}
-SMALL = ["prompts_per_step=4", "budget=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
+SMALL = ["prompts_per_step=4", "micro_batch=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
 
 
 def calls_of(algorithm: Algorithm) -> tuple[Any, ...]:
     """What decides how often a model is called; advantages, surrogates and shares call none."""
     live = frozenset((reading.model, reading.view) for reading in algorithm.live_reads)
-    frozen = frozenset(reading for reading in algorithm.frozen_reads if reading.model != "sampler")
+    frozen = frozenset(reading for reading in algorithm.frozen_reads if reading.model != "rollout")
     # A text model's rollouts are never cut, so terms of actions and of rollouts cut a batch alike.
     return type(algorithm.planner), live, frozen, algorithm.scope.replace("action", "rollout"), algorithm.old
 
@@ -72,7 +72,7 @@ def prompts() -> list[Prompt]:
 def rehearsal(name: str, *words: str) -> Rehearsal:
     words = ("algorithm.group_size=3", f"algorithm.preset={name}", *words)
     local = with_local_model(configs.load("tiny/image", [*SMALL, *words]).config)
-    algorithm = kind_of(local.policy).prepared(local.algorithm.algorithm, local.policy, name)
+    algorithm = modality_of(local.policy).adapt_algorithm(local.algorithm.algorithm, local.policy, name)
     return Rehearsal(local, algorithm, prompts())
 
 
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monke
 
 
 @pytest.mark.parametrize(
-    ("phase", "remedy"), [("update", "lower budget"), ("rollout", "policy.rollout_rows"), ("decode", "policy.decode_rows")]
+    ("phase", "remedy"), [("update", "lower micro_batch"), ("rollout", "policy.rollout_rows"), ("decode", "policy.decode_rows")]
 )
 def test_advice_names_what_to_lower(phase, remedy):
     memory = Memory({"weights in bfloat16": 8 * GIB}, {"read": GIB, phase: 30 * GIB})

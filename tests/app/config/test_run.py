@@ -83,7 +83,7 @@ def test_evaluation_samples_greedily_unless_told(file: Path):
         (["algorithm.advantage.ddof=1"], {}, "dapo"),
         (["algorithm.objective.0.high=0.3"], {"objective": ((1.0, Clip(high=0.3)),)}, "dapo + objective.0.high"),
         (["algorithm.objective.0.coef=2"], {"objective": ((2.0, Clip(high=0.28)),)}, "dapo + objective.0.coef"),
-        (["algorithm.share.kind=SequenceMean"], {"share": PRESETS["grpo"].share}, "dapo + share"),
+        (["algorithm.aggregation.kind=SequenceMean"], {"share": PRESETS["grpo"].aggregation}, "dapo + share"),
         (["algorithm.group_size=5", "algorithm.epochs=2"], {"group_size": 5, "epochs": 2}, "dapo"),
     ],
 )
@@ -98,12 +98,12 @@ def test_a_list_of_parts_replaces_the_presets(file: Path):
         TEXT.replace(
             "[policy]\n",
             '[[algorithm.objective]]\nkind = "Clip"\nhigh = 0.5\n[[algorithm.objective]]\nkind = "ReferenceKL"\n'
-            'estimator = "k2"\ncoef = 0.1\n[algorithm.share]\nkind = "TokenMean"\n[policy]\n',
+            'estimator = "k2"\ncoef = 0.1\n[algorithm.aggregation]\nkind = "TokenMean"\n[policy]\n',
         )
     )
     algorithm = load(file).config.algorithm.algorithm
     assert algorithm.objective == ((1.0, Clip(high=0.5)), (0.1, ReferenceKL("k2")))
-    assert algorithm.share == TokenMean()
+    assert algorithm.aggregation == TokenMean()
 
 
 def test_a_part_of_ones_own(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.presets.text import PRESETS as TEXT_PRESETS
 from mmrl.app.commands.export import export
 from mmrl.app.commands.show import shown
-from mmrl.app.commands.train import Given, evaluate, run_training
+from mmrl.app.commands.train import TrainArguments, evaluate, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.plugins.catalog import preset_documents
@@ -150,7 +150,7 @@ def test_a_run_leaves_pictures_goes_on_where_it_stopped_and_is_evaluated_again(m
     words = ["save_every=1", "steps=3"]
     whole = run_training(make(*words, "output=whole"))
     cut = run_training(make(*words, "steps=2", "output=cut"))
-    run_training(Given(["steps=3"], resume=cut.path).resolve(), cut.path)
+    run_training(TrainArguments(["steps=3"], resume=cut.path).resolve(), cut.path)
     for a, b in zip(numbers(whole), numbers(cut), strict=True):
         assert a == pytest.approx(b, abs=1e-6, nan_ok=True)
     assert [line["rollout/length"] for line in numbers(whole)] == [3.0] * 3
@@ -202,7 +202,7 @@ def test_exported_weights_load_in_diffusers(make: Make, tmp_path: Path):
 
 def test_an_exported_adapter_and_the_merged_model_are_the_same(make: Make, tmp_path: Path):
     run = run_training(make("steps=1", "output=run", "policy.lora.rank=2"))
-    base = building.tiny_model("tiny:sd3", building.KINDS["flow"])
+    base = building.tiny_model("tiny:sd3", building.MODALITIES["flow"])
     adapter = export(run.path, tmp_path / "adapter")
     merged = export(run.path, tmp_path / "merged", merge=True)
     assert not list(merged.glob("*.safetensors"))
@@ -217,4 +217,4 @@ def test_an_exported_adapter_and_the_merged_model_are_the_same(make: Make, tmp_p
 def test_evaluation_takes_deterministic_steps(make: Make):
     job = build(make("evaluation.num_steps=3"))
     assert job.evaluator is not None
-    assert job.evaluator.how == evaluation_plan(3)
+    assert job.evaluator.sampling == evaluation_plan(3)

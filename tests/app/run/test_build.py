@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.train import Given, evaluate, next_free, run_training
+from mmrl.app.commands.train import TrainArguments, evaluate, next_free, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
@@ -97,7 +97,7 @@ def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
     assert [reward.name for reward in runner.rewards] == ["iou", "length"]
     assert runner.rewards[0].function.space == "norm1000"  # type: ignore[attr-defined]
     assert job.config.policy.box_space == "norm1000"  # type: ignore[union-attr]
-    assert job.trainer.algorithm.share.length == 16  # type: ignore[attr-defined]
+    assert job.trainer.algorithm.aggregation.length == 16  # type: ignore[attr-defined]
     assert runner.weights.tolist() == pytest.approx([1.0, 0.1])
 
 
@@ -125,7 +125,7 @@ def test_a_run_leaves_everything_behind_and_goes_on_where_it_stopped(make: Make)
     words = ["samples_every=1", "save_every=1", "evaluation.num_prompts=2"]
     whole = run_training(make(*words, "steps=3", "output=whole"))
     cut = run_training(make(*words, "steps=2", "output=cut"))
-    resumed = Given(["steps=3"], resume=cut.path).resolve()
+    resumed = TrainArguments(["steps=3"], resume=cut.path).resolve()
     run_training(resumed, cut.path)
     assert tomllib.loads(cut.config_file.read_text())["steps"] == 3
     assert cut.report_file.stat().st_size > 1000
@@ -186,19 +186,19 @@ def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Given(["tiny/image"], task="grounding"), "not both"),
-        (Given(["tiny/image"], model="m"), "--model goes with --task"),
-        (Given([]), "give a config"),
-        (Given([], task="grounding", data="x", rewards=["iou"]), "needs --model"),
-        (Given([], task="grounding", model="m", rewards=["iou"]), "needs --data"),
-        (Given([], task="grounding", model="m", data="x"), "needs --reward"),
-        (Given([], task="ground", model="m", data="x", rewards=["iou"]), "did you mean 'grounding'"),
-        (Given([], task="grounding", model="m", data="nope.jsonl", rewards=["iou"]), "is no file"),
-        (Given([], resume=Path("nope")), "not a folder"),
-        (Given(["tiny/imag"]), "did you mean 'tiny/image'"),
+        (TrainArguments(["tiny/image"], task="grounding"), "not both"),
+        (TrainArguments(["tiny/image"], model="m"), "--model goes with --task"),
+        (TrainArguments([]), "give a config"),
+        (TrainArguments([], task="grounding", data="x", rewards=["iou"]), "needs --model"),
+        (TrainArguments([], task="grounding", model="m", rewards=["iou"]), "needs --data"),
+        (TrainArguments([], task="grounding", model="m", data="x"), "needs --reward"),
+        (TrainArguments([], task="ground", model="m", data="x", rewards=["iou"]), "did you mean 'grounding'"),
+        (TrainArguments([], task="grounding", model="m", data="nope.jsonl", rewards=["iou"]), "is no file"),
+        (TrainArguments([], resume=Path("nope")), "not a folder"),
+        (TrainArguments(["tiny/imag"]), "did you mean 'tiny/image'"),
     ],
 )
-def test_words_that_describe_no_run(given: Given, message: str):
+def test_words_that_describe_no_run(given: TrainArguments, message: str):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         given.resolve()
 

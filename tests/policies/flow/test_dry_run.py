@@ -18,7 +18,7 @@ from tests.support.flow_policies import counted, make, prompts
 
 
 def trainer_of(policy, algorithm):
-    settings = TrainSettings(steps=2, prompts_per_step=2, budget=7, optimizer=OptimizerSettings(lr=1e-3))
+    settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3))
     rewards = RewardRunner([NamedReward("varied", varied)])
     return Trainer(policy, algorithm, Shuffled(prompts(), seed=0), rewards, settings)
 

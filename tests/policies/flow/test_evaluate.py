@@ -21,7 +21,7 @@ from tests.support.flow_policies import (
     FAMILIES,
     LOGPROBS,
     PLANS,
-    SAMPLED,
+    ROLLOUT_LOGPROBS,
     batch_of,
     counted,
     gradients,
@@ -48,7 +48,7 @@ def test_ratios_are_one_before_the_first_update(tiny, family, plan, guidance):
     rollouts = policy.rollout(requests(), PLANS[plan])
     again = logprobs(policy, rollouts)
     assert again.requires_grad
-    ratio = (again - rollouts.recorded[SAMPLED]).exp()[rollouts.action_mask]
+    ratio = (again - rollouts.recorded[ROLLOUT_LOGPROBS]).exp()[rollouts.action_mask]
     assert len(ratio) >= 8
     assert (ratio - 1).abs().max() < 1e-6
     assert not again[~rollouts.action_mask].any()
@@ -64,7 +64,7 @@ def test_equal_forwards_make_ratios_one_in_bfloat16(tiny, family):
             part = rollouts.take(rows)
             again = logprobs(policy, part)
             assert again.requires_grad
-            ratio = (again - part.recorded[SAMPLED]).exp()[part.action_mask]
+            ratio = (again - part.recorded[ROLLOUT_LOGPROBS]).exp()[part.action_mask]
             assert not len(ratio) or (ratio - 1).abs().max() < 1e-6
 
 
@@ -118,7 +118,7 @@ def test_log_probabilities_are_those_of_a_slow_loop(tiny, family, guidance):
     policy = make(tiny(family), guidance=guidance)
     rollouts = policy.rollout(requests(count=2), PLANS["flow_grpo"])
     trace, eta = trace_of(rollouts), 0.7
-    sigmas = trace.courses[0].sigmas.tolist()
+    sigmas = trace.sigma_plans[0].sigmas.tolist()
     found = policy.read(trace, [LOGPROBS, MEAN, SAMPLED_MEAN], rollouts.action_mask)
     for row, (group, _) in enumerate(rollouts.samples()):
         seed = 7 + group.id
@@ -190,19 +190,19 @@ def test_the_formulas_of_the_methods(tiny):
     assert sum(seen) == 2 * (2 + 4 * 3)
 
 
-@pytest.mark.parametrize("budget", [1, 3, 8, 1000])
+@pytest.mark.parametrize("micro_batch", [1, 3, 8, 1000])
 @pytest.mark.parametrize(
     ("plan", "scope"), [("flow_grpo", "action"), ("tree", "action"), ("dance", "rollout"), ("branches", "group")]
 )
-def test_the_gradient_does_not_depend_on_the_cut(tiny, plan, scope, budget):
+def test_the_gradient_does_not_depend_on_the_cut(tiny, plan, scope, micro_batch):
     policy = make(tiny("sd3"))
     batch = batch_of(policy.rollout(requests(), PLANS[plan]))
     expected = gradients(policy, [batch])
-    parts = list(policy.split(batch, budget, scope))
+    parts = list(policy.split(batch, micro_batch, scope))
     assert sum(int(part.rollouts.action_mask.sum()) for part in parts) == int(batch.rollouts.action_mask.sum())
     torch.testing.assert_close(sum(float(part.share.sum()) for part in parts), float(batch.share.sum()))
     if scope == "action":
-        assert max(int(part.rollouts.action_mask.sum()) for part in parts) <= min(budget, 16)
+        assert max(int(part.rollouts.action_mask.sum()) for part in parts) <= min(micro_batch, 16)
     if scope == "rollout":
         assert all(bool((part.rollouts.action_mask.sum(1) == 2).all()) for part in parts)
     if scope == "group":
@@ -218,7 +218,7 @@ def test_without_a_gradient_rows_stay_whole(tiny):
         found = torch.cat([logprobs(policy, part.rollouts) for part in parts])
     assert [len(part) for part in parts] == [2, 2, 2, 2]
     assert max(seen) == 4
-    torch.testing.assert_close(found, batch.rollouts.recorded[SAMPLED], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, batch.rollouts.recorded[ROLLOUT_LOGPROBS], atol=1e-6, rtol=0)
     assert not found.requires_grad
 
 
@@ -257,7 +257,7 @@ def test_rows_may_be_taken_and_joined(tiny):
     other = policy.rollout(requests(seed=70), PLANS["mix"])
     trace = policy.join([first.trace, other.trace])
     mask = torch.cat([torch.nn.functional.pad(first.action_mask, (0, 1)), other.action_mask])
-    expected = torch.cat([torch.nn.functional.pad(first.recorded[SAMPLED], (0, 1)), other.recorded[SAMPLED]])
+    expected = torch.cat([torch.nn.functional.pad(first.recorded[ROLLOUT_LOGPROBS], (0, 1)), other.recorded[ROLLOUT_LOGPROBS]])
     rows, steps = torch.tensor([9, 2, 15]), slice(1, 3)
     found = policy.read(trace.take(rows, steps), [LOGPROBS, STD], mask[rows][:, steps])
     torch.testing.assert_close(found[LOGPROBS], expected[rows][:, steps], atol=1e-6, rtol=0)
@@ -281,9 +281,9 @@ def test_noised_copies_of_finished_samples(tiny, family):
     trace, data = trace_of(rollouts), latents(policy, asked, NFT)
     assert rollouts.action_mask.shape == (4, 3)
     assert bool(rollouts.action_mask.all())
-    assert SAMPLED not in rollouts.recorded
+    assert ROLLOUT_LOGPROBS not in rollouts.recorded
     found = policy.read(trace, [VELOCITY, TARGET_VELOCITY, SIGMA], rollouts.action_mask)
-    table = trace.courses[0].sigmas[:-1].tolist()
+    table = trace.sigma_plans[0].sigmas[:-1].tolist()
     for row, (group, _) in enumerate(rollouts.samples()):
         assert len(set(found[SIGMA][row].tolist())) == 3
         for k in range(3):
@@ -344,7 +344,7 @@ def test_every_preset_finds_what_it_reads(tiny, name):
     schedule = algorithm.schedule
     size = 54 if name == "temp_flow_grpo" else 16 if name.startswith("branch") else 2
     rollouts = policy.rollout([Request(Prompt("p", "x"), size, 0, model=sampler_of(algorithm))], schedule.at(0))
-    wanted = [r._replace(model="policy") if r.model in ("old", "sampler") else r for r in algorithm.all_reads]
+    wanted = [r._replace(model="policy") if r.model in ("old", "rollout") else r for r in algorithm.all_reads]
     found = policy.read(rollouts.trace, list(dict.fromkeys(wanted)), rollouts.action_mask)
     assert all(bool(value.isfinite().all()) for value in found.values())
 

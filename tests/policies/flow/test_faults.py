@@ -15,7 +15,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.interventions import adapters_switched
 from mmrl.training.preflight import TrainingStoppedError
-from tests.support.faults import SAMPLED, Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
+from tests.support.faults import ROLLOUT_LOGPROBS, Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
 
 ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
@@ -66,10 +66,10 @@ def wear(policy: FlowPolicy, context: Any) -> None:
     policy._sample = inside  # type: ignore[method-assign]
 
 
-def worn(policy: FlowPolicy) -> None:
+def swapped_in(policy: FlowPolicy) -> None:
     """Sampling looks through the average."""
     stir(policy)
-    wear(policy, lambda: policy.weights.worn("ema"))
+    wear(policy, lambda: policy.weights.swapped_in("ema"))
 
 
 def without_adapter(policy: FlowPolicy) -> None:
@@ -92,8 +92,8 @@ FAULTS = {
     "log-probs rolled back": Fault(suspects.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
     "dropout always on": Fault(suspects.DROPOUT, wrap(Noisy)),
     "train mode stuck": Fault(suspects.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
-    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), budget=1),
-    "sampling under the average": Fault(suspects.WEIGHTS, worn),
+    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(suspects.WEIGHTS, swapped_in),
     "sampling without adapter": Fault(suspects.WEIGHTS, without_adapter),
     "training without adapter": Fault(suspects.WEIGHTS, after=then(disabled)),
     "prompts permuted in training": Fault(
@@ -124,7 +124,7 @@ def test_every_fault_is_named(tiny, name):
     message = said(policy, ALGORITHM, prompts(), fault, ratio_bound=1e-6)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
-    assert moved == (fault.before is worn), "no update was made"
+    assert moved == (fault.before is swapped_in), "no update was made"
 
 
 @pytest.mark.parametrize("schedule", [Full(num_steps=4, last="ode"), Window(num_steps=5, size=2)], ids=["last", "window"])
@@ -165,7 +165,7 @@ class Fixed:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clean_runs_are_not_stopped(tiny, family, seed):
     policy = make(tiny(family), ["ema"], forward_rows=3)
-    trainer = trainer_of(policy, ALGORITHM, prompts(), ratio_bound=1e-6, seed=seed, budget=7, audit_steps=1)
+    trainer = trainer_of(policy, ALGORITHM, prompts(), ratio_bound=1e-6, seed=seed, micro_batch=7, audit_steps=1)
     for _ in range(2):
         trainer.step()
     assert not trainer.reader.gate.closed
@@ -188,9 +188,9 @@ def burst(trace: FlowTrace) -> FlowTrace:
 
 
 def nameless(rollouts: Rollouts) -> Rollouts:
-    noted = rollouts.recorded[SAMPLED].clone()
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS].clone()
     noted[3, 0] = torch.nan
-    return replace(rollouts, recorded={SAMPLED: noted})
+    return replace(rollouts, recorded={ROLLOUT_LOGPROBS: noted})
 
 
 def narrowed(trace: FlowTrace) -> FlowTrace:
@@ -219,12 +219,12 @@ BROKEN: dict[str, tuple[Any, str]] = {
 def test_the_audit_names_the_row(tiny, name):
     policy, (change, message) = make(tiny("sd3")), BROKEN[name]
     rollouts = policy.rollout(requests(3), ALGORITHM.schedule.at(0))
-    policy.examiner.audit(rollouts)
+    policy.diagnostics.audit(rollouts)
     with pytest.raises(ValueError, match=message):
-        policy.examiner.audit(change(rollouts))
+        policy.diagnostics.audit(change(rollouts))
 
 
 @pytest.mark.parametrize(("family", "plan"), [*(("sd3", plan) for plan in PLANS), ("flux", "tree"), ("qwen_image", "mix")])
 def test_every_plan_passes_the_audit(tiny, family, plan):
     policy = make(tiny(family))
-    policy.examiner.audit(policy.rollout(requests(), PLANS[plan]))
+    policy.diagnostics.audit(policy.rollout(requests(), PLANS[plan]))

@@ -39,9 +39,9 @@ def small(name: str) -> Algorithm:
     return replace(algorithm, objective=objective, schedule=SMALL[name], group_size=16)
 
 
-def trained(policy: FlowPolicy, algorithm: Algorithm, steps: int, budget: int = 4096) -> list[dict[str, float]]:
+def trained(policy: FlowPolicy, algorithm: Algorithm, steps: int, micro_batch: int = 4096) -> list[dict[str, float]]:
     """Metrics of every step."""
-    settings = TrainSettings(steps=steps, prompts_per_step=3, budget=budget, optimizer=OptimizerSettings(lr=2e-2))
+    settings = TrainSettings(steps=steps, prompts_per_step=3, micro_batch=micro_batch, optimizer=OptimizerSettings(lr=2e-2))
     rewards = RewardRunner([NamedReward("brightness", brightness)])
     trainer = Trainer(policy, algorithm, Shuffled(prompts(), seed=0), rewards, settings)
     return [trainer.step() for _ in range(steps)]
@@ -69,8 +69,8 @@ def test_every_family_learns(tiny, family):
 def test_training_does_not_depend_on_the_budget(tiny):
     """Two steps of two updates each, cut differently."""
     ends: list[list[float]] = []
-    for budget, rows in ((4096, 64), (5, 3)):
+    for micro_batch, rows in ((4096, 64), (5, 3)):
         policy = make(tiny("sd3"), ["ref"], forward_rows=rows)
-        steps = trained(policy, small("flow_grpo"), 2, budget)
+        steps = trained(policy, small("flow_grpo"), 2, micro_batch)
         ends.append([step[name] for step in steps for name in ("policy/grad_norm", "policy/kl", "reward/total")])
     assert ends[0] == pytest.approx(ends[1], rel=1e-2)

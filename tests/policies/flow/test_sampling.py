@@ -21,7 +21,7 @@ from tests.support.flow_policies import (
     FAMILIES,
     PLANS,
     PROMPT_TOKENS,
-    SAMPLED,
+    ROLLOUT_LOGPROBS,
     latents,
     make,
     prompts,
@@ -104,7 +104,7 @@ def test_the_order_of_requests_does_not_matter(tiny, plan):
     there, back = policy.rollout(requests(), PLANS[plan]), policy.rollout(requests()[::-1], PLANS[plan])
     assert [group.id for group in back.groups] == [1, 0]
     order = torch.tensor([4, 5, 6, 7, 0, 1, 2, 3])
-    torch.testing.assert_close(there.recorded[SAMPLED], back.recorded[SAMPLED][order], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(there.recorded[ROLLOUT_LOGPROBS], back.recorded[ROLLOUT_LOGPROBS][order], atol=1e-5, rtol=1e-5)
     assert torch.equal(there.action_mask, back.action_mask[order])
 
 
@@ -151,9 +151,9 @@ def test_a_group_may_be_drawn_under_several_weights(tiny):
     assert sorted(pairs) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     for model, rows in (("ema", [0]), ("policy", [1, 2, 3])):
         part = rollouts.take(torch.tensor(rows))
-        reading = SAMPLED._replace(model=model)
+        reading = ROLLOUT_LOGPROBS._replace(model=model)
         again = policy.read(part.trace, [reading], part.action_mask)[reading]
-        torch.testing.assert_close(again, part.recorded[SAMPLED], atol=1e-6, rtol=0)
+        torch.testing.assert_close(again, part.recorded[ROLLOUT_LOGPROBS], atol=1e-6, rtol=0)
 
 
 def test_prompts_are_encoded_once_each(tiny, monkeypatch):
@@ -297,7 +297,7 @@ def test_bfloat16_is_near_and_keeps_latents_in_float32(tiny, family):
     plan = PLANS["flow_grpo"]
     policy = make(tiny(family), dtype="bfloat16")
     rollouts = policy.rollout(requests(), plan)
-    assert rollouts.recorded[SAMPLED].dtype == torch.float32
+    assert rollouts.recorded[ROLLOUT_LOGPROBS].dtype == torch.float32
     assert all(weight.dtype == torch.float32 for weight in policy.parameters())
     exact = latents(make(tiny(family)), requests(), plan)
     drawn = latents(policy, requests(), plan)

@@ -15,7 +15,17 @@ from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.templates import answer_template, messages
-from tests.support.text_policies import FAMILIES, FP32_BOUND, SAMPLED, logprobs, make, mixed, picture, plain_logprobs, text_trace
+from tests.support.text_policies import (
+    FAMILIES,
+    FP32_BOUND,
+    ROLLOUT_LOGPROBS,
+    logprobs,
+    make,
+    mixed,
+    picture,
+    plain_logprobs,
+    text_trace,
+)
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
 
@@ -72,7 +82,7 @@ def test_a_grey_picture_is_not_taken_for_padding(tiny):
     encoded = policy.encode(grey)
     assert encoded.media["pixel_values"].abs().max() < 1e-7
     rollouts = policy.rollout([Request(grey, 2, 0), Request(Prompt("p", "?", (picture(0),)), 1, 1)])
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[SAMPLED], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
 
 
 def test_an_unknown_model_type_is_batched_by_the_names_of_its_tensors(tiny, monkeypatch):
@@ -82,7 +92,7 @@ def test_an_unknown_model_type_is_batched_by_the_names_of_its_tensors(tiny, monk
         monkeypatch.setattr(owner, "family", generic)
     policy.encode = replace(policy.encode, family=generic)
     rollouts = policy.rollout(mixed())
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[SAMPLED], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
     with pytest.raises(ValueError, match="pixel_attention_mask, which the family Generic cannot batch"):
         generic.tidy({"pixel_values": torch.zeros(1), "pixel_attention_mask": torch.zeros(1)})
 
@@ -241,4 +251,4 @@ def test_the_plain_model_agrees_after_a_system_prompt_free_round(tiny):
         [Request(Prompt(str(i), "x" * (1 + 7 * i), (picture(i, 30 + 40 * i, 60),)), 2, i) for i in range(4)]
     )
     expected = plain_logprobs(tiny("internvl"), policy, rollouts)
-    torch.testing.assert_close(rollouts.recorded[SAMPLED], expected, atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], expected, atol=FP32_BOUND, rtol=0)

@@ -10,7 +10,7 @@ from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,
     LOGPROBS,
-    SAMPLED,
+    ROLLOUT_LOGPROBS,
     bias_toward,
     gradients,
     ids_of,
@@ -30,7 +30,7 @@ from tests.support.text_policies import (
 def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, family):
     shared, repeated = make(tiny(family), prefix="shared"), make(tiny(family), prefix="repeated")
     rollouts = shared.rollout(mixed())
-    noted = rollouts.recorded[SAMPLED]
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     assert rollouts.action_mask.sum() > 0
     for expected in (logprobs(shared, rollouts), logprobs(repeated, rollouts), plain_logprobs(tiny(family), shared, rollouts)):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
@@ -62,7 +62,7 @@ def test_media_tokens_are_never_written(tiny, family):
     assert policy.family.image_token_id in forbidden
     hook = bias_toward(policy, forbidden)
     rollouts = policy.rollout(mixed())
-    noted = rollouts.recorded[SAMPLED]
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     written = {token for _, sample in rollouts.samples() for token in ids_of(sample)}
     torch.testing.assert_close(noted, logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
     hook.remove()
@@ -107,7 +107,7 @@ def test_temperature_of_the_rollout_counts_in_the_reading(tiny):
     policy = make(tiny("qwen3_vl"), sampling=Sampling(temperature=0.7, max_new_tokens=5))
     hot, cold = policy.rollout(mixed()), policy.rollout(mixed(), Sampling(temperature=1.6, max_new_tokens=8))
     trace = policy.join([hot.trace, cold.trace])
-    noted = torch.cat([torch.nn.functional.pad(hot.recorded[SAMPLED], (0, 3)), cold.recorded[SAMPLED]])
+    noted = torch.cat([torch.nn.functional.pad(hot.recorded[ROLLOUT_LOGPROBS], (0, 3)), cold.recorded[ROLLOUT_LOGPROBS]])
     mask = torch.cat([torch.nn.functional.pad(hot.action_mask, (0, 3)), cold.action_mask])
     read = policy.read(trace, [LOGPROBS], mask)[LOGPROBS].detach()
     torch.testing.assert_close(read, noted, atol=FP32_BOUND, rtol=0)

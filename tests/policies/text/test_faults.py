@@ -104,7 +104,7 @@ def on_one_axis(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encode
     return [replace(one, positions=torch.arange(len(one)).repeat(len(one.positions), 1)) for one in encoded]
 
 
-def worn(policy: TextPolicy) -> None:
+def swapped_in(policy: TextPolicy) -> None:
     """Sampling looks through the average."""
     stir(policy)
     wear(policy, lambda: policy._weights("ema"))
@@ -146,8 +146,8 @@ FAULTS = {
     "dropout always on": Fault(suspects.DROPOUT, wrap(Noisy)),
     "train mode stuck": Fault(suspects.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
     "dropout in training only": Fault(suspects.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
-    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), budget=1),
-    "sampling under the average": Fault(suspects.WEIGHTS, worn),
+    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(suspects.WEIGHTS, swapped_in),
     "sampling without adapter": Fault(suspects.WEIGHTS, without_adapter, settings=LORA),
     "training without adapter": Fault(suspects.WEIGHTS, stir, then(disabled), settings=LORA),
     "pixels permuted in training": Fault(suspects.PIXELS, after=prompts_changed(exchanged)),
@@ -195,14 +195,14 @@ def test_every_fault_is_named(tiny, data, name, kind):
     message = said(policy, GRPO, data[kind], fault)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
-    assert moved == (fault.before in (worn, without_adapter, stir)), "no update was made"
+    assert moved == (fault.before in (swapped_in, without_adapter, stir)), "no update was made"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clean_runs_are_not_stopped(tiny, family, seed):
     policy = policy_of(tiny(family))
-    trainer = trainer_of(policy, GRPO, prompts(), seed=seed, budget=300, audit_steps=1)
+    trainer = trainer_of(policy, GRPO, prompts(), seed=seed, micro_batch=300, audit_steps=1)
     for _ in range(2):
         trainer.step()
     assert not trainer.reader.gate.closed
@@ -211,6 +211,6 @@ def test_clean_runs_are_not_stopped(tiny, family, seed):
 @pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, dict(LORA), {"prefix": "repeated"}], ids=str)
 @pytest.mark.parametrize("kind", POLICIES)
 def test_clean_runs_of_other_ways_to_train_are_not_stopped(tiny, data, kind, settings):
-    trainer = trainer_of(policy_of(tiny(POLICIES[kind]), **settings), GRPO, data[kind], budget=300)
+    trainer = trainer_of(policy_of(tiny(POLICIES[kind]), **settings), GRPO, data[kind], micro_batch=300)
     for _ in range(2):
         trainer.step()

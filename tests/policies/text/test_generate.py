@@ -6,7 +6,18 @@ import torch
 from mmrl.core.types import Request
 from mmrl.policies.text.generate import draw, filtered, noise
 from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import FP32_BOUND, SAMPLED, bias_toward, hotter, ids_of, logprobs, make, mixed, prompts, text_of
+from tests.support.text_policies import (
+    FP32_BOUND,
+    ROLLOUT_LOGPROBS,
+    bias_toward,
+    hotter,
+    ids_of,
+    logprobs,
+    make,
+    mixed,
+    prompts,
+    text_of,
+)
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 
@@ -73,7 +84,7 @@ def test_a_completion_ends_at_the_stop_token(tiny):
     rollouts = policy.rollout([Request(prompt, 6, i, seed=i) for i, prompt in enumerate(prompts())])
     read = logprobs(policy, rollouts).detach()
     hook.remove()
-    torch.testing.assert_close(rollouts.recorded[SAMPLED], read, atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
     lengths = rollouts.action_mask.sum(1)
     assert len(lengths.unique()) > 3, "rows must end at different steps for this test to mean anything"
     for (_, sample), length in zip(rollouts.samples(), lengths.tolist(), strict=True):
@@ -94,7 +105,7 @@ def test_finished_rows_leave_the_cache(tiny):
     assert widths[0] == 32 and widths[-1] <= 4 and steps == rollouts.action_mask.shape[1]
     read = logprobs(policy, rollouts).detach()
     hook.remove()
-    torch.testing.assert_close(rollouts.recorded[SAMPLED], read, atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
 
 
 def test_a_completion_ends_with_a_stop_text(tiny):

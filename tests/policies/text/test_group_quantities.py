@@ -125,7 +125,7 @@ def test_presets_take_a_step_on_a_real_model(tiny, name):
     policy = TextPolicy(config, algorithm.shadows, views=algorithm.views)
     prompts = [Prompt(str(i), "which?", (picture(i), picture(i + 5)), answer="A") for i in range(2)]
     rewards = RewardRunner([NamedReward("length", lambda group: [float(len(set(s.text or ""))) for s in group.samples])])
-    settings = TrainSettings(steps=3, prompts_per_step=2, budget=4000, optimizer=OptimizerSettings(lr=1e-3))
+    settings = TrainSettings(steps=3, prompts_per_step=2, micro_batch=4000, optimizer=OptimizerSettings(lr=1e-3))
     trainer = Trainer(policy, algorithm, Shuffled(prompts), rewards, settings)
     metrics = [trainer.step() for _ in range(2)][-1]
     assert math.isfinite(metrics["loss"]) and metrics["policy/grad_norm"] > 0

@@ -7,7 +7,18 @@ import torch
 
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import FP32_BOUND, LOGPROBS, SAMPLED, ids_of, logprobs, make, mixed, picture, prompts, text_trace
+from tests.support.text_policies import (
+    FP32_BOUND,
+    LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    ids_of,
+    logprobs,
+    make,
+    mixed,
+    picture,
+    prompts,
+    text_trace,
+)
 
 PROMPT = Prompt("p", "where?", (picture(0),))
 
@@ -41,7 +52,7 @@ def test_given_text_is_read_and_not_sampled(tiny):
     stop = policy.eos_token_ids[0]
     assert given.text == "yes" and not given.truncated
     assert given.token_ids == (*policy.tokenizer("yes")["input_ids"], stop)
-    assert rollouts.recorded[SAMPLED].isnan().tolist() == [[True] * 6, [False] * 6]
+    assert rollouts.recorded[ROLLOUT_LOGPROBS].isnan().tolist() == [[True] * 6, [False] * 6]
     again = policy.rollout([Request(PROMPT, 1, 0, seed=3)])
     assert again.groups[0].samples[0] == drawn
     read = logprobs(policy, rollouts)
@@ -86,13 +97,13 @@ def test_rows_can_be_taken_repeated_and_joined(tiny):
     a, b = policy.rollout(mixed()), policy.rollout(mixed(seed=50), Sampling(max_new_tokens=9))
     rows = torch.tensor([4, 0, 4, 2])
     taken = a.take(rows)
-    torch.testing.assert_close(logprobs(policy, taken).detach(), a.recorded[SAMPLED][rows], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(policy, taken).detach(), a.recorded[ROLLOUT_LOGPROBS][rows], atol=FP32_BOUND, rtol=0)
     joined = policy.join([a.trace, text_trace(b.trace).take(rows), a.trace])
     mask = torch.arange(joined.tokens.shape[1]) < joined.lengths[:, None]
     read = policy.read(joined, [LOGPROBS], mask)[LOGPROBS].detach()
     n = len(a)
-    torch.testing.assert_close(read[:n, :6], a.recorded[SAMPLED], atol=FP32_BOUND, rtol=0)
-    torch.testing.assert_close(read[n : n + 4], b.recorded[SAMPLED][rows], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(read[:n, :6], a.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(read[n : n + 4], b.recorded[ROLLOUT_LOGPROBS][rows], atol=FP32_BOUND, rtol=0)
     assert torch.equal(read[n + 4 :], read[:n])
     assert len(joined.prompts) == 8, "prompts of the first trace occur twice and are kept once"
     with pytest.raises(ValueError, match="read whole"):
@@ -114,16 +125,16 @@ def positions(part: Batch, shared: bool) -> int:
 
 
 @pytest.mark.parametrize("prefix", ["shared", "repeated"])
-@pytest.mark.parametrize("budget", [1, 60, 150, 250, 100_000])
-def test_every_row_is_in_one_part_within_the_budget(tiny, prefix, budget):
+@pytest.mark.parametrize("micro_batch", [1, 60, 150, 250, 100_000])
+def test_every_row_is_in_one_part_within_the_budget(tiny, prefix, micro_batch):
     policy = make(tiny("qwen3_vl"), prefix=prefix)
     rollouts = policy.rollout([Request(prompt, 3 + i, i, seed=i) for i, prompt in enumerate(prompts())])
     for scope in ("action", "rollout"):
-        parts = list(policy.split(batch_of(rollouts), budget, scope))
+        parts = list(policy.split(batch_of(rollouts), micro_batch, scope))
         seen = Counter(row for part in parts for row in part.frozen[LOGPROBS][:, 0].tolist())
         assert seen == Counter(range(len(rollouts)))
-        assert all(positions(part, prefix == "shared") <= budget or len(part) == 1 for part in parts)
-    assert (len(parts) == 1) == (budget == 100_000)
+        assert all(positions(part, prefix == "shared") <= micro_batch or len(part) == 1 for part in parts)
+    assert (len(parts) == 1) == (micro_batch == 100_000)
 
 
 def test_rows_of_a_prompt_stay_together_while_they_fit(tiny):
@@ -147,8 +158,8 @@ def test_the_gradient_does_not_depend_on_the_cut(tiny):
     rollouts = policy.rollout([Request(prompt, 3, i, seed=i) for i, prompt in enumerate(prompts())])
     share = torch.rand(rollouts.action_mask.shape, generator=torch.Generator().manual_seed(1))
 
-    def gradient(budget: int) -> torch.Tensor:
-        for part in policy.split(Batch(rollouts, share, share, share), budget, "rollout"):
+    def gradient(micro_batch: int) -> torch.Tensor:
+        for part in policy.split(Batch(rollouts, share, share, share), micro_batch, "rollout"):
             (part.share * logprobs(policy, part.rollouts)).sum().backward()
         found: list[torch.Tensor] = []
         for weight in policy.parameters():
@@ -158,8 +169,8 @@ def test_the_gradient_does_not_depend_on_the_cut(tiny):
         return torch.cat(found)
 
     whole = gradient(100_000)
-    for budget in (1, 100, 300):
-        assert (gradient(budget) - whole).norm() / whole.norm() < 1e-4
+    for micro_batch in (1, 100, 300):
+        assert (gradient(micro_batch) - whole).norm() / whole.norm() < 1e-4
 
 
 def test_the_text_policy_keeps_the_promises_of_a_policy(tiny):

@@ -9,7 +9,7 @@ from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,
     LOGPROBS,
-    SAMPLED,
+    ROLLOUT_LOGPROBS,
     gradients,
     logprobs,
     make,
@@ -79,7 +79,7 @@ def test_the_average_follows_with_its_decay(tiny):
         torch.testing.assert_close(shadow, value)
     moved = policy.rollout([Request(prompts()[0], 2, 0, model="ema")])
     read = policy.read(moved.trace, [EMA], moved.action_mask)[EMA]
-    torch.testing.assert_close(moved.recorded[SAMPLED], read, atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
     assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-3
 
 
@@ -91,7 +91,7 @@ def test_gradient_checkpointing_changes_nothing(tiny, family, lora):
     saving.load_state_dict(plain.state_dict())
     again = saving.rollout(mixed())
     assert [g.samples for g in again.groups] == [g.samples for g in rollouts.groups]
-    torch.testing.assert_close(logprobs(saving, rollouts).detach(), rollouts.recorded[SAMPLED], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(saving, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
     ran: list[bool] = []
     hook = saving.net.core.register_forward_pre_hook(lambda module, args: ran.append(module.training))
     assert relative_difference(gradients(saving, rollouts), gradients(plain, rollouts)) < 1e-4
@@ -108,8 +108,8 @@ def test_half_precision_stays_near_its_rollout(tiny, family, lora):
     policy = make(tiny(family), dtype="bfloat16", lora=lora)
     rollouts = policy.rollout(mixed())
     read = logprobs(policy, rollouts)
-    assert read.dtype == torch.float32 and rollouts.recorded[SAMPLED].dtype == torch.float32
-    difference = (read.detach() - rollouts.recorded[SAMPLED]).abs().max()
+    assert read.dtype == torch.float32 and rollouts.recorded[ROLLOUT_LOGPROBS].dtype == torch.float32
+    difference = (read.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max()
     # Measured: 0.03 and less; one rounding of a logit near 2 is 2**-7 = 0.008.
     assert difference < 0.1
     full = make(tiny(family))
@@ -247,4 +247,4 @@ def test_dropout_in_a_config_is_switched_off(tiny, tmp_path):
     AutoProcessor.from_pretrained(tiny("qwen3_vl")).save_pretrained(tmp_path)
     policy = make(str(tmp_path), gradient_checkpointing=True, sampling=Sampling(max_new_tokens=6))
     rollouts = policy.rollout(mixed())
-    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[SAMPLED], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)

@@ -17,7 +17,7 @@ from tests.support.text_policies import (
     ENTROPY,
     FP32_BOUND,
     LOGPROBS,
-    SAMPLED,
+    ROLLOUT_LOGPROBS,
     gradients,
     ids_of,
     logprobs,
@@ -139,7 +139,7 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
             logits = model(**whole, use_cache=False).logits[0, fed["input_ids"].shape[1] - 1 : -1]
         logits[:, sorted(policy.banned)] = -torch.inf
         expected = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
-        noted = rollouts.recorded[SAMPLED][row, : len(expected)]
+        noted = rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(expected)]
         torch.testing.assert_close(noted, expected, atol=FP32_BOUND, rtol=0)
 
 
@@ -185,11 +185,16 @@ def test_mixed_batches_read_as_they_were_sampled_both_ways(tiny, clips, family):
     rollouts = shared.rollout(mixed(clips, family))
     audit(text_trace(rollouts.trace))
     for policy in (shared, repeated):
-        torch.testing.assert_close(rollouts.recorded[SAMPLED], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+        torch.testing.assert_close(
+            rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0
+        )
     assert relative_difference(gradients(shared, rollouts), gradients(repeated, rollouts)) < 1e-4
     alone = shared.rollout(mixed(clips, family)[:1])
     torch.testing.assert_close(
-        alone.recorded[SAMPLED][0], rollouts.recorded[SAMPLED][0, : alone.action_mask.shape[1]], atol=FP32_BOUND, rtol=0
+        alone.recorded[ROLLOUT_LOGPROBS][0],
+        rollouts.recorded[ROLLOUT_LOGPROBS][0, : alone.action_mask.shape[1]],
+        atol=FP32_BOUND,
+        rtol=0,
     )
 
 
@@ -328,11 +333,11 @@ def test_a_view_is_what_the_sampler_sees_and_readings_may(tiny, clips, prefix):
         Request(prompt, 2, 0, view="shuffled", role="probe", seed=3),
     )
     rollouts = policy.rollout([plain, hinted, probe])
-    assert rollouts.recorded[SAMPLED].isnan().any(1).tolist() == [False, False, True, True]
+    assert rollouts.recorded[ROLLOUT_LOGPROBS].isnan().any(1).tolist() == [False, False, True, True]
     assert [len(rollouts.groups[0].samples), len(rollouts.groups[0].probes["shuffled"])] == [4, 2]
     asked = [Reading("logprobs", view=view) for view in ("plain", "hinted", "shuffled")]
     read = policy.read(rollouts.trace, [*asked, ENTROPY], rollouts.action_mask)
-    torch.testing.assert_close(read[LOGPROBS][:2].detach(), rollouts.recorded[SAMPLED][:2], atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(read[LOGPROBS][:2].detach(), rollouts.recorded[ROLLOUT_LOGPROBS][:2], atol=FP32_BOUND, rtol=0)
     # A prompt that is what the view makes of it reads the same, and is answered the same.
     seed = text_trace(rollouts.trace).prompts[0].seed
     for view, reading in ((hint, asked[1]), (shuffle, asked[2])):

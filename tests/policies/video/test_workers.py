@@ -16,7 +16,7 @@ from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.sampling import Plan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
-from tests.support.text_policies import SAMPLED, make
+from tests.support.text_policies import ROLLOUT_LOGPROBS, make
 from tests.support.videos import even, write_video
 
 SILENT = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -88,7 +88,7 @@ def test_rollouts_with_and_without_workers_are_the_same(tiny, clip):
     requests = [Request(Prompt(str(i), "when?", (Video(clip, frames=2 + 2 * i),)), 2, i, seed=i) for i in range(3)]
     drawn = [make(tiny("qwen3_vl"), video=VideoSettings(workers=n)).rollout(requests) for n in (0, 2)]
     assert drawn[0].groups == drawn[1].groups
-    assert np.array_equal(drawn[0].recorded[SAMPLED].numpy(), drawn[1].recorded[SAMPLED].numpy())
+    assert np.array_equal(drawn[0].recorded[ROLLOUT_LOGPROBS].numpy(), drawn[1].recorded[ROLLOUT_LOGPROBS].numpy())
 
 
 def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
