@@ -285,7 +285,7 @@ def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
 
 
 def test_the_server_runs_without_torch(spec: Path):
-    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app import serve; from pathlib import Path; "
+    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app.commands import serve; from pathlib import Path; "
     code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r})).rewards), 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=spec.parent, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["['mine']", "False"], done.stderr

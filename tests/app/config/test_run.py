@@ -83,7 +83,7 @@ def test_evaluation_samples_greedily_unless_told(file: Path):
         (["algorithm.advantage.ddof=1"], {}, "dapo"),
         (["algorithm.objective.0.high=0.3"], {"objective": ((1.0, Clip(high=0.3)),)}, "dapo + objective.0.high"),
         (["algorithm.objective.0.coef=2"], {"objective": ((2.0, Clip(high=0.28)),)}, "dapo + objective.0.coef"),
-        (["algorithm.aggregation.kind=SequenceMean"], {"share": PRESETS["grpo"].aggregation}, "dapo + share"),
+        (["algorithm.aggregation.kind=SequenceMean"], {"aggregation": PRESETS["grpo"].aggregation}, "dapo + aggregation"),
         (["algorithm.group_size=5", "algorithm.epochs=2"], {"group_size": 5, "epochs": 2}, "dapo"),
     ],
 )
@@ -188,7 +188,7 @@ def test_slots_do_not_take_each_others_parts():
     assert {"Clip", "ReferenceKL"} <= set(kinds("objective"))
     assert set(kinds("masks")) >= {"DropTruncated"}
     assert set(kinds("ema_decay")) == {"RampDecay", "SteadyDecay", "WarmDecay"}
-    for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("share", "masks")):
+    for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("aggregation", "masks")):
         assert not set(kinds(one)) & set(kinds(other))
 
 

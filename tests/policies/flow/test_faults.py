@@ -10,7 +10,7 @@ from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.core.types import Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
-from mmrl.policies.flow import diagnose as suspects
+from mmrl.policies.flow import diagnose as causes
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.interventions import adapters_switched
@@ -83,27 +83,27 @@ def disabled(policy: FlowPolicy) -> None:
 
 
 FAULTS = {
-    "training in bfloat16": Fault(suspects.PRECISION, after=then(half(True))),
-    "sampling in bfloat16": Fault(suspects.PRECISION, half(True), then(half(False))),
-    "sampling without guidance": Fault(suspects.GUIDANCE, guidance(1.0), then(guidance(2.0))),
-    "training without guidance": Fault(suspects.GUIDANCE, after=then(guidance(1.0))),
-    "training with odd guidance": Fault(suspects.GUIDANCE, guidance(3.37), then(guidance(2.0))),
-    "log-probs rolled": Fault(suspects.SHIFT, after=rolled),
-    "log-probs rolled back": Fault(suspects.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-    "dropout always on": Fault(suspects.DROPOUT, wrap(Noisy)),
-    "train mode stuck": Fault(suspects.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
-    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), micro_batch=1),
-    "sampling under the average": Fault(suspects.WEIGHTS, swapped_in),
-    "sampling without adapter": Fault(suspects.WEIGHTS, without_adapter),
-    "training without adapter": Fault(suspects.WEIGHTS, after=then(disabled)),
+    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
+    "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0), then(guidance(2.0))),
+    "training without guidance": Fault(causes.GUIDANCE, after=then(guidance(1.0))),
+    "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37), then(guidance(2.0))),
+    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
+    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter),
+    "training without adapter": Fault(causes.WEIGHTS, after=then(disabled)),
     "prompts permuted in training": Fault(
-        suspects.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
+        causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),
     "times halved in training": Fault(
-        suspects.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
+        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
     ),
     "times truncated in training": Fault(
-        suspects.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
+        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
     ),
 }
 

@@ -253,7 +253,7 @@ def test_all_rows_at_first_and_one_group_later(tiny):
 
 class Watched:
     def __init__(self, audit: Any, diagnostics: Any) -> None:
-        self.audit, self.suspects = audit, diagnostics.suspects
+        self.audit, self.hypotheses = audit, diagnostics.hypotheses
 
 
 def test_what_breaks_later_is_found_too(tiny):

@@ -9,7 +9,7 @@ import torch
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Prompt, Rollouts, Video
 from mmrl.policies.shared.interventions import adapters_switched
-from mmrl.policies.text import diagnose as suspects
+from mmrl.policies.text import diagnose as causes
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
 from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
@@ -138,22 +138,22 @@ def rolled_tokens(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
 
 SAMPLED_SWAPPED, SAMPLED_FLAT = sampled_with(exchanged), sampled_with(on_one_axis)
 FAULTS = {
-    "training in bfloat16": Fault(suspects.PRECISION, after=then(half(True))),
-    "sampling in bfloat16": Fault(suspects.PRECISION, half(True), then(half(False))),
-    "log-probs rolled": Fault(suspects.SHIFT, after=rolled),
-    "log-probs rolled back": Fault(suspects.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-    "tokens rolled": Fault(suspects.SHIFT, after=rolled_tokens),
-    "dropout always on": Fault(suspects.DROPOUT, wrap(Noisy)),
-    "train mode stuck": Fault(suspects.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
-    "dropout in training only": Fault(suspects.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
-    "rows mixed": Fault(suspects.BATCH, wrap(Mixing), micro_batch=1),
-    "sampling under the average": Fault(suspects.WEIGHTS, swapped_in),
-    "sampling without adapter": Fault(suspects.WEIGHTS, without_adapter, settings=LORA),
-    "training without adapter": Fault(suspects.WEIGHTS, stir, then(disabled), settings=LORA),
-    "pixels permuted in training": Fault(suspects.PIXELS, after=prompts_changed(exchanged)),
-    "pixels permuted in sampling": Fault(suspects.PIXELS, *SAMPLED_SWAPPED),
-    "positions scaled in training": Fault(suspects.POSITIONS, after=prompts_changed(slowed)),
-    "positions on one axis in sampling": Fault(suspects.POSITIONS, *SAMPLED_FLAT),
+    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
+    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "tokens rolled": Fault(causes.SHIFT, after=rolled_tokens),
+    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
+    "dropout in training only": Fault(causes.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
+    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter, settings=LORA),
+    "training without adapter": Fault(causes.WEIGHTS, stir, then(disabled), settings=LORA),
+    "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
+    "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
+    "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),
+    "positions on one axis in sampling": Fault(causes.POSITIONS, *SAMPLED_FLAT),
 }
 
 
