@@ -60,7 +60,7 @@ def test_updates_do_not_depend_on_the_budget(name):
 
 def test_tw_grpo_with_uniform_weights_is_grpo():
     uniform = replace(tw_grpo, importance=(GroupDivergence(alpha=1.0),))
-    plain = replace(grpo, objective=tw_grpo.objective, share=tw_grpo.aggregation)
+    plain = replace(grpo, objective=tw_grpo.objective, aggregation=tw_grpo.aggregation)
     trainers = [make_trainer(algorithm) for algorithm in (uniform, plain, tw_grpo)]
     for trainer in trainers:
         for _ in range(3):
