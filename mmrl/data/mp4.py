@@ -29,12 +29,14 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions
+        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions, and no macroblock
+        # tree: the same pictures make another file in 1 of 100 times
         with av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
             stream = file.add_stream("libx264", rate=fps)
             stream.height, stream.width = frames.shape[1:3]
             stream.pix_fmt = "yuv420p"
-            stream.options = {"crf": str(crf), "preset": "veryfast", "threads": "1", "bf": "0", "g": "16"}
+            options = {"crf": str(crf), "preset": "veryfast", "threads": "1", "bf": "0", "g": "16"}
+            stream.options = options | {"x264-params": "mbtree=0"}
             for picture in frames:
                 file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             file.mux(stream.encode(None))
