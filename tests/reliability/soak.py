@@ -24,7 +24,11 @@ from typing import Any
 LIMIT_S = 1200.0
 """An attempt that takes longer is a failure of its own."""
 EVERY_STEP = ["save_every=1", "samples_every=2", "evaluate_every=3", "checkpoint.keep_best=eval/total", "checkpoint.keep_every=5"]
-SHORT = ["prompts_per_step=2", "evaluation.num_prompts=2", f"reward.0.use={Path(__file__).parent}/running.py:Running"]
+SHORT = [
+    "prompts_per_step=2",
+    "evaluation.num_prompts=2",
+    f"reward.0.use={Path(__file__).parents[1]}/support/running_reward.py:Running",
+]
 CACHED = ["reward.1.call.cache=9"]
 MOVING = ["optimizer.lr_schedule=linear", "optimizer.warmup_steps=3", "policy.lora.rank=2", "evaluation.weights=ema"]
 TEXT = [

@@ -22,7 +22,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.reliability.soak import words
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.support.killed_runs import Running
+from tests.support.running_reward import Running
 from tests.support.walk import leaves
 
 NOT_KEPT = {
