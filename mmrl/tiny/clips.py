@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
+from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
 from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
@@ -96,10 +97,11 @@ def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
     return folder
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: steps, labels, optimizer.

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmrl.core.repeating import bit_for_bit
 from mmrl.tiny import pipelines
 from mmrl.tiny.grounding import cache_folder
 from mmrl.tiny.pipelines import clip_tokenizer, made, scheduler
@@ -91,10 +92,11 @@ class WarmStart:
             )
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: data, sizes, optimizers.

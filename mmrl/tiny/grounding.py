@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.boxes.parsing import format_box
+from mmrl.core.repeating import bit_for_bit
 from mmrl.data import scenes
 from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
 from mmrl.tiny import tokenizer as tokenizers
@@ -77,10 +78,11 @@ def build(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: steps, labels, optimizer.
