@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mmrl.app import demo
+from mmrl.app.commands import demo
 from mmrl.data.shapes import Sketches
 from mmrl.tiny import clips, generator, grounding
 
