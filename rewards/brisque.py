@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from mmrl import Group, Scored
-from mmrl.serving.files import packaged_file
+from mmrl.serving.files import file_of_package
 from mmrl.serving.media import pictures_of
 
 LEAST = 16
@@ -73,7 +73,7 @@ class _Fitted(NamedTuple):
 @lru_cache(maxsize=4)
 def _fitted(folder: str) -> _Fitted:
     names = ("svm.txt", "normalize.pickle")
-    svm, bounds = (Path(folder) / n if folder else packaged_file(f"brisque/models/{n}", "brisque==0.2.0") for n in names)
+    svm, bounds = (Path(folder) / n if folder else file_of_package(f"brisque/models/{n}", "brisque==0.2.0") for n in names)
     head, _, body = svm.read_text().partition("\nSV\n")
     settings = dict(line.split(maxsplit=1) for line in head.splitlines())
     rows = [line.split() for line in body.splitlines()]

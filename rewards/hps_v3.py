@@ -23,7 +23,7 @@ from mmrl import Group, Scored
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import Held, chunks, companion, fill, hold, read_weights
-from mmrl.serving.verdicts import filled, template_text
+from mmrl.serving.verdicts import fill_template, template_text
 
 MARK = "<|Reward|>"
 PIXELS = 256 * 28 * 28
@@ -59,7 +59,7 @@ class HpsV3:
         processor.tokenizer.add_tokens([MARK], special_tokens=True)
         mark = processor.tokenizer.convert_tokens_to_ids(MARK)
         held = self._held()
-        question = filled(text, prompt=group.prompt.text.replace(MARK, ""))
+        question = fill_template(text, prompt=group.prompt.text.replace(MARK, ""))
         found: list[list[float]] = []
         for pictures in chunks(pictures_of(group), self.batch_size):
             found += _scores(held, self._inputs(processor, pictures, question), mark)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, collapsed, companion, fill, hold, read_weights
+from mmrl.serving.models import Held, chunks, collapse_layers, companion, fill, hold, read_weights
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 LENGTH = 35
@@ -119,7 +119,7 @@ class _Net(nn.Module):
         self.text = BlipTextModel(BlipTextConfig(**own, is_decoder=True), add_pooling_layer=False)
         fill(self.vision, eyes, source)
         fill(self.text, words, source, optional=("embeddings.position_ids",))
-        weight, bias = collapsed({key: value for key, value in weights.items() if key.startswith("mlp.layers.")}, source)
+        weight, bias = collapse_layers({key: value for key, value in weights.items() if key.startswith("mlp.layers.")}, source)
         self.head = nn.Linear(len(weight), 1)
         fill(self.head, {"weight": weight[None], "bias": bias[None]}, source)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
 
 TYPES: dict[str, Any] = {
@@ -64,7 +64,7 @@ class JsonSchema:
 
     def _score(self, text: str, schema: Mapping[str, Any]) -> Scored:
         try:
-            value = json.loads(unfenced(answer_block(text)))
+            value = json.loads(strip_fence(answer_block(text)))
         except (ValueError, RecursionError):
             return Scored(0.0, {"json": 0.0, "unparsed": 1.0})
         score = self._share(value, schema) if self.items_of else float(_fits(value, schema))

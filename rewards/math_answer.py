@@ -25,7 +25,7 @@ from mmrl import Group, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.serving.files import imported
+from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'
 _own = threading.local()
@@ -48,7 +48,7 @@ class MathAnswer:
         if group.prompt.answer is None:
             return [None] * len(group.samples)
         if find_spec("math_verify") is None:
-            imported("math_verify", INSTALL)
+            import_package("math_verify", INSTALL)
         truth = str(group.prompt.answer).strip()
         return [self._score(completion_text(group.prompt, sample), truth, group.prompt.id) for sample in group.samples]
 

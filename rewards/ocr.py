@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Prompt, Scored
-from mmrl.serving.files import imported
+from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.readers import EXTRA, reader, recogniser
 
@@ -96,7 +96,7 @@ def _score(kind: str, text: str, target: str) -> float:
         return 1 - _nearest_piece(text, target) / len(target)
     if kind == "contained" and target in text:
         return 1.0
-    distance = imported("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
+    distance = import_package("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
     return max(0.0, 1 - distance / (max(len(text), len(target)) if kind == "ned" else len(target)))
 
 

@@ -25,7 +25,7 @@ from mmrl.core.loops import settled
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import Pair, schedule, win_rates
-from mmrl.serving.verdicts import filled, preferred, template_text
+from mmrl.serving.verdicts import fill_template, preference, template_text
 
 QUESTION = (
     "Image 1 and Image 2 were made for the caption: {prompt}\nWhich one fits it and is made better? "
@@ -90,7 +90,7 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
 
 def _asked(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
     """The judge's shares. JudgeError if it judged no pair."""
-    text, pictures = filled(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
+    text, pictures = fill_template(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
     replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
     shares, errors = [_read(reply) for reply in replies], [reply for reply in replies if isinstance(reply, JudgeError)]
     if all(share is None for share in shares):
@@ -102,6 +102,6 @@ def _read(reply: Reply | JudgeError) -> float | None:
     if isinstance(reply, JudgeError):
         return None
     try:
-        return preferred(reply)
+        return preference(reply)
     except JudgeError:
         return None

@@ -1,1 +1,1 @@
-"""Boxes: their spaces, how models write them, and how predictions are compared with the truth."""
+"""Answers as models write them: boxes, spans of time, letters, numbers and words, and how near they are to the truth."""

@@ -1,4 +1,4 @@
-"""What part of a completion is the answer, and whether the completion keeps to its template."""
+"""The part of a completion that is the answer, and the templates that completions keep to."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def answer_block(text: str) -> str:
     return text[start + len("<answer>") : end].strip()
 
 
-def unfenced(text: str) -> str:
+def strip_fence(text: str) -> str:
     """The inside of a code fence that spans the whole text, else the text itself; stripped."""
     fence = _FENCE.match(text.strip())
     return (fence[1] if fence else text).strip()
@@ -38,7 +38,7 @@ def keeps_format(text: str, template: Template) -> bool:
             thought, closed, rest = text.strip().removeprefix("<think>").partition("</think>")
             return bool(closed) and not any(tag in thought for tag in _TAGS) and _is_answer(rest)
         case "json":
-            return _is_json(unfenced(text))
+            return _is_json(strip_fence(text))
 
 
 def _is_answer(text: str) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.block import answer_block, strip_fence
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKED = r"[(\[{]?[A-Z][)\]}]?[.:]?"
@@ -28,7 +28,7 @@ def parse_choices(text: str, options: Sequence[str] = ()) -> frozenset[str]:
         text: the completion.
         options: the wordings of A, B, ...; letters beyond them name nothing.
     """
-    text = unfenced(answer_block(text)).strip(" \t\n*\"'`")
+    text = strip_fence(answer_block(text)).strip(" \t\n*\"'`")
     known = LETTERS[: len(options)] if options else LETTERS
     found = _letters(text) or _by_wording(text, options)
     return frozenset(found) if set(found) <= set(known) else frozenset()

@@ -4,7 +4,7 @@ import re
 from math import isfinite
 from typing import NamedTuple
 
-from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.block import answer_block, strip_fence
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]++)?+|\.[0-9]++"
 _ONE = rf"(?:{_DIGITS})(?:[eE][-+]?[0-9]++)?+"
@@ -33,7 +33,7 @@ def parse_number(text: str) -> Number | None:
     (1,000), 1e3, 3/4, LaTeX fractions, 50 %, and the words zero to twelve. Of several different numbers the one after the last
     "=", "answer is" or LaTeX box counts; without such a word none does, so that listing guesses does not pay.
     """
-    text = unfenced(answer_block(text))
+    text = strip_fence(answer_block(text))
     stated = list(_STATED.finditer(text))
     if stated:
         after = _numbers(text[stated[-1].end() :])

@@ -1,7 +1,7 @@
-"""What rewards on questions start from: the true answer of a row, by the type of its question."""
+"""The true answer of a row, by the type of its question; rewards on questions start here."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
@@ -53,8 +53,8 @@ def read_letters(prompt: Prompt, sample: Sample) -> frozenset[str]:
 
 def true_letters(prompt: Prompt) -> frozenset[str]:
     """The prompt's answer as letters; ValueError naming the prompt if it is something else."""
-    answer: Any = prompt.answer
-    text = ",".join(map(str, cast(Sequence[Any], answer))) if isinstance(answer, list | tuple) else answer
+    answer: object = prompt.answer
+    text = ",".join(map(str, cast(Sequence[object], answer))) if isinstance(answer, list | tuple) else answer
     letters = parse_choices(text, _options(prompt)) if isinstance(text, str) else frozenset[str]()
     if not letters:
         raise ValueError(
@@ -65,7 +65,7 @@ def true_letters(prompt: Prompt) -> frozenset[str]:
 
 def true_number(prompt: Prompt) -> Number:
     """The prompt's answer as a number; ValueError naming the prompt if it is something else."""
-    answer: Any = prompt.answer
+    answer: object = prompt.answer
     number = Number(float(answer)) if isinstance(answer, int | float) and not isinstance(answer, bool) else None
     if isinstance(answer, str):
         number = parse_number(answer)
@@ -76,7 +76,7 @@ def true_number(prompt: Prompt) -> Number:
 
 def true_text(prompt: Prompt) -> str:
     """The prompt's answer as text; ValueError naming the prompt if it is something else, or empty."""
-    answer: Any = prompt.answer
+    answer: object = prompt.answer
     text = answer_block(answer) if isinstance(answer, str) else str(answer) if isinstance(answer, int | float) else ""
     if not text:
         raise ValueError(f"the answer of prompt {prompt.id!r} is {answer!r}: this reward needs a text")
@@ -84,5 +84,5 @@ def true_text(prompt: Prompt) -> str:
 
 
 def _options(prompt: Prompt) -> tuple[str, ...]:
-    options: Any = prompt.columns.get("options")
-    return tuple(map(str, cast(Sequence[Any], options))) if isinstance(options, list | tuple) else ()
+    options: object = prompt.columns.get("options")
+    return tuple(map(str, cast(Sequence[object], options))) if isinstance(options, list | tuple) else ()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 _TOKEN = re.compile(
     # scripts that write no blanks between words give one token per character
@@ -33,10 +33,15 @@ def error_rate(text: Sequence[str], truth: Sequence[str]) -> float:
     return Levenshtein.distance(list(text), list(truth)) / len(truth) if truth else float(bool(text))
 
 
-class _Tokens:
-    """What rouge-score does with ASCII, and for other scripts words of their own letters: there it would see nothing."""
+@runtime_checkable
+class _Stemmer(Protocol):
+    def stem(self, word: str) -> str: ...
 
-    def __init__(self, stemmer: Any) -> None:
+
+class _Tokens:
+    """Tokens as rouge-score cuts them; scripts other than ASCII, where it would see nothing, give words of their own letters."""
+
+    def __init__(self, stemmer: _Stemmer | None) -> None:
         self._stemmer = stemmer
 
     def tokenize(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writing H.264 files from drawn pictures, once and whole, into a folder named by what they show."""
+"""H.264 files from drawn pictures, written once and whole into a folder named by what they show."""
 
 import hashlib
 import json
@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
-    """Pictures (frames, height, width, 3) as an H.264 file; the same pictures give the same bytes on the same machine.
+    """Write pictures (frames, height, width, 3) as an H.264 file: the same pictures give the same bytes on the same machine.
 
     It is written under another name and renamed, so that no reader meets half a file.
 
@@ -52,12 +51,12 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     return path
 
 
-def written_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
-    """The file `path`, drawn and written now unless it is there."""
+def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
+    """Draw and write the file `path` unless it is there; return the path."""
     return path if path.is_file() else write_mp4(path, draw(), fps)
 
 
-def clip_folder(name: str, settings: Mapping[str, Any], code: tuple[str, ...], root: Path | None = None) -> Path:
+def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...], root: Path | None = None) -> Path:
     """A folder named by a hash of the settings, these files of code, this one and PyAV's version.
 
     It lies below `root`, by default $MMRL_CACHE or ~/.cache/mmrl.

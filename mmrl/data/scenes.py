@@ -3,9 +3,10 @@
 A scene is a pure function of (seed, index, split, style). Every fifth digit of the collection appears in held-out scenes only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ _LAYOUTS = 500
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """What scenes look like. By default the 7 is asked for, and one digit of another class stands beside it."""
+    """The look of scenes. By default the 7 is asked for, and one digit of another class stands beside it."""
 
     side: int = 64
     """Width and height of a scene in pixels."""
@@ -135,8 +136,8 @@ def _collection() -> tuple[Pixels, NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('handwritten digits come from scikit-learn: pip install "mmrl[demo]"') from error
-    digits: Any = load_digits()
-    return digits.images.astype(np.float32) / 16, digits.target
+    digits = cast(Mapping[str, NDArray[np.float64]], load_digits())
+    return digits["images"].astype(np.float32) / np.float32(16), digits["target"].astype(np.int64)
 
 
 @cache

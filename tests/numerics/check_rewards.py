@@ -20,7 +20,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Reading, Sample, Scored
 from mmrl.serving.judge import JudgeError, Reply
 from mmrl.serving.pairs import win_rates
-from mmrl.serving.verdicts import preferred
+from mmrl.serving.verdicts import preference
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import rollouts, scores
 
@@ -45,7 +45,7 @@ def pref_grpo_win_rate(vector: Vector) -> None:
     outcomes: dict[tuple[int, int], float | None] = {}
     for (a, b), answer in zip(vector.inputs["pairs"], vector.inputs["answers"], strict=True):
         try:
-            share = preferred(Reply(answer or ""))
+            share = preference(Reply(answer or ""))
         except JudgeError:
             share = vector.params["tie_score"]
         outcomes[a, b], outcomes[b, a] = share, 1 - share

@@ -17,7 +17,7 @@ from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving import judge
 from mmrl.serving.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
 from mmrl.serving.pairs import schedule, win_rates
-from mmrl.serving.verdicts import filled, json_object, number, preferred, yes_share
+from mmrl.serving.verdicts import fill_template, json_object, number, preference, yes_share
 
 
 class Server:
@@ -450,9 +450,9 @@ def test_labelled_numbers_json_and_preferences():
             json_object(Reply(text, cut=True))
     with pytest.raises(JudgeError, match=r"cut at server\.max_tokens"):
         json_object(Reply('{"a": ', cut=True))
-    assert preferred(Reply("Image 1 is better")) == 1 and preferred(Reply("<answer>Image 2 is better</answer>")) == 0
-    assert preferred(Reply("Both images are equally good")) == 0.5
+    assert preference(Reply("Image 1 is better")) == 1 and preference(Reply("<answer>Image 2 is better</answer>")) == 0
+    assert preference(Reply("Both images are equally good")) == 0.5
     with pytest.raises(JudgeError, match="names no better"):
-        preferred(Reply("Image 1 is better. Image 2 is better."))
-    assert filled('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
+        preference(Reply("Image 1 is better. Image 2 is better."))
+    assert fill_template('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
     assert yes_share(Reply("", {"\u2581Yes": 0.2, "NO": 0.6})) == pytest.approx(0.25)

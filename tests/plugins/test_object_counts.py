@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving import models
-from mmrl.serving.detectors import COCO, COLOURS, Detector, Found, canonical, detector_of, lab_colour, suppressed
+from mmrl.serving.detectors import COCO, COLOURS, Detector, Found, canonical, detector_of, lab_colour, suppress_overlaps
 
 RED, BLUE = (210, 30, 40), (30, 60, 200)
 
@@ -146,8 +146,8 @@ def test_overlapping_boxes_of_one_category_are_one():
         Found("dog", 0.5, (0.0, 0.0, 10.0, 10.0)),
         Found("cat", 0.4, (40.0, 0.0, 50.0, 10.0)),
     ]
-    assert sorted(suppressed(found, 0.5)) == sorted([found[1], found[2], found[3]])
-    assert suppressed([], 0.5) == []
+    assert sorted(suppress_overlaps(found, 0.5)) == sorted([found[1], found[2], found[3]])
+    assert suppress_overlaps([], 0.5) == []
 
 
 def test_any_detector_of_transformers(reward, tmp_path):

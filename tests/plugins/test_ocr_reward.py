@@ -247,6 +247,6 @@ def test_an_opencv_that_does_not_load_is_named(reward, monkeypatch):
     def broken(package, remedy):
         raise ImportError("libGL.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(readers, "imported", broken)
+    monkeypatch.setattr(readers, "import_package", broken)
     with pytest.raises(ImportError, match=r"libGL.*opencv-python-headless.*engine = 'recogniser'"):
         reward("ocr")(group(NASA, Image.new("RGB", (96, 48))))

@@ -1,8 +1,8 @@
-"""What box rewards start from: the boxes of one completion beside the true ones, in one space."""
+"""The boxes of one completion beside the true ones, in one space; box rewards start here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from mmrl.answers.block import Template, keeps_format
 from mmrl.answers.boxes.box import Box, Space, check_inside, extent, is_inside
@@ -78,9 +78,10 @@ def read_attempts(group: Group, space: AnySpace, template: Template | None = Non
 
 def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
     """The prompt's answer as boxes; ValueError naming the prompt if it is something else."""
-    answer: Any = prompt.answer
-    boxes: tuple[Any, ...] = tuple(cast(Any, answer)) if isinstance(answer, list | tuple) else (answer,)
-    if not all(isinstance(box, Box) for box in boxes):
+    answer: object = prompt.answer
+    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    boxes = tuple(box for box in found if isinstance(box, Box))
+    if len(boxes) < len(found):
         raise ValueError(f"the answer of prompt {prompt.id!r} is {answer!r}: box rewards need a Box or a tuple of Boxes")
     return boxes
 
@@ -112,7 +113,7 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
     if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):
         return replace(attempt, outside=True)
     predicted = tuple(box.to(common, size) for box in boxes)
-    clicks = tuple(_moved(point, space, common, size) for point in points)
+    clicks = tuple(_convert_point(point, space, common, size) for point in points)
     return replace(attempt, predicted=predicted, points=clicks, says_nothing=says_nothing(text))
 
 
@@ -120,7 +121,7 @@ def _fits(point: tuple[float, float], space: Space, size: MediaSize | None) -> b
     return all(0 <= x <= most for x, most in zip(point, extent(space, size), strict=True))
 
 
-def _moved(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:
+def _convert_point(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:
     if space == target:
         return point
     (old_width, old_height), (width, height) = extent(space, size), extent(target, size)

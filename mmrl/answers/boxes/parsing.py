@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
-from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.box import Box, Space
 
 Style = Literal["json", "list", "tags", "corners"]
@@ -57,7 +57,7 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
     other JSON or Python objects with labels, lists and tuples of four numbers, pairs of corners, `<box>` tags of InternVL
     and Qwen, and x1=.., y1=.., x2=.., y2=... Boxes without area are left out.
     """
-    text = unfenced(answer_block(text))
+    text = strip_fence(answer_block(text))
     only = _ONLY_FOUR.fullmatch(text)
     if only:
         return _boxes([(_floats(only, 1), None)], space)
@@ -70,7 +70,7 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
             labels[len(found)] = frames[0].label
             found.append(corners)
         elif token["label"] is not None:
-            frame.label = _unquoted(token["label"])
+            frame.label = _unquote(token["label"])
         elif token["ref"] is not None:
             frames[0].label = token["ref"].strip()
         elif token["open"]:
@@ -84,7 +84,7 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
 
 def parse_points(text: str) -> list[tuple[float, float]]:
     """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none. Never raises."""
-    text = unfenced(answer_block(text))
+    text = strip_fence(answer_block(text))
     only = _ONLY_TWO.fullmatch(text)
     matches = [only] if only else _POINT.finditer(text)
     points = [(float(match[1]), float(match[2])) for match in matches]
@@ -93,13 +93,13 @@ def parse_points(text: str) -> list[tuple[float, float]]:
 
 def says_nothing(text: str) -> bool:
     """True if the answer states that there is no object: an empty list, None and the like."""
-    return unfenced(answer_block(text)).rstrip(".").lower() in _NOTHING
+    return strip_fence(answer_block(text)).rstrip(".").lower() in _NOTHING
 
 
 def format_box(box: Box, style: Style = "json", digits: int | None = None) -> str:
     """One box as a model family writes it, rounded to the decimals usual in its space (or to `digits`)."""
     digits = DIGITS[box.space] if digits is None else digits
-    x1, y1, x2, y2 = (_written(x, digits) for x in box.rounded(digits).corners)
+    x1, y1, x2, y2 = (_format_number(x, digits) for x in box.rounded(digits).corners)
     match style:
         case "json":
             label = "" if box.label is None else f', "label": {json.dumps(box.label)}'
@@ -153,13 +153,13 @@ def _floats(match: re.Match[str], first_group: int) -> tuple[float, ...]:
     return tuple(float(x) for x in match.groups()[first_group - 1 : first_group + 3])
 
 
-def _unquoted(quoted: str) -> str:
+def _unquote(quoted: str) -> str:
     try:
         return str(json.loads(quoted))
     except ValueError:
         return quoted[1:-1].replace("\\'", "'")
 
 
-def _written(x: float, digits: int) -> str:
+def _format_number(x: float, digits: int) -> str:
     text = f"{x:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

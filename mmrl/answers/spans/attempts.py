@@ -1,8 +1,8 @@
-"""What temporal rewards start from: the spans of one completion beside the true ones, in seconds of the clip."""
+"""The spans of one completion beside the true ones, in seconds of the clip; temporal rewards start here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from mmrl.answers.block import Template, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
@@ -115,9 +115,10 @@ def clock_of(prompt: Prompt, sample: Sample) -> Clock:
 
 def true_spans(prompt: Prompt) -> tuple[Interval, ...]:
     """The prompt's answer as spans; ValueError if it is something else."""
-    answer: Any = prompt.answer
-    spans: tuple[Any, ...] = tuple(cast(Any, answer)) if isinstance(answer, list | tuple) else (answer,)
-    if not all(isinstance(span, Interval) for span in spans):
+    answer: object = prompt.answer
+    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    spans = tuple(span for span in found if isinstance(span, Interval))
+    if len(spans) < len(found):
         raise ValueError(f"the answer is {answer!r}: temporal rewards need an Interval or a tuple of Intervals")
     return spans
 

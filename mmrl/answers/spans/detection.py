@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, match
-from mmrl.answers.spans.interval import Interval, merged, temporal_iou
+from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
 
 RECALL_THRESHOLDS = (0.3, 0.5, 0.7)
 """The IoU from which Charades-STA and ActivityNet Captions count a span as found."""
@@ -49,7 +49,7 @@ def key_frame_hit(times: Sequence[float], truth: Sequence[Interval]) -> float:
     """Share of the named times that lie in a true span, borders included; 0 if none is named."""
     if not times:
         return 0.0
-    spans = merged(truth)
+    spans = merge_spans(truth)
     return sum(any(span.contains(time) for span in spans) for time in times) / len(times)
 
 

@@ -93,7 +93,7 @@ def is_inside(span: Interval, duration: float, fps: float | None = None) -> bool
 
 
 def check_inside(span: Interval, duration: float, fps: float | None = None) -> None:
-    """ValueError unless the span ends before a clip of so many seconds does."""
+    """Raise ValueError unless the span ends before a clip of so many seconds does."""
     if not is_inside(span, duration, fps):
         raise ValueError(f"{span} lies outside the clip, which lasts {duration:g} seconds: fix the span or its unit")
 
@@ -105,7 +105,7 @@ def temporal_iou(a: Interval, b: Interval) -> float:
     return overlap / (a.length + b.length - overlap)
 
 
-def merged(spans: Iterable[Interval]) -> list[Interval]:
+def merge_spans(spans: Iterable[Interval]) -> list[Interval]:
     """The same times as spans that neither overlap nor touch, in order."""
     found: list[Interval] = []
     for span in sorted(spans, key=lambda span: span.start):
@@ -125,7 +125,7 @@ def union_iou(first: Sequence[Interval], second: Sequence[Interval]) -> float:
     """
     if not first and not second:
         return 1.0
-    a, b = merged(first), merged(second)
+    a, b = merge_spans(first), merge_spans(second)
     overlap, i, j = 0.0, 0, 0
     while i < len(a) and j < len(b):
         _same_unit(a[i], b[j])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from mmrl.answers.block import answer_block, unfenced
+from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.spans.interval import MOST, Interval, Unit
 
 Style = Literal["text", "list", "json", "clock"]
@@ -74,12 +74,12 @@ def parse_intervals(text: str, unit: Unit = "seconds") -> list[Interval]:
         text: the completion.
         unit: what numbers without a unit count.
     """
-    text = unfenced(answer_block(text))
+    text = strip_fence(answer_block(text))
     times = list(_times(text))
     found: list[tuple[_Time, _Time]] = []
     taken = -1
     for i, (first, last) in enumerate(pairwise(times)):
-        if i > taken and _joined(text, first, last):
+        if i > taken and _are_ends(text, first, last):
             found.append((first, last))
             taken = i + 1
     if not found and len(times) == 2:
@@ -95,7 +95,7 @@ def parse_times(text: str, unit: Unit = "seconds", wanted: Unit = "seconds") -> 
         unit: what numbers without a unit count.
         wanted: times in other units are left out.
     """
-    text = unfenced(answer_block(text))
+    text = strip_fence(answer_block(text))
     found = [time.value * time.factor for time in _times(text) if (time.unit or unit) == wanted]
     return [time for time in found if 0 <= time <= MOST]
 
@@ -144,8 +144,8 @@ def _read(token: re.Match[str]) -> tuple[float, Unit | None, float]:
     return float(token["number"]), *_FACTORS[word if word in _FACTORS else word.removesuffix("s")]
 
 
-def _joined(text: str, first: _Time, last: _Time) -> bool:
-    """Whether the text between two neighbouring times makes them the two ends of one span."""
+def _are_ends(text: str, first: _Time, last: _Time) -> bool:
+    """True where the text between two neighbouring times makes them the two ends of one span."""
     if last.start - first.end > _GAP:
         return False
     gap = text[first.end : last.start]

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Sample
-from mmrl.data.files import below
+from mmrl.data.files import path_below
 from mmrl.data.grounding import Layout
 from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
@@ -113,7 +113,7 @@ def _task(row: Row, root: Path) -> Task:
 
 
 def _located(root: Path, image: Any) -> str:
-    return below(root, str(image), "the file's folder", anywhere=True)
+    return path_below(root, str(image), "the file's folder", anywhere=True)
 
 
 def _spans(found: Any) -> Interval | tuple[Interval, ...]:

@@ -137,7 +137,7 @@ def reward_of(use: str, args: Mapping[str, Any], path: KeyPath, table: Table, be
     args = {key: with_rewards(value, (*path, key), table) for key, value in args.items()}
     if is_url(use):
         check_keys(args, [*beside, *SERVED], path, table)
-        return made_of(RemoteReward, {"url": use, **args}, path, table).connected()
+        return made_of(RemoteReward, {"url": use, **args}, path, table).connect()
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     if style:

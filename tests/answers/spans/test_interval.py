@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.answers.spans.interval import UNITS, Interval, check_inside, is_inside, merged, temporal_iou, union_iou
+from mmrl.answers.spans.interval import UNITS, Interval, check_inside, is_inside, merge_spans, temporal_iou, union_iou
 
 TICKS = st.integers(0, 40)
 SPANS = st.tuples(TICKS, TICKS).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: Interval(min(pair), max(pair)))
@@ -35,7 +35,7 @@ def test_iou_counts_ticks(a, b):
 @given(st.lists(SPANS, min_size=1, max_size=6), st.lists(SPANS, min_size=1, max_size=6))
 def test_union_iou_counts_ticks(first, second):
     assert union_iou(first, second) == pytest.approx(slow_iou(first, second))
-    joined = merged(first)
+    joined = merge_spans(first)
     assert (covered(joined) == covered(first)).all()
     assert all(a.end < b.start for a, b in pairwise(joined))
 
