@@ -6,7 +6,7 @@ from typing import overload
 
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import Layout
-from mmrl.data.readers import HfDataset, Row, hf_rows
+from mmrl.data.readers import Row, StoredHfDataset, hf_rows
 from mmrl.data.validate import Report, check_new_id
 
 
@@ -17,7 +17,7 @@ class StoredPrompts(Sequence[Prompt]):
     Raises ValueError listing the first bad rows.
     """
 
-    data: HfDataset
+    data: StoredHfDataset
     name: str
     layout: Layout
     places: list[tuple[int, int]] = field(init=False)

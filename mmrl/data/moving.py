@@ -120,7 +120,7 @@ class Clip:
     """Digits, then discs."""
     question: str
     """Without the options."""
-    answer: Interval | str | int
+    answer: Any
     """An Interval in seconds, letters such as "A,C", or a number."""
     options: tuple[str, ...] = ()
 

@@ -6,25 +6,33 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from mmrl.core.offline import offline_note
 from mmrl.data.validate import Report
 
+T = TypeVar("T")
 Cell = Any
 """A value of a row, as JSON, parquet or a Hugging Face data set give it: text, number, list, object, picture, nothing."""
 
 
 @runtime_checkable
 class HfDataset(Protocol):
-    """The part of a Hugging Face Dataset or IterableDataset that readers use; only a Dataset has rows by number."""
+    """The part of a Hugging Face Dataset or IterableDataset that readers use."""
 
     @property
     def features(self) -> Mapping[str, object] | None: ...
-    def __iter__(self) -> Iterator[Mapping[str, Cell]]: ...
-    def __getitem__(self, key: int, /) -> Mapping[str, Cell]: ...
-    def cast_column(self, column: str, feature: object) -> "HfDataset": ...
-    def to_iterable_dataset(self) -> "HfDataset": ...
+    def __iter__(self) -> Iterator[Cell]: ...
+    def cast_column(self, column: str, feature: Cell) -> "HfDataset": ...
+
+
+@runtime_checkable
+class StoredHfDataset(Protocol):
+    """The part of a Hugging Face Dataset that readers use: its rows have numbers."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Cell]: ...
+    def __getitem__(self, key: int, /) -> Cell: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,11 @@ def import_hf_datasets() -> ModuleType:
     return _import_extra("datasets", "load_dataset")
 
 
-def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfDataset:
+@overload
+def open_hf(name: str, split: str | None = None, streaming: Literal[False] = False) -> StoredHfDataset: ...
+@overload
+def open_hf(name: str, split: str | None, streaming: Literal[True]) -> HfDataset: ...
+def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfDataset | StoredHfDataset:
     """A Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
 
     Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
@@ -96,12 +108,12 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
     return data
 
 
-def hf_rows(data: Iterable[Mapping[str, Cell]], name: str) -> Iterator[Row]:
+def hf_rows(data: Iterable[Cell], name: str) -> Iterator[Row]:
     """The rows of a data set that `open_hf` opened."""
     return (Row(values, name, number) for number, values in enumerate(data, start=1))
 
 
-def _choose_saved_split(found: HfDataset | Mapping[str, HfDataset], name: str, split: str | None) -> HfDataset:
+def _choose_saved_split(found: T | Mapping[str, T], name: str, split: str | None) -> T:
     if isinstance(found, Mapping) and split is not None and split in found:
         return found[split]
     if split is not None:
@@ -109,7 +121,7 @@ def _choose_saved_split(found: HfDataset | Mapping[str, HfDataset], name: str, s
     return _only_split(found, name)
 
 
-def _only_split(found: HfDataset | Mapping[str, HfDataset], name: str) -> HfDataset:
+def _only_split(found: T | Mapping[str, T], name: str) -> T:
     if not isinstance(found, Mapping):
         return found
     if len(found) != 1:
@@ -117,7 +129,7 @@ def _only_split(found: HfDataset | Mapping[str, HfDataset], name: str) -> HfData
     return next(iter(found.values()))
 
 
-def _splits(found: HfDataset | Mapping[str, HfDataset]) -> str:
+def _splits(found: object) -> str:
     return "the splits " + ", ".join(map(str, found)) if isinstance(found, Mapping) else "no splits"
 
 

@@ -108,7 +108,7 @@ def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
 
     def build() -> nn.Module:
         try:
-            model, transform = open_clip.create_model_from_pretrained(architecture, load_pretrained=tag or None)
+            model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
         except (OSError, RuntimeError, ValueError) as error:
             raise ValueError(f"open_clip cannot load {name!r}: {' '.join(str(error).split())[:400]}") from None
         model.preprocess_ = transform

@@ -100,7 +100,7 @@ class RemoteReward:
             response = self._request("GET", "/v1/rewards", time.monotonic() + wait_s)
         except (RemoteRewardError, RewardUnavailableError) as error:
             raise ValueError(f"{error}; is it running (`mmrl reward serve SPEC`), and is the address right?") from None
-        listing = self._listing(response)
+        listing = self._listing(response.status_code, response.content)
         if listing.get("protocol") != wire.PROTOCOL:
             raise ValueError(
                 f"the reward server at {self.url} speaks protocol {listing.get('protocol')}, this mmrl {wire.PROTOCOL}: "
@@ -117,14 +117,14 @@ class RemoteReward:
             raise ValueError(f"the reward server at {self.url} does not describe {self.name!r} as mmrl's servers do") from None
         return replace(self, fingerprint=fingerprint, pointwise=pointwise, space=None if space is None else str(space))
 
-    def _listing(self, response: _Answer) -> dict[str, Any]:
+    def _listing(self, status_code: int, content: bytes) -> dict[str, Any]:
         """The server's list of what it serves; ValueError where something else listens there."""
         try:
-            listing = json.loads(response.content)
+            listing = json.loads(content)
         except (ValueError, RecursionError):
             listing = None
         if not isinstance(listing, dict) or "protocol" not in listing:
-            said = f"{response.status_code} with {response.text[:80]!r}"
+            said = f"{status_code} with {content[:500].decode(errors='replace')[:80]!r}"
             raise ValueError(f"{self.url} is no reward server: it answered {said}; is the port right?")
         return listing
 

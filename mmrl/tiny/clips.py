@@ -25,7 +25,7 @@ from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
 from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
-from mmrl.data.mp4 import clip_folder, written_once
+from mmrl.data.mp4 import clip_folder, write_once
 from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.tiny import tokenizer as tokenizers
@@ -150,7 +150,7 @@ def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
     for index in range(settings.num_clips):
         clip = plan_clip(settings.seed + _CLIP_SEED, index, "train", settings.style, settings.questions)
         name = f"{settings.seed}-{index}"
-        file = written_once(folder / f"{name}.mp4", settings.style.fps, lambda clip=clip: draw(clip))
+        file = write_once(folder / f"{name}.mp4", settings.style.fps, lambda clip=clip: draw(clip))
         found.append(Lesson(clip, policy.encode(Prompt(name, clip.text, (Video(str(file), fps=FPS),)))))
     return found
 
