@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: share of the time of ten steps that one takes, written beside the run or while it waits.
+"""Cost of checkpoints: the share of the time of ten steps that one takes, written beside the run or while it waits.
 
 `python benchmarks/checkpoint_cost.py` runs tiny/image and tiny/flow on a CPU. In every round ten steps are taken and then one
 checkpoint; rounds of the three ways (none, beside, waiting) take turns, so that a busy machine slows all of them alike.

@@ -70,7 +70,7 @@ def overrides(name: str, seed: int, lr: float) -> list[str]:
     return [*words, f"policy.model={str(taught('t2i', 0))!r}"]
 
 
-def resolved(name: str, seed: int, lr: float) -> configs.Resolved:
+def resolve_method(name: str, seed: int, lr: float) -> configs.Resolved:
     """The demo's config with its algorithm replaced."""
     table = configs.load("tiny/t2i").table
     schedule = {"num_steps": STEPS, "spacing": EVEN} | METHODS[name].get("schedule", {})
@@ -83,7 +83,7 @@ def resolved(name: str, seed: int, lr: float) -> configs.Resolved:
 
 def curve(name: str, seed: int, args: argparse.Namespace) -> list[tuple[float, int, float]]:
     """(CPU seconds of training, model calls, held-out reward), measured every few seconds."""
-    job = build(resolved(name, seed, args.lr))
+    job = build(resolve_method(name, seed, args.lr))
     policy: Any = job.policy
     calls = Calls(policy.net.transformer)
     assert job.evaluator is not None

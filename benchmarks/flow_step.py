@@ -65,7 +65,7 @@ class Inside:
     def reach(self, _: torch.Tensor) -> None:
         self.reached = time.perf_counter()
 
-    def done(self) -> None:
+    def note_end(self) -> None:
         """The backward is over."""
         self.backward += time.perf_counter() - self.reached
 
@@ -103,16 +103,16 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     inside = Inside(policy.net.transformer)
     backward = trainer.ranks.backward
 
-    def timed(loss: torch.Tensor) -> None:
+    def time_backward(loss: torch.Tensor) -> None:
         backward(loss)
-        inside.done()
+        inside.note_end()
 
-    object.__setattr__(trainer.ranks, "backward", timed)
+    object.__setattr__(trainer.ranks, "backward", time_backward)
     found = []
     for i in range(WARM_UP + args.steps):
         inside.reset()
         if args.profile and i == WARM_UP:
-            profiled(trainer.step)
+            profile_step(trainer.step)
             sys.exit()
         start = time.perf_counter()
         metrics = trainer.step()
@@ -122,7 +122,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     return {"steps": found[WARM_UP:]}
 
 
-def profiled(step: Any) -> None:
+def profile_step(step: Any) -> None:
     """Cumulative seconds of mmrl's own functions and of what they call outside the transformer."""
     import cProfile
     import pstats
@@ -171,7 +171,7 @@ class Loop:
         self.scale = self.pipe.vae_scale_factor
         self.count = 0
 
-    def encoded(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         embeds, _, pooled, _ = self.pipe.encode_prompt(
             texts, None, None, do_classifier_free_guidance=False, max_sequence_length=0
         )
@@ -192,7 +192,7 @@ class Loop:
 
     @torch.no_grad()
     def sample(self, texts: list[str]) -> dict[str, Any]:
-        text, empty = self.encoded(texts), self.encoded([""])
+        text, empty = self.encode(texts), self.encode([""])
         x = torch.randn(len(texts), self.net.config.in_channels, 32 // self.scale, 32 // self.scale)
         states, found = [x], []
         for i in range(T):
@@ -236,7 +236,7 @@ class Loop:
         policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
         kl = ((mean - reference) ** 2).flatten(1).mean(1).mean() / (2 * std**2)
         ((policy + BETA * kl) / (accumulated * TRAINED)).backward()
-        self.inside.done()
+        self.inside.note_end()
 
 
 def run_loop(args: argparse.Namespace) -> dict[str, Any]:

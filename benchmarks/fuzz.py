@@ -120,7 +120,7 @@ def fuzz(args: argparse.Namespace) -> None:
     for i, seed in enumerate(seeds(args.target)):
         (corpus / f"seed-{i}").write_bytes(seed)
     dictionary = args.keep / f"{args.target}.dict"
-    dictionary.write_text("".join(f'"{escaped(word)}"\n' for word in WORDS[args.target].split()))
+    dictionary.write_text("".join(f'"{escape(word)}"\n' for word in WORDS[args.target].split()))
 
     def one(data: bytes) -> None:
         try:
@@ -161,11 +161,11 @@ def wire_input(properties: Any, data: bytes) -> None:
     """A whole body, or a header whose length is told right."""
     properties.message(data)
     header, _, rest = data.partition(b"\0\0")
-    properties.message(properties.framed(header, rest))
+    properties.message(properties.frame(header, rest))
     inner = json.dumps({"protocol": 1, "value": 0})[:-2].encode() + header + b"}"
     arrays = b',"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}'
     outer = b'{"__metadata__":{"mmrl":' + json.dumps(inner.decode(errors="replace")).encode() + b"}" + arrays + b"}"
-    properties.message(properties.framed(outer, b"\0" * 8))
+    properties.message(properties.frame(outer, b"\0" * 8))
 
 
 def config_input(properties: Any, tables: list[dict[str, Any]], data: bytes) -> None:
@@ -227,7 +227,7 @@ def seeds(target: str) -> list[bytes]:
     return [text.encode() for text in texts[target]]
 
 
-def escaped(word: str) -> str:
+def escape(word: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in word.encode())
 
 

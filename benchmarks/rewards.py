@@ -1,4 +1,4 @@
-"""What rewards cost: the runner per sample, and how much of a slow reward's time sampling hides.
+"""Cost of rewards: the runner per sample, and how much of a slow reward's time sampling hides.
 
     python benchmarks/rewards.py                    # all
     python benchmarks/rewards.py runner overlap     # some

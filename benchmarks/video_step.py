@@ -1,4 +1,4 @@
-"""What a clip costs a GRPO step: frames decoded per second, one preparation per group against one per sample, memory.
+"""Cost of a clip in a GRPO step: frames decoded per second, one preparation per group against one per sample, memory.
 
     python benchmarks/video_step.py
 

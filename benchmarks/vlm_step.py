@@ -138,13 +138,13 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     timed: dict[str, list[float]] = {"rollout and scoring": []}
     inner = trainer._generate_and_score_completions
 
-    def measured(*inputs: Any, **kwargs: Any) -> Any:
+    def measure(*inputs: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         out = inner(*inputs, **kwargs)
         timed["rollout and scoring"].append(time.perf_counter() - start)
         return out
 
-    trainer._generate_and_score_completions = measured
+    trainer._generate_and_score_completions = measure
     trainer.train()
     split = {name: values[WARM_UP:] for name, values in timed.items()}
     total = [*clock.times[WARM_UP:]]

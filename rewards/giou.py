@@ -33,9 +33,9 @@ class Giou:
         return score_attempts(group, self.space, self.template, self._score)
 
     def _score(self, attempt: Attempt) -> Scored:
-        value, overlap = attempt.best(_shifted_giou), attempt.best(iou)
+        value, overlap = attempt.best(_unit_giou), attempt.best(iou)
         return Scored(value, {"giou": value, "iou": overlap, "acc50": float(overlap >= 0.5), **attempt.parts()})
 
 
-def _shifted_giou(box: Box, truth: Box) -> float:
+def _unit_giou(box: Box, truth: Box) -> float:
     return (1 + giou(box, truth)) / 2

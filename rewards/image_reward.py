@@ -47,12 +47,12 @@ class ImageReward:
     pointwise = True
 
     def to(self, device: str) -> None:
-        self._held().to(device)
+        self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         from transformers import BlipImageProcessorPil
 
-        held = self._held()
+        held = self._hold_model()
         side = held.model.vision.config.image_size
         to_pixels = BlipImageProcessorPil()
         tokenizer = companion("AutoTokenizer", self.tokenizer, "tokenizer")
@@ -64,7 +64,7 @@ class ImageReward:
             scores += _scores(held, pixels["pixel_values"], text)
         return [Scored((score - MEAN) / STD, {"cut_prompt": cut}) for score in scores]
 
-    def _held(self) -> Held:
+    def _hold_model(self) -> Held:
         return hold(("image_reward", self.checkpoint), self._build, self.device)
 
     def _build(self) -> nn.Module:

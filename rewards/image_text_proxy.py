@@ -51,7 +51,7 @@ class ImageTextProxy:
             wanted = net.sentences([group.prompt.text])[0]
             for pictures in chunks(pictures_of(group), self.batch_size):
                 pixels = torch.stack([_pixels(picture) for picture in pictures]).to(held.device, held.dtype)
-                scores += (net.seen(pixels) @ wanted).tolist()
+                scores += (net.class_sentences(pixels) @ wanted).tolist()
         return list(scores)
 
 
@@ -82,7 +82,7 @@ class _Net(nn.Module):
         mask = tokens["attention_mask"][..., None]
         return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
-    def seen(self, pixels: Tensor) -> Tensor:
+    def class_sentences(self, pixels: Tensor) -> Tensor:
         """(n, 384) of length 1: what the classifier sees, as sentences."""
         shares, classes = self.eyes(pixels).float().softmax(-1).topk(TOP)
         mixed = ((shares / shares.sum(-1, keepdim=True))[..., None] * self.labels.float()[classes]).sum(1)

@@ -80,7 +80,7 @@ class JsonSchema:
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value is of the schema's form."""
+    """True if a JSON value is of the schema's form."""
     types = schema.get("type", list(TYPES))
     if not any(_is(value, name) for name in ([types] if isinstance(types, str) else types)):
         return False

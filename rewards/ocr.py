@@ -87,7 +87,7 @@ class Ocr:
 
 
 def _score(kind: str, text: str, target: str) -> float:
-    """Of texts that are not empty."""
+    """The score of two texts that are not empty."""
     if kind == "exact":
         return float(text == target)
     if kind == "f1":

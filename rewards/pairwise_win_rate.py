@@ -58,7 +58,7 @@ class PairwiseWinRate:
             raise ValueError('pairwise_win_rate needs scorer = { use = "..." } or server = { url = "..." }, one of them')
         pairs = schedule(len(group.samples), self.opponents)
         if self.server is not None:
-            return list(win_rates(len(group.samples), pairs, _asked(self.server, self.template, group, pairs)))
+            return list(win_rates(len(group.samples), pairs, _ask_judge(self.server, self.template, group, pairs)))
         if hasattr(self.scorer, "compare"):
             return list(win_rates(len(group.samples), pairs, self.scorer.compare(group, pairs)))
         scores = _scores(self.scorer, group)
@@ -69,7 +69,7 @@ class PairwiseWinRate:
         return [Scored(rate.value, {**rate.parts, "score": score}) for rate, score in zip(rates, known, strict=True)]
 
     def _share(self, lead: float) -> float | None:
-        """What the first of two gets, from the difference of the scores."""
+        """The share of the first of two, from the difference of the scores."""
         if not isfinite(lead):
             return None
         if self.temperature:
@@ -88,7 +88,7 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     return [None if value is None else float(value) for value in values]
 
 
-def _asked(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
+def _ask_judge(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
     """The judge's shares. JudgeError if it judged no pair."""
     text, pictures = fill_template(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
     replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])

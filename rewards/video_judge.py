@@ -27,7 +27,7 @@ Reply with yes or no."""
 
 @dataclass(frozen=True)
 class VideoJudge:
-    """What a judge thinks of the videos a policy made."""
+    """A judge's opinion of the videos that a policy made."""
 
     server: Endpoint = field(default_factory=Endpoint)
     frames: int = 8

@@ -36,7 +36,7 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class VlmJudge:
-    """What a judge thinks. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
+    """A judge's opinion. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
 
     server: Endpoint = field(default_factory=Endpoint)
     scoring: Literal["number", "json", "yes"] = "number"

@@ -40,7 +40,7 @@ class VqaScore:
 
     def to(self, device: str) -> None:
         if self.model:
-            self._held().to(device)
+            self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text, pictures = fill_template(self.question, prompt=group.prompt.text), pictures_of(group)
@@ -54,7 +54,7 @@ class VqaScore:
 
     def _local(self, pictures: Sequence[Any], text: str) -> list[Scored]:
         processor = companion("AutoProcessor", self.model, "model", padding_side="left")
-        held = self._held()
+        held = self._hold_model()
         turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
         asked = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         inputs = processor(
@@ -71,7 +71,7 @@ class VqaScore:
             Scored(value, {"p_yes": a, "p_no": b}) for value, a, b in zip(values.tolist(), yes.tolist(), no.tolist(), strict=True)
         ]
 
-    def _held(self) -> Held:
+    def _hold_model(self) -> Held:
         from transformers import AutoModelForImageTextToText
 
         load = AutoModelForImageTextToText.from_pretrained

@@ -1,4 +1,4 @@
-"""What must hold for every input, however strange: shared by the property tests here and by benchmarks/fuzz.py."""
+"""Properties that hold for every input, however strange: shared by the property tests here and by benchmarks/fuzz.py."""
 
 import struct
 import tempfile
@@ -121,6 +121,6 @@ def message(body: bytes) -> None:
         assert all(path.is_file() and path.parent == inner for path in inner.rglob("*"))
 
 
-def framed(header: bytes, data: bytes = b"") -> bytes:
+def frame(header: bytes, data: bytes = b"") -> bytes:
     """A body with this header: fuzzers do not guess its length."""
     return struct.pack("<Q", len(header)) + header + data

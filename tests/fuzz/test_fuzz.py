@@ -153,7 +153,7 @@ ENTRY = st.fixed_dictionaries(
 def test_a_message_is_a_group_or_reply_or_is_refused(value: Any, arrays: dict[str, Any], size: int):
     envelope = json.dumps({"protocol": wire.PROTOCOL, "value": value})
     header = json.dumps({"__metadata__": {"mmrl": envelope}, **arrays}).encode()
-    properties.message(properties.framed(header, b"\1" * size))
+    properties.message(properties.frame(header, b"\1" * size))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def group(**changes: Any) -> dict[str, Any]:
 def body(value: Any) -> bytes:
     entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     header = {"__metadata__": {"mmrl": json.dumps({"protocol": wire.PROTOCOL, "value": value})}, "a": entry}
-    return properties.framed(json.dumps(header).encode(), b"\0" * 4)
+    return properties.frame(json.dumps(header).encode(), b"\0" * 4)
 
 
-def unchecked(cls: type, **values: Any) -> Any:
+def build_unchecked(cls: type, **values: Any) -> Any:
     """A dataclass as it is made where types are not checked while running."""
     made = object.__new__(cls)
     for name, value in values.items():
@@ -211,15 +211,15 @@ def unchecked(cls: type, **values: Any) -> Any:
         {"prompt": "p"},
         {"probes": 7},
         {"probes": {"view": [1]}},
-        {"prompt": unchecked(Prompt, id="p", media="/etc/passwd")},
+        {"prompt": build_unchecked(Prompt, id="p", media="/etc/passwd")},
     ],
 )
 def test_a_group_is_made_of_samples(changes: dict[str, Any]):
     """Found by the fuzzer: a group of numbers reached the server, which answered 500."""
     good: dict[str, Any] = {"id": 0, "prompt": Prompt("p"), "samples": (Sample("x"),), "probes": {}}
-    wire.check_group(unchecked(Group, **good))
+    wire.check_group(build_unchecked(Group, **good))
     with pytest.raises(wire.WireError, match="the message's group"):
-        wire.check_group(unchecked(Group, **(good | changes)))
+        wire.check_group(build_unchecked(Group, **(good | changes)))
 
 
 @pytest.mark.parametrize("kind", ["$array", "$file"])

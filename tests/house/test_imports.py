@@ -1,4 +1,4 @@
-"""What may be imported where: `import mmrl` with torch alone, `--help` and `ls` without torch, plug-ins by nobody."""
+"""Imports that are allowed: `import mmrl` with torch alone, `--help` and `ls` without torch, plug-ins by nobody."""
 
 import ast
 import subprocess
@@ -28,7 +28,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def imported(file: Path) -> set[str]:
+def top_imports(file: Path) -> set[str]:
     """Top-level names of everything a file imports, inside functions too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -72,12 +72,12 @@ assert not loaded, loaded
 
 @pytest.mark.parametrize("file", sorted((ROOT / "mmrl" / "core").glob("*.py")), ids=lambda file: file.name)
 def test_core_imports_torch_jaxtyping_and_the_standard_library(file: Path):
-    assert imported(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
+    assert top_imports(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
 
 
 @pytest.mark.parametrize("folder", ["mmrl", "rewards", "datasets"])
 def test_nobody_imports_plug_ins(folder: str):
-    guilty = {str(file.relative_to(ROOT)): imported(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
+    guilty = {str(file.relative_to(ROOT)): top_imports(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
     assert {file: names for file, names in guilty.items() if names} == {}
 
 

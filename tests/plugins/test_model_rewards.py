@@ -109,7 +109,7 @@ OPEN_CLIP = {
 
 @pytest.fixture(scope="module")
 def open_clip_folder(tmp_path_factory):
-    """As open_clip saves to the hub; also the architecture alone, and a checkpoint as HPSv2 has it."""
+    """A folder as open_clip saves it to the hub; also the architecture alone, and a checkpoint as HPSv2 has it."""
     import open_clip
     from safetensors.torch import save_file
 

@@ -93,7 +93,7 @@ def test_a_place_needs_the_other_object(counts):
     assert counts([place("cat", 150, 5)], include).value == pytest.approx(1 / 3)
 
 
-def painted(colours):
+def paint(colours):
     picture = Image.new("RGB", (300, 100), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
     for i, colour in enumerate(colours):
@@ -103,13 +103,13 @@ def painted(colours):
 
 def test_colours(counts):
     include = [{"class": "cat", "count": 2, "color": "red"}]
-    assert counts(cats(2), include, painted([RED, RED])).value == 1
+    assert counts(cats(2), include, paint([RED, RED])).value == 1
     # count right, one of two red: (1 + .5) / 2
-    assert counts(cats(2), include, painted([RED, BLUE])).value == 0.75
-    assert counts(cats(2), include, painted([BLUE, BLUE])).value == 0.5
+    assert counts(cats(2), include, paint([RED, BLUE])).value == 0.75
+    assert counts(cats(2), include, paint([BLUE, BLUE])).value == 0.5
     # with a wrong count the colour earns nothing: (.5 + 0) / 2
-    assert counts(cats(1), include, painted([RED])).value == 0.25
-    assert counts(cats(2), include, painted([RED, BLUE])).parts["correct"] == 0
+    assert counts(cats(1), include, paint([RED])).value == 0.25
+    assert counts(cats(2), include, paint([RED, BLUE])).parts["correct"] == 0
 
 
 @pytest.mark.parametrize("name", COLOURS)
@@ -118,7 +118,7 @@ def test_colours_have_names(name):
 
 
 def test_the_middle_of_a_box_decides():
-    picture = painted([RED])
+    picture = paint([RED])
     assert lab_colour(picture, (-10.0, 30.0, 30.0, 70.0)) == "red"
 
 

@@ -1,4 +1,4 @@
-"""What holds for every file in rewards/, datasets/ and examples/ that is a plug-in."""
+"""Rules that hold for every file in rewards/, datasets/ and examples/ that is a plug-in."""
 
 import ast
 import inspect

@@ -145,7 +145,7 @@ def test_what_a_split_writes_can_be_read(place: Path):
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is remembered of one folder is not said of another one of the same relative name."""
+    """Facts remembered of one folder are not said of another one of the same relative name."""
     for name in ("a", "b"):
         (tmp_path / name / "photos").mkdir(parents=True)
         (tmp_path / name / "photos" / "1.png").touch()

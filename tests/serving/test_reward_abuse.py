@@ -1,4 +1,4 @@
-"""What a reward server and its client bear: bombs, endless bodies, foreign servers, silence, proxies, async rewards, exits."""
+"""Abuse that a reward server and its client bear: bombs, endless bodies, foreign servers, silence, proxies, exits."""
 
 import asyncio
 import io

@@ -12,7 +12,7 @@ TICKS = st.integers(0, 40)
 SPANS = st.tuples(TICKS, TICKS).filter(lambda pair: pair[0] != pair[1]).map(lambda pair: Interval(min(pair), max(pair)))
 
 
-def covered(spans):
+def ticks(spans):
     """True for every tick that some span covers."""
     found = np.zeros(41, bool)
     for span in spans:
@@ -21,7 +21,7 @@ def covered(spans):
 
 
 def slow_iou(first, second):
-    a, b = covered(first), covered(second)
+    a, b = ticks(first), ticks(second)
     return (a & b).sum() / (a | b).sum()
 
 
@@ -36,7 +36,7 @@ def test_iou_counts_ticks(a, b):
 def test_union_iou_counts_ticks(first, second):
     assert union_iou(first, second) == pytest.approx(slow_iou(first, second))
     joined = merge_spans(first)
-    assert (covered(joined) == covered(first)).all()
+    assert (ticks(joined) == ticks(first)).all()
     assert all(a.end < b.start for a, b in pairwise(joined))
 
 
