@@ -36,7 +36,7 @@ class Cost:
 
 
 def one_round(trainer: Trainer, checkpoints: Checkpoints | None, cost: Cost) -> None:
-    """Ten steps, then a checkpoint, whose write goes on beside the next round's steps: that belongs to its cost, too."""
+    """Take ten steps, then write a checkpoint; its write goes on beside the next round's steps, which belongs to its cost."""
     wall, cpu = time.perf_counter(), time.process_time()
     if checkpoints is not None:
         begun = time.perf_counter()

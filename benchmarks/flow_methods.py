@@ -52,7 +52,7 @@ GROUP, PROMPTS, STEPS = 16, 12, 6
 
 
 class Calls:
-    """Latents through a transformer; with gradient three each."""
+    """A count of latents through a transformer; with gradient three each."""
 
     def __init__(self, net: torch.nn.Module) -> None:
         self.count = 0

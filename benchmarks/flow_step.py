@@ -1,4 +1,4 @@
-"""Where the time of a Flow-GRPO step goes, and against a straightforward loop written after the official script's structure.
+"""Time of a Flow-GRPO step, by its parts and against a straightforward loop written after the official script's structure.
 
     python benchmarks/flow_step.py --rounds 3 --steps 3
 
@@ -66,7 +66,7 @@ class Inside:
         self.reached = time.perf_counter()
 
     def note_end(self) -> None:
-        """The backward is over."""
+        """Note that the backward is over."""
         self.backward += time.perf_counter() - self.reached
 
     def reset(self) -> None:
@@ -123,7 +123,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def profile_step(step: Any) -> None:
-    """Cumulative seconds of mmrl's own functions and of what they call outside the transformer."""
+    """Print the cumulative seconds of mmrl's own functions and of what they call outside the transformer."""
     import cProfile
     import pstats
 
@@ -146,7 +146,7 @@ def logprob(x: torch.Tensor, mean: torch.Tensor, std: float) -> torch.Tensor:
 
 
 class Loop:
-    """Sample, score, train, as a script does it."""
+    """A training loop as a script has it: sample, score, train."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline

@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def measure(target: str, args: argparse.Namespace) -> None:
-    """One target in a process of its own, and a line of the table."""
+    """Fuzz one target in a process of its own and print a line of the table."""
     folder = args.keep / target
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, __file__, "--child", "--target", target, "--seconds", str(args.seconds), "--seed", str(args.seed)]
@@ -136,7 +136,7 @@ def fuzz(args: argparse.Namespace) -> None:
 
 
 def keep(folder: Path, data: bytes, error: BaseException) -> None:
-    """The first input per place of failure, and its traceback."""
+    """Keep the first input per place of failure, and its traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "mmrl" in f.filename or "properties" in f.filename]
     place = f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
     file = folder / hashlib.sha256(place.encode()).hexdigest()[:12]
@@ -158,7 +158,7 @@ def body(target: str) -> Callable[[bytes], None]:
 
 
 def wire_input(properties: Any, data: bytes) -> None:
-    """A whole body, or a header whose length is told right."""
+    """Try a whole body, or a header whose length is right."""
     properties.message(data)
     header, _, rest = data.partition(b"\0\0")
     properties.message(properties.frame(header, rest))
@@ -169,7 +169,7 @@ def wire_input(properties: Any, data: bytes) -> None:
 
 
 def config_input(properties: Any, tables: list[dict[str, Any]], data: bytes) -> None:
-    """TOML as it stands, or a shipped config in which the bytes choose keys and what is put there."""
+    """Try TOML as it stands, or a shipped config in which the bytes choose keys and what is put there."""
     if data[:1] == b"#":
         properties.config_text(data.decode(errors="replace"))
         return

@@ -20,7 +20,7 @@ from mmrl.tiny.vlms import byte_tokenizer, chat_template
 
 @dataclass(frozen=True)
 class Llava(Family):
-    """pixel_values holds one row per picture; each gives one feature per patch."""
+    """LLaVA 1.5's processor and model: pixel_values holds one row per picture; each gives one feature per patch."""
 
     box_space: str | None = "norm1"
 

@@ -38,7 +38,7 @@ class Cosy:
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Answers as an OpenAI-compatible server does; brighter is cosier."""
+    """A server that answers as an OpenAI-compatible one does; brighter is cosier."""
 
     def do_GET(self) -> None:
         self.reply({"data": [{"id": "stand-in"}]})

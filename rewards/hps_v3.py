@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, companion, fill, hold, read_weights
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights
 from mmrl.serving.verdicts import fill_template, template_text
 
 MARK = "<|Reward|>"
@@ -71,7 +71,7 @@ class HpsV3:
         sized = [_resize(picture, processor.image_processor, self.pixels) for picture in pictures]
         return processor(text=[text] * len(sized), images=sized, padding=True, return_tensors="pt")
 
-    def _hold_model(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         return hold(("hps_v3", self.checkpoint, self.base), self._build, self.device)
 
     def _build(self) -> nn.Module:
@@ -79,7 +79,7 @@ class HpsV3:
         return _Net(config, read_weights(hub_file(self.checkpoint, "HPSv3.safetensors", "checkpoint")), self.checkpoint)
 
 
-def _scores(held: Held, inputs: Any, mark: int) -> list[list[float]]:
+def _scores(held: HeldModel, inputs: Any, mark: int) -> list[list[float]]:
     at = (inputs["input_ids"] == mark).int()
     if (at.sum(1) != 1).any():
         raise ValueError(f"the question of hps_v3 must hold {MARK} once")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, collapse_layers, companion, fill, hold, read_weights
+from mmrl.serving.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 LENGTH = 35
@@ -64,7 +64,7 @@ class ImageReward:
             scores += _scores(held, pixels["pixel_values"], text)
         return [Scored((score - MEAN) / STD, {"cut_prompt": cut}) for score in scores]
 
-    def _hold_model(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         return hold(("image_reward", self.checkpoint), self._build, self.device)
 
     def _build(self) -> nn.Module:
@@ -73,7 +73,7 @@ class ImageReward:
         return _Net(weights, med, f"checkpoint {self.checkpoint!r}")
 
 
-def _scores(held: Held, pixels: Tensor, text: Any) -> list[float]:
+def _scores(held: HeldModel, pixels: Tensor, text: Any) -> list[float]:
     with held.ready() as net:
         ids, mask = (text[key].to(held.device).expand(len(pixels), -1) for key in ("input_ids", "attention_mask"))
         return net(pixels.to(held.device, held.dtype), ids, mask).tolist()

@@ -19,7 +19,7 @@ from typing import Any
 from mmrl import Group, Scored
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, companion, hold, load_pretrained
+from mmrl.serving.models import HeldModel, chunks, companion, hold, load_pretrained
 from mmrl.serving.verdicts import fill_template, yes_share
 
 SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
@@ -71,7 +71,7 @@ class VqaScore:
             Scored(value, {"p_yes": a, "p_no": b}) for value, a, b in zip(values.tolist(), yes.tolist(), no.tolist(), strict=True)
         ]
 
-    def _hold_model(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         from transformers import AutoModelForImageTextToText
 
         load = AutoModelForImageTextToText.from_pretrained

@@ -20,7 +20,7 @@ _STATED = re.compile(r"(?:answer|total|result)\s*+(?:is|:|=)|=|\\boxed", re.IGNO
 
 
 class Number(NamedTuple):
-    """`Number(0.5, percent=True)` is 50 %."""
+    """A number of an answer: `Number(0.5, percent=True)` is 50 %."""
 
     value: float
     percent: bool = False

@@ -42,7 +42,7 @@ def problem_type(prompt: Prompt, column: str = "problem_type") -> str:
 
 
 def is_off(prompt: Prompt, sample: Sample, template: Template | None) -> bool:
-    """True if the sample's text breaks the template, where one is demanded."""
+    """True if a template is demanded and the sample's text breaks it."""
     return template is not None and not keeps_format(completion_text(prompt, sample), template)
 
 

@@ -1,4 +1,4 @@
-"""How much of a true text is in another: ROUGE, and one minus the error rate of words or characters."""
+"""Closeness of a text to the true one: ROUGE, and the error rate of words or characters."""
 
 import re
 from collections.abc import Sequence

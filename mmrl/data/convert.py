@@ -20,7 +20,7 @@ _OVERHANG = 1.0
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """The file that a conversion wrote, and what it left out."""
 
     out: Path
@@ -43,8 +43,10 @@ def convert(
     out: str | Path,
     image_root: str | Path | None = None,
     question: str = "Locate every {label} in the picture.",
-) -> Converted:
-    """Write `out`, whole or not at all. Picture paths become relative to its folder, or absolute outside it.
+) -> Conversion:
+    """Convert a data set and write `out`, whole or not at all.
+
+    Picture paths become relative to the folder of `out`, or absolute outside it.
 
     Args:
         kind: one of KINDS.
@@ -72,7 +74,7 @@ def convert(
     pictures = {row["image"] for row in rows}
     write_jsonl({out: rows})
     missing = sum(not (out.parent / picture).is_file() for picture in pictures)
-    return Converted(out, len(rows), len(pictures), missing, dict(notes))
+    return Conversion(out, len(rows), len(pictures), missing, dict(notes))
 
 
 def _coco_rows(source: Path, question: str, notes: Counter[str]) -> Iterator[Record]:

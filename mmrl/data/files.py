@@ -1,4 +1,4 @@
-"""Writing JSONL so that a reader never meets half a file, and the folder that the files named in rows must not leave."""
+"""JSONL that no reader meets half-written, and paths of rows that must not leave their folder."""
 
 import json
 import os

@@ -29,7 +29,7 @@ _USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
+    """The layout of grounding rows: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
 
     A box may be four numbers, an object with `bbox`, `bbox_2d` or `box` and perhaps `label`, or a list of either.
     """
@@ -172,7 +172,7 @@ class Layout:
 
 
 def read_grounding(path: str | Path, layout: Layout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:
-    """All good prompts of a file, and a report on its bad rows."""
+    """Read all good prompts of a file, and a report on its bad rows."""
     report, prompts, ids = Report(str(path), limit), list[Prompt](), set[str]()
     for row in read_rows(path, report):
         with report.collecting(row.place):

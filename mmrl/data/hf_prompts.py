@@ -12,7 +12,7 @@ from mmrl.data.validate import Report, check_new_id
 
 @dataclass(frozen=True)
 class StoredPrompts(Sequence[Prompt]):
-    """A Dataset as a sequence. All rows are checked at once; pictures are opened again only when used.
+    """A Dataset as a sequence of prompts. All rows are checked at once; pictures are opened again only when used.
 
     Raises ValueError listing the first bad rows.
     """

@@ -16,7 +16,7 @@ def list_options(question: str, options: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Inversion:
-    """With a probability, "what is he holding?" becomes "what is not he holding?" (TW-GRPO, arXiv:2505.24718).
+    """Inversion with a probability: "what is he holding?" becomes "what is not he holding?" (TW-GRPO, arXiv:2505.24718).
 
     The question is put in small letters and its second word negated. Of the options that were wrong a random number stay and
     are now right, the one that was right is now wrong, and all are shuffled. Questions with several right options, or with

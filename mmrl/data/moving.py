@@ -219,7 +219,7 @@ def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], ap
 
 
 def _asks_which(rng: np.random.Generator, clip: Clip) -> Clip:
-    """Options in ascending order, so that their places tell nothing; some appear and some do not."""
+    """Ask which digits appear; options are in ascending order, so that their places tell nothing, and some do not appear."""
     there = [int(actor.digit or 0) for actor in clip.digits]
     absent = [digit for digit in clip.style.digits if digit not in there]
     wrong = rng.choice(absent, min(len(absent), max(clip.style.num_options - len(there), 0)), replace=False) if absent else []

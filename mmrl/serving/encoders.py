@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.serving.files import import_package
-from mmrl.serving.models import Held, chunks, companion, fill, hold, load_pretrained
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained
 
 OPEN_CLIP = "open_clip:"
 """Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
@@ -26,9 +26,9 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class HubEncoder:
-    """CLIPModel, SiglipModel and others of transformers with get_image_features and get_text_features."""
+    """An encoder of transformers with get_image_features and get_text_features: CLIPModel, SiglipModel and others."""
 
-    held: Held
+    held: HeldModel
     processor: Callable[..., Mapping[str, Tensor]]
     tokenizer: Callable[..., Mapping[str, Tensor]]
 
@@ -75,7 +75,7 @@ def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
 class OpenClipEncoder:
     """A model of open_clip's with its own preprocessing."""
 
-    held: Held
+    held: HeldModel
     transform: Callable[[Image.Image], Tensor]
     tokenizer: Callable[..., Tensor]
 
@@ -162,7 +162,7 @@ def encoder_of(model: str, processor: str = "", device: str = "auto") -> Encoder
 
 def open_clip_checkpoint(
     architecture: str, weights: Callable[[], dict[str, Tensor]], source: str, device: str
-) -> tuple[Held, Callable[..., Tensor]]:
+) -> tuple[HeldModel, Callable[..., Tensor]]:
     """A model of open_clip's by architecture (a name, or the path of a JSON file), filled from `weights`, and its tokenizer."""
     open_clip = import_package("open_clip", "pip install open_clip_torch")
     if architecture.endswith(".json"):

@@ -19,7 +19,7 @@ Loaded = Any
 
 
 @dataclass
-class Held:
+class HeldModel:
     """A model on its device, used by one thread at a time."""
 
     model: Loaded
@@ -35,18 +35,18 @@ class Held:
 
     @contextmanager
     def ready(self) -> Iterator[Loaded]:
-        """The model, without gradients."""
+        """Lend the model for a block, without gradients."""
         with self.lock, torch.inference_mode():
             yield self.model
 
 
-_HELD: dict[Hashable, Held] = {}
+_HELD: dict[Hashable, HeldModel] = {}
 _COMPANIONS: dict[Hashable, Loaded] = {}
 _LOCK = threading.RLock()
 
 
-def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") -> Held:
-    """The model that `build` makes, once per process for one key and device: equal rewards share it.
+def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") -> HeldModel:
+    """Hold the model that `build` makes, once per process for one key and device: equal rewards share it.
 
     In bfloat16 on a GPU, in float32 on a CPU; parts named in its `keep_float32` always in float32.
     """
@@ -57,7 +57,7 @@ def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") ->
             # weights made in inference_mode could never be moved outside it
             with torch.inference_mode(False):
                 model = build().eval().requires_grad_(False)
-                held = Held(model, where, torch.bfloat16 if where.type == "cuda" else torch.float32)
+                held = HeldModel(model, where, torch.bfloat16 if where.type == "cuda" else torch.float32)
                 model.to(where, held.dtype)
                 for name in getattr(model, "keep_float32", ()):
                     model.get_submodule(name).float()
@@ -73,7 +73,7 @@ def release() -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """auto = the GPU if there is one, else the CPU.
+    """The device of a name; auto = the GPU if there is one, else the CPU.
 
     Raises:
         ValueError: no such device.

@@ -33,7 +33,7 @@ class RemoteRewardError(RuntimeError):
 
 
 class _TooLargeError(Exception):
-    """413: the text says which limit."""
+    """The server answered 413: the text says which limit was passed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RemoteReward:
         return urlsplit(self.url).path.strip("/")
 
     def connect(self, wait_s: float = 10.0) -> "RemoteReward":
-        """The reward as the server offers it now.
+        """Ask the server what it offers and return the reward so described.
 
         Raises:
             ValueError: the server does not answer within `wait_s`, speaks another protocol or does not serve this reward.
@@ -132,7 +132,7 @@ class RemoteReward:
         return await asyncio.to_thread(self.score, group)
 
     def score(self, group: Group) -> list[float | Scored | None]:
-        """One answer per sample, in order.
+        """Ask the server for one answer per sample, in order.
 
         Raises:
             RemoteRewardError: the reward raised.

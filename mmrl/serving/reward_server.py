@@ -209,7 +209,7 @@ def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
 
 
 def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Any:
-    """The FastAPI application.
+    """Build the FastAPI application.
 
     Args:
         token: when given, all but /health want it as `Authorization: Bearer TOKEN`.
@@ -250,7 +250,7 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
 
 @contextmanager
 def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Iterator[str]:
-    """The address of a server in a thread of this process, on a free port, while the block runs."""
+    """Serve rewards in a thread of this process, on a free port, while the block runs; yields the address."""
     import uvicorn
 
     with socket.socket() as listener:
@@ -275,7 +275,7 @@ def authorize(request: _Request, token: str | None) -> None:
 
 
 async def body_of(request: _Request, limits: Limits) -> bytes:
-    """The request's body, refused as soon as it grows past the limit."""
+    """Read the request's body; refuse it as soon as it grows past the limit."""
     parts, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)

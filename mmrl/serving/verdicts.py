@@ -22,7 +22,7 @@ def fill_template(template: str, /, **values: object) -> str:
 
 
 def template_text(template: str, default: str) -> str:
-    """The default, the text of a file (`./mine.txt`), or the template itself if it says {prompt}.
+    """The text of a template: the default, that of a file (`./mine.txt`), or the template itself if it says {prompt}.
 
     Raises:
         FileNotFoundError: it is neither.

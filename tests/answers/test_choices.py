@@ -39,6 +39,9 @@ def test_levels_of_a_choice():
     assert [choice_score(frozenset(text), right, False) for text in levels] == [1, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("hostile", ["A, " * 50_000 + "x", "answer is " * 50_000, "(" * 100_000, "A\n" * 50_000, "1," * 50_000])
+HOSTILE = ["A, " * 50_000 + "x", "answer is " * 50_000, "(" * 100_000, "A\n" * 50_000, "1," * 50_000, "1/" * 50_000]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_texts_end(hostile):
     parse_choices(hostile)

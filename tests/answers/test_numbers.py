@@ -50,6 +50,9 @@ def test_nearness_of_numbers():
     assert relative_accuracy(Number(10.0), Number(10.0)) == 1 and relative_accuracy(Number(16.0), Number(10.0)) == 0
 
 
-@pytest.mark.parametrize("hostile", ["A, " * 50_000 + "x", "(" * 100_000, "1," * 50_000, "1/" * 50_000, "answer is " * 50_000])
+HOSTILE = ["A, " * 50_000 + "x", "answer is " * 50_000, "(" * 100_000, "A\n" * 50_000, "1," * 50_000, "1/" * 50_000]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_texts_end(hostile):
     parse_number(hostile)

@@ -9,14 +9,14 @@ from PIL import Image, ImageDraw
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving import models
-from mmrl.serving.detectors import COCO, COLOURS, Detector, Found, canonical, detector_of, lab_colour, suppress_overlaps
+from mmrl.serving.detectors import COCO, COLOURS, Detection, Detector, canonical, detector_of, lab_colour, suppress_overlaps
 
 RED, BLUE = (210, 30, 40), (30, 60, 200)
 
 
 def cats(count, score=0.95):
     """Boxes in a row, 20 pixels wide."""
-    return [Found("cat", score, (30.0 * i, 40.0, 30.0 * i + 20, 60.0)) for i in range(count)]
+    return [Detection("cat", score, (30.0 * i, 40.0, 30.0 * i + 20, 60.0)) for i in range(count)]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_counting_prompts_want_surer_boxes(counts):
 
 
 def place(name, x, y):
-    return Found(name, 0.95, (x - 10.0, y - 10.0, x + 10.0, y + 10.0))
+    return Detection(name, 0.95, (x - 10.0, y - 10.0, x + 10.0, y + 10.0))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_mistakes_are_named(counts, reward):
 
 
 def test_other_names_and_missing_keys(counts):
-    mouse = [Found("mouse", 0.95, (0.0, 0.0, 9.0, 9.0))]
+    mouse = [Detection("mouse", 0.95, (0.0, 0.0, 9.0, 9.0))]
     assert counts(mouse, [{"class": "computer mouse", "count": None, "color": None, "position": None}]).value == 1
     assert canonical("TVmonitor") == "tv" and canonical("dining_table") == "dining table"
     assert len(COCO) == 90 and len(set(COCO) - {"-"}) == 80 and COCO[16] == "cat" and COCO[89] == "toothbrush"
@@ -141,10 +141,10 @@ def test_other_names_and_missing_keys(counts):
 
 def test_overlapping_boxes_of_one_category_are_one():
     found = [
-        Found("cat", 0.6, (0.0, 0.0, 10.0, 10.0)),
-        Found("cat", 0.9, (1.0, 0.0, 11.0, 10.0)),
-        Found("dog", 0.5, (0.0, 0.0, 10.0, 10.0)),
-        Found("cat", 0.4, (40.0, 0.0, 50.0, 10.0)),
+        Detection("cat", 0.6, (0.0, 0.0, 10.0, 10.0)),
+        Detection("cat", 0.9, (1.0, 0.0, 11.0, 10.0)),
+        Detection("dog", 0.5, (0.0, 0.0, 10.0, 10.0)),
+        Detection("cat", 0.4, (40.0, 0.0, 50.0, 10.0)),
     ]
     assert sorted(suppress_overlaps(found, 0.5)) == sorted([found[1], found[2], found[3]])
     assert suppress_overlaps([], 0.5) == []

@@ -15,7 +15,7 @@ AnySpace = Space | Literal["auto"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """All boxes in pixels of the picture's file; without media sizes in the space the model writes."""
+    """A completion read as boxes, and the true ones: in pixels of the file, without media sizes in the space the model writes."""
 
     prompt_id: str
     truth: tuple[Box, ...]
@@ -46,7 +46,7 @@ class Attempt:
         return max((score(box, truth) for box in self.predicted), default=0.0) / max(len(self.predicted), 1)
 
     def parts(self) -> dict[str, float]:
-        """For the log: shares of texts that hold nothing readable, and of those with a box outside its space."""
+        """Parts for the log: shares of texts that hold nothing readable, and of those with a box outside its space."""
         unparsed = not self.predicted and not self.says_nothing and self.keeps_format
         return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
 

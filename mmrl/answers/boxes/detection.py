@@ -1,4 +1,4 @@
-"""How well a set of predicted boxes fits a set of true ones. All boxes of one call must share one space."""
+"""Measures of how well predicted boxes fit true ones. All boxes of one call must share one space."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
@@ -14,7 +14,7 @@ order: as written, as COCO's tool does, so that false boxes after the right ones
 
 
 class Match(NamedTuple):
-    """Predicted box `predicted` is paired with true box `truth`: places in the two sequences."""
+    """A pair of a predicted and a true box, by their places in the two sequences."""
 
     predicted: int
     truth: int

@@ -42,7 +42,7 @@ _NOTHING = {"[]", "{}", "none", "null", "nothing", "no object", "no objects", "n
 
 @dataclass
 class _Frame:
-    """One `{...}` being read: its boxes wait for its label."""
+    """A `{...}` that is being read: its boxes wait for its label."""
 
     label: str | None = None
     boxes: list[int] = field(default_factory=list[int])

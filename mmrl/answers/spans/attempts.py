@@ -13,7 +13,7 @@ from mmrl.core.types import Group, Prompt, Sample, Scored
 
 
 class Clock(NamedTuple):
-    """How time runs in a clip; None where nothing says so."""
+    """The length and frame rates of a clip; None where nothing says so."""
 
     seconds: float | None
     file_fps: float | None
@@ -24,7 +24,7 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class SpanAttempt:
-    """One completion read as spans in seconds, and the truth."""
+    """A completion read as spans in seconds, and the truth."""
 
     prompt_id: str
     truth: tuple[Interval, ...]
@@ -59,7 +59,7 @@ class SpanAttempt:
         return max(self.predicted, key=lambda span: temporal_iou(span, self.only_truth), default=None)
 
     def parts(self) -> dict[str, float]:
-        """For the log: shares of texts that hold no readable span, and of those with one after the clip's end."""
+        """Parts for the log: shares of texts that hold no readable span, and of those with one after the clip's end."""
         unparsed = not self.predicted and not self.outside and not self.says_nothing and self.keeps_format
         return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
 
@@ -105,7 +105,7 @@ def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | 
 
 
 def clock_of(prompt: Prompt, sample: Sample) -> Clock:
-    """How time runs in the prompt's first clip."""
+    """The clock of the prompt's first clip."""
     if sample.clips:
         clip = sample.clips[0]
         return Clock(clip.seconds, clip.fps, clip.frames / clip.seconds)
@@ -133,7 +133,7 @@ def _number(prompt: Prompt, column: str) -> float | None:
 
 
 def _in_seconds(span: Interval, clock: Clock) -> Interval | None:
-    """None for a unit that the text brought up itself and nothing here can convert."""
+    """The span in seconds; None for a unit that the text brought up itself and nothing here can convert."""
     try:
         return span.to("seconds", clock.seconds, clock.seen_fps)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How well predicted spans of time fit true ones. All spans of one call must share one unit."""
+"""Measures of how well predicted spans of time fit true ones. All spans of one call must share one unit."""
 
 from collections.abc import Sequence
 

@@ -68,7 +68,7 @@ class Interval:
 
 
 def length_of(unit: Unit, duration: float | None, fps: float | None) -> float:
-    """How many units make up what one second (without a duration) or the whole clip (with one) makes up.
+    """The length of one second (without a duration) or of the whole clip (with one) in a unit.
 
     Raises ValueError if the unit needs the number that is missing.
     """
@@ -106,7 +106,7 @@ def temporal_iou(a: Interval, b: Interval) -> float:
 
 
 def merge_spans(spans: Iterable[Interval]) -> list[Interval]:
-    """The same times as spans that neither overlap nor touch, in order."""
+    """Merge spans into ones that cover the same times and neither overlap nor touch, in order."""
     found: list[Interval] = []
     for span in sorted(spans, key=lambda span: span.start):
         if found:

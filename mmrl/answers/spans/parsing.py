@@ -1,4 +1,4 @@
-"""Spans and points of time as models write them, and back.
+"""Parsers and writers of spans and points of time as models write them.
 
 Reading is one pass of one regular expression over the answer, then one look at the text between neighbouring times. Its
 repetitions are possessive (`*+`), so that no text, however strange, takes more than linear time.
@@ -54,7 +54,7 @@ _ENDS = re.compile(r"(?<![a-z])(?:end|stop|finish|until|till)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class _Time:
-    """One time of the text. A bare number has no unit: the other end of its span, or the caller, says what it counts."""
+    """A time in the text. A bare number has no unit: the other end of its span, or the caller, says what it counts."""
 
     value: float
     unit: Unit | None
@@ -159,7 +159,7 @@ def _are_ends(text: str, first: _Time, last: _Time) -> bool:
 
 
 def _span(first: _Time, last: _Time, unit: Unit) -> Interval | None:
-    """None for ends in different units, in the wrong order, or that are no times."""
+    """The span between two times; None for different units, the wrong order, or ends that are no times."""
     counted = first.unit or last.unit or unit
     if first.unit is not None and last.unit is not None and first.unit != last.unit:
         return None

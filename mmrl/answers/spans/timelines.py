@@ -1,4 +1,4 @@
-"""When each frame of a video file is shown, as its container says."""
+"""Timelines of video files: the moment at which each frame is shown, as the container says."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,10 @@ SLACK = 1.0
 
 @dataclass(frozen=True)
 class Timeline:
-    """`Timeline((0.0, 0.04), 0.08, 640, 480)`: second 0 is the first frame, whatever the container counts from."""
+    """The times of a file's frames: `Timeline((0.0, 0.04), 0.08, 640, 480)`.
+
+    Second 0 is the first frame, whatever the container counts from.
+    """
 
     times: tuple[float, ...]
     """When each frame appears, in order; not evenly spaced where the frame rate varies."""
@@ -48,7 +51,7 @@ class Timeline:
 
 
 def read_timeline(path: str | Path) -> Timeline:
-    """Look at every packet of a file without decoding one.
+    """Read the timeline of a file from its packets, without decoding one.
 
     Raises:
         FileNotFoundError: no such file.
@@ -74,7 +77,7 @@ def read_timeline(path: str | Path) -> Timeline:
 
 
 def _timeline(file: Any) -> Timeline:
-    """Raises ValueError that tells what is wrong, for a sentence that starts with the file's name."""
+    """The timeline of an open file; ValueError with the rest of a sentence that starts with the file's name."""
     if not file.streams.video:
         raise ValueError("holds no pictures, only " + (", ".join(stream.type for stream in file.streams) or "nothing"))
     stream = file.streams.video[0]
