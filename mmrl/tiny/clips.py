@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSetting
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.grounding import cache_folder, cosine, muon_and_adamw
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
-from mmrl.tiny.vlms import qwen_ids
+from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
 PATCH = 8
 """Pixels; merged 2 by 2 and over pairs of frames, so that a second of two frames of 32 x 32 pixels is 4 tokens."""
@@ -62,7 +62,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How the model is taught by imitation."""
+    """The settings by which the model is taught by imitation."""
 
     steps: int = 400
     batch_size: int = 16
@@ -134,7 +134,7 @@ def watcher(folder: Path) -> TextPolicy:
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """Changes with the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for file in (__file__, moving.__file__, scenes.__file__, mp4.__file__, tokenizers.__file__):
         digest.update(Path(file).read_bytes())
@@ -143,7 +143,7 @@ def fingerprint(settings: WarmStart) -> str:
 
 
 def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
-    """Clips written as mp4 files, and what the policy's own encoder makes of them."""
+    """Write clips as mp4 files, and encode them by the policy's own encoder."""
     shown = {"style": asdict(settings.style), "kinds": settings.questions}
     folder = clip_folder("clips", shown, (moving.__file__, scenes.__file__))
     found: list[Lesson] = []
@@ -156,7 +156,7 @@ def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
 
 
 def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
-    """What an annotator wrote: a span (when) or letters (which), as the model is to write them."""
+    """An annotator's answer: a span (when) or letters (which), as the model is to write them."""
     sloppy = len(clip.digits) > 1 and rng.random() < (settings.confused if clip.kind == "when" else settings.careless)
     if clip.kind == "when":
         span = clip.span(clip.digits[rng.integers(1, len(clip.digits)) if sloppy else 0])
@@ -167,7 +167,7 @@ def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
 
 
 def teach(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart, progress: Progress | None = None) -> None:
-    """Cross entropy of the labels' tokens; a clip that comes again has a new label."""
+    """Train on the cross entropy of the labels' tokens; a clip that comes again has a new label."""
     model, rng, order = policy.net.model, np.random.default_rng([settings.seed, _CLIP_SEED]), list[int]()
     optimizers = muon_and_adamw(model, settings.lr)
     model.train()
@@ -213,7 +213,7 @@ def _texts(style: ClipStyle) -> list[str]:
     return [*asked, f"Which digits appear? {options}", "user\nassistant\n", "3.2 to 4.5", "A,B,C,D", *moments]
 
 
-def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
+def _build(seed: int, style: ClipStyle) -> Built:
     from transformers import (
         Qwen2VLImageProcessor,
         Qwen3VLForConditionalGeneration,
@@ -222,7 +222,7 @@ def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
     )
 
     tokenizer = qwen_tokenizer(_texts(style))
-    patches: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
     area = style.side**2
     processor = Qwen3VLProcessor(
@@ -240,7 +240,7 @@ def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
     return model.eval(), processor
 
 
-def _config(tokenizer: Any, style: ClipStyle) -> Any:
+def _config(tokenizer: HubObject, style: ClipStyle) -> HubObject:
     from transformers import Qwen3VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
