@@ -96,7 +96,7 @@ def gathered(
         style = probes.Style(cast(Space, space or style.space), style.template or getattr(config.policy, "answer_format", None))
     loaded = [
         Tried(
-            r.name or plugins.default_name(r.use),
+            r.label,
             r.use,
             in_space(load_reward(r, ("reward", str(i)), table), style.space),
             r.weight,

@@ -18,6 +18,7 @@ from mmrl.app.config.algorithm import NONE, SLOTS, Assembly, assemble, with_none
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip, check_value
 from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
@@ -58,6 +59,11 @@ class WatchedReward:
     def __post_init__(self) -> None:
         if not 0 <= self.max_failed <= 1:
             raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+
+    @property
+    def label(self) -> str:
+        """What metrics call it."""
+        return self.name or default_name(self.use)
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def with_rewards(value: Any, path: KeyPath, table: Table) -> Any:
 def named(reward: WatchedReward, function: Any, space: str | None, kind: Modality = MODALITIES["text"]) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
     function = with_inside(function, lambda inner: named(reward, inner, space, kind).function)
-    name, declared = reward.name or plugins.default_name(reward.use), declared_space(function)
+    name, declared = reward.label, declared_space(function)
     if declared is not None:
         kind.refuse_box_reward(name)
     wanted = plugins.modalities(function)
