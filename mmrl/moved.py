@@ -1,6 +1,5 @@
 """Where modules have moved to, for imports written before: they fail with the new name instead of `No module named ...`."""
 
-from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -82,7 +81,7 @@ class OldNames:
     """Knows modules by their old names; asked where nobody else finds one."""
 
     @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """An empty package for an old folder, nothing for names that were never mmrl's.
 
         Raises:

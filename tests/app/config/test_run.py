@@ -12,8 +12,9 @@ from mmrl.algorithms.presets.flow import PRESETS as FLOW_PRESETS
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
-from mmrl.app.config.algorithm import SLOTS, kinds
+from mmrl.app.config.algorithm import PART_SLOTS as SLOTS
 from mmrl.app.config.run import Resolved
+from mmrl.app.config.slots import kinds
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 

@@ -10,7 +10,8 @@ from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.views import MaskPatches
 from mmrl.app.commands.show import shown
 from mmrl.app.config import run as configs
-from mmrl.app.config.algorithm import SLOTS, kinds, presets
+from mmrl.app.config.algorithm import PART_SLOTS as SLOTS
+from mmrl.app.config.slots import kinds, presets
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
 
