@@ -14,7 +14,7 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, 
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip
-from mmrl.app.toml.objects import RESERVED, make, read, settings
+from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
 from mmrl.app.toml.tables import KeyPath, Table, dotted
 from mmrl.app.toml.values import plain
 
@@ -121,9 +121,9 @@ class _Builder:
     def _own(self, slot: str, use: str, given: Mapping[str, Any], path: KeyPath, words: Sequence[str]) -> Any:
         """A part of the user's own, which must answer the slot's call."""
         where, found = self.table.at(path), plugins.load(use, "algorithms")
-        check_fit(slot, found, given, where)
+        check_fit(slot, found, where)
         self.uses[dotted(path)] = use
-        part = part_of(found, given, path, self.table, words)
+        part = part_of(found, given, path, self.table, words, len(SLOTS[slot].arguments))
         check_declared(slot, part, where)
         return part
 
@@ -153,13 +153,17 @@ class _Builder:
         return coef, self.part(name, rest, path, term)
 
 
-def part_of(found: Callable[..., Any], given: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str]) -> Any:
-    """An object of a class of the user's own, or the function with its settings."""
+def part_of(
+    found: Callable[..., Any], given: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str], skip: int
+) -> Any:
+    """An object of a class of the user's own, or the function with its settings, which come after `skip` arguments."""
     if inspect.isclass(found) and is_dataclass(found):
         return make(found, given, path, table, beside=beside, reserved=RESERVED)
     if inspect.isclass(found):
         return found(**settings(found, given, path, table, beside=beside))
-    return partial(found, **settings(found, given, path, table, skip=1, beside=beside)) if given else found
+    values = settings(found, given, path, table, skip=skip, beside=beside)
+    refuse_missing(found, values, path, table, skip)
+    return partial(found, **values) if values else found
 
 
 def differences(before: Any, after: Any, path: str) -> list[str]:

@@ -14,7 +14,7 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import read, settings, typed
+from mmrl.app.toml.objects import read, refuse_missing, settings, typed
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
@@ -126,19 +126,6 @@ def known_keys(function: Function) -> list[str]:
     return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
-def refuse_missing(cls: Function, given: Sequence[str], path: KeyPath, table: Table) -> None:
-    """ValueError for a setting without a default that a config does not give."""
-    missing = [p.name for p in inspect.signature(cls).parameters.values() if is_needed(p) and p.name not in given]
-    if missing:
-        raise ValueError(f"{table.at((*path, missing[0]))} is missing")
-
-
-def is_needed(parameter: inspect.Parameter) -> bool:
-    """Must it be given, by its name?"""
-    named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    return named and parameter.default is parameter.empty
-
-
 def made(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
     """An object of a class.
 
@@ -218,15 +205,17 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
         return usual_sampler
     if config.use:
         cls: Callable[..., Any] = plugins.load(config.use, "algorithms")
-        check_fit("sampler", cls, given, where)
+        check_fit("sampler", cls, where)
     else:
         cls = check_kind("sampler", config.kind, table.at((*path, "kind")))
-    values = settings(cls, given, path, table, skip=len(SLOTS["sampler"].made_with), beside=("kind", "use"))
+    num_given = len(SLOTS["sampler"].made_with)
+    values = settings(cls, given, path, table, skip=num_given, beside=("kind", "use"))
+    refuse_missing(cls, values, path, table, num_given)
 
     def make(prompts: Prompts, seed: int) -> PromptSampler:
         if config.kind == SEQUENCES and not isinstance(prompts, Sequence):
             raise ValueError(f'{where}: {SEQUENCES} needs all prompts at once, and the data set is a stream: take "{STREAMS}"')
-        sampler = cls(prompts, seed, **values)
+        sampler = made(partial(cls, prompts, seed), values, path, table)
         check_declared("sampler", sampler, where)
         return sampler
 

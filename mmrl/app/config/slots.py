@@ -5,7 +5,7 @@ A shipped part's slot is the folder it lies in; a part of the user's own fits th
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
@@ -32,19 +32,19 @@ class Slot:
     top: bool = False
     """A table of its own, not one of [algorithm]."""
 
-    def fits(self, part: Callable[..., Any], settings: Collection[str] = ()) -> bool:
-        """Does a class or function answer the slot's call, argument by argument? A function takes its settings beside them."""
+    def fits(self, part: Callable[..., Any]) -> bool:
+        """Does a class or function answer the slot's call, argument by argument? A function takes its settings after them."""
         found = called_with(part, self.method)
         if found is None or (self.method == "__call__" and [p.name for p in found[: len(self.arguments)]] != [*self.arguments]):
             return False
-        return all(p.default is not p.empty or p.name in settings for p in found[len(self.arguments) :])
+        return self.could_take(part)
 
-    def could_take(self, part: Callable[..., Any], settings: Collection[str] = ()) -> bool:
+    def could_take(self, part: Callable[..., Any]) -> bool:
         """Could it be called with so many arguments, whatever it calls them?"""
         found = called_with(part, self.method)
         if found is None:
             return False
-        needed = [p for p in found if p.default is p.empty and p.name not in settings]
+        needed = [p for p in found if p.default is p.empty] if inspect.isclass(part) else ()
         return len(needed) <= len(self.arguments) <= len(found)
 
 
@@ -140,7 +140,7 @@ def check_kind(slot: str, kind: object, where: str) -> type:
     raise ValueError(f"{where} is {kind!r}: {did_you_mean(str(kind), known)}")
 
 
-def check_fit(slot: str, part: Callable[..., Any], settings: Mapping[str, Any], where: str) -> None:
+def check_fit(slot: str, part: Callable[..., Any], where: str) -> None:
     """Refuse a class or function of the user's own that answers the call of another slot, or of none.
 
     One whose arguments have names of its own passes if it can be called with as many as the slot gives.
@@ -151,11 +151,11 @@ def check_fit(slot: str, part: Callable[..., Any], settings: Mapping[str, Any], 
     name, wanted = getattr(part, "__name__", str(part)), SLOTS[slot]
     if slot == "sampler" and not inspect.isclass(part):
         return
-    others = [other for other in SLOTS if other != slot and SLOTS[other].fits(part, settings)]
-    if not wanted.fits(part, settings) and others:
+    others = [other for other in SLOTS if other != slot and SLOTS[other].fits(part)]
+    if not wanted.fits(part) and others:
         places = " or ".join(place(other) for other in others)
         raise ValueError(f"{where}: {name} answers the call of {' and '.join(others)}, not of {slot}: put it under {places}")
-    if not wanted.could_take(part, settings):
+    if not wanted.could_take(part):
         call = f"{'' if wanted.method == '__call__' else '.' + wanted.method}({', '.join(wanted.arguments)})"
         raise ValueError(
             f"{where}: {name} cannot be called as {slot} is, with {call}: write it like one of mmrl/core/protocols.py"
@@ -170,7 +170,8 @@ def check_declared(slot: str, part: object, where: str) -> None:
     """
     missing = [name for name in SLOTS[slot].declares if not hasattr(part, name)]
     if missing:
+        name = getattr(part, "__name__", type(part).__name__)
         raise ValueError(
-            f"{where}: {type(part).__name__} has no {' and no '.join(missing)}, which the slot {slot} asks for: "
+            f"{where}: {name} has no {' and no '.join(missing)}, which the slot {slot} asks for: "
             "see its protocol in mmrl/core/protocols.py"
         )

@@ -1,7 +1,7 @@
 """Tables of a config as objects: every value is checked once, where it becomes a field."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -19,6 +19,7 @@ REST = "args"
 """A dataclass with a field of this name takes all keys that it does not know, for whoever does."""
 RESERVED = ("kind", "use", "coef")
 """Words of a part's table; a part's own field of that name is written with an underscore: `kind_ = "k2"`."""
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 T = TypeVar("T")
 
 
@@ -118,9 +119,7 @@ def settings(
     """
     if not (inspect.isclass(function) and is_dataclass(function)):
         parameters = list(inspect.signature(function).parameters.values())[skip:]
-        check_keys(
-            given, [*beside, *(p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD))], path, table
-        )
+        check_keys(given, [*beside, *(p.name for p in parameters if p.kind in BY_NAME)], path, table)
         return dict(given)
     own = [f for f in fields(function) if f.init][skip:]
     written = {f"{f.name}_" if f.name in RESERVED else f.name: f.name for f in own}
@@ -130,6 +129,18 @@ def settings(
         for key, name in written.items()
         if key in given
     }
+
+
+def refuse_missing(function: Callable[..., Any], given: Collection[str], path: KeyPath, table: Table, skip: int = 0) -> None:
+    """Refuse a call that lacks an argument without a default, `skip` leading ones aside.
+
+    Raises:
+        ValueError: naming place and key.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    needed = [p.name for p in parameters if p.kind in BY_NAME and p.default is p.empty and p.name not in given]
+    if needed:
+        raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
 def typed(hint: Any, value: Any, path: KeyPath, table: Table) -> Any:
