@@ -3,9 +3,12 @@
 The public names a plug-in author needs; each is imported on first use, so `import mmrl` costs nothing.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmrl.moved import OldNames
 
 if TYPE_CHECKING:
     from mmrl.answers.boxes.box import Box
@@ -25,13 +28,16 @@ _HOMES = {
 }
 __all__ = ["Box", "Group", "Interval", "Prompt", "Sample", "Scored", "Scores", "Video", "__version__"]
 
+if OldNames not in sys.meta_path:
+    sys.meta_path.append(OldNames)
+
 try:
     __version__ = version("mmrl")
 except PackageNotFoundError:
     __version__ = "0.0.0+source"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl' has no attribute {name!r}; it offers {sorted(__all__)}")
     return getattr(import_module(_HOMES[name]), name)

@@ -17,7 +17,7 @@ from mmrl.app.cli import app
 from mmrl.app.commands.serve import read_spec
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config import run as configs
-from mmrl.app.config.plugin_checks import check_plug_ins
+from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
@@ -133,7 +133,7 @@ def check_mmrl(words: list[str], desk: Path) -> None:
         arguments = [word for word in options["arguments"] or [] if not PLACEHOLDER.match(word)]
         given = TrainArguments(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
         if arguments or options["task"]:
-            check_plug_ins(given.resolve())
+            read_plug_ins(given.resolve())
     elif name == "reward serve":
         read_spec(desk / words[-1])
 
@@ -228,7 +228,7 @@ def test_toml(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return
     draws = values.get("policy", {}).get("kind") == "flow"
     base = Table.read(find_config("tiny/flow" if draws else "tiny/image")).values
-    check_plug_ins(configs.resolve(Table.of(laid_over(base, values), block.name)))
+    read_plug_ins(configs.resolve(Table.of(laid_over(base, values), block.name)))
 
 
 def laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -239,12 +239,12 @@ def test_keys_come_from_the_environment(serve, reward, monkeypatch):
 
 
 def test_a_configs_table_becomes_an_endpoint():
+    from mmrl.app.config.plug_ins import read_reward
     from mmrl.app.config.run import RewardConfig
-    from mmrl.app.run.build import load_reward
     from mmrl.app.toml.tables import Table
 
     def made(**server) -> Any:
-        return load_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))
+        return read_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))()
 
     assert made(url="http://h:1/v1", extra={"seed": 1}).server == Endpoint(url="http://h:1/v1", extra={"seed": 1})
     with pytest.raises(ValueError, match=r"server\.adress"):

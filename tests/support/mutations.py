@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mmrl.app.config.plugin_checks import check_plug_ins
+from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import resolve
 from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.toml.tables import KeyPath, Table, dotted
@@ -77,7 +77,7 @@ def tables() -> Tables:
 def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
     """Why the config is refused before data are read or models loaded; None if it is not."""
     try:
-        check_plug_ins(resolve(Table.of(values, "a.toml"), overrides))
+        read_plug_ins(resolve(Table.of(values, "a.toml"), overrides))
     except ValueError as error:
         return str(error)
     return None

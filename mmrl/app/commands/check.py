@@ -18,6 +18,7 @@ from mmrl.algorithms.algorithm import OLD_LOGPROBS
 from mmrl.algorithms.planners.base import Once
 from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, sized
@@ -95,9 +96,9 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
 
 def look_at_data(resolved: Resolved, found: Findings) -> None:
     """Every row can be read, and no prompt to evaluate on is trained on."""
-    config, table = resolved.config, resolved.table
-    prompts = load_prompts(config.data, ("data",), table)
-    looked_at, held_out = seen(prompts), held_out_prompts(config, table)
+    config, plug_ins = resolved.config, read_plug_ins(resolved)
+    prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
+    looked_at, held_out = seen(prompts), held_out_prompts(config, plug_ins.held_out)
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
     if held_out is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.app.config.run import load
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.run.build import load_prompts
+from mmrl.app.run.build import load_data
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.tables import Table
 from mmrl.app.toml.values import plain
@@ -30,7 +30,7 @@ def check(source: str, settings: Sequence[str]) -> str:
         named = {("data",): resolved.config.data, ("evaluation", "data"): resolved.config.evaluation.data}
         for path, data in named.items():
             if data is not None:
-                load_prompts(data, path, resolved.table)
+                load_data(data, path, resolved.table)
         return f"{source}: {sum(data is not None for data in named.values())} data sets checked, nothing wrong"
     if any(setting.startswith("use=") for setting in settings):
         return _check_with(source, settings)

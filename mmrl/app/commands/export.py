@@ -8,7 +8,6 @@ from pathlib import Path
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.plugins import resolve as plugins
 from mmrl.app.report.data import RunData, changes, load
 from mmrl.app.report.page import number, signed
 from mmrl.app.run.build import TINY, build_policy, with_local_model
@@ -85,7 +84,7 @@ def model_card(
     """README.md: what was trained how, on what, with which result, and how to load it."""
     base, label, loading = config.policy.model, config.algorithm.label, modality_of(config.policy).loading
     shown = shown_name(base)
-    rewards = [f"{reward.name or plugins.default_name(reward.use)} (weight {reward.weight:g})" for reward in config.reward]
+    rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     library = loading.adapter_library if adapter else loading.library
     front = [f"library_name: {library}", *([f"base_model: {base}"] if is_on_hub(base) else [])]
     lines = [

@@ -9,7 +9,7 @@ from rich.progress import track
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.config.run import load
-from mmrl.app.run.build import Job, build, load_prompts
+from mmrl.app.run.build import Job, build, load_data
 from mmrl.app.run.context import console
 from mmrl.core.types import Prompt, Request
 from mmrl.data.difficulty import Kept, keep_learnable
@@ -30,7 +30,7 @@ def keep_by_difficulty(
         ValueError: prompts that are not pictures by path with boxes, or a reward that did not answer for a prompt.
     """
     resolved = load(name, overrides)
-    prompts = list(load_prompts(resolved.config.data, ("data",), resolved.table))
+    prompts = list(load_data(resolved.config.data, ("data",), resolved.table))
     rows = {prompt.id: as_row(prompt, out.parent) for prompt in prompts}
     job = build(resolved)
     scores = {

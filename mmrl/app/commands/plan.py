@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
-from mmrl.app.config.plugin_checks import check_plug_ins
+from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, Rehearsal
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
-from mmrl.app.run.build import Prompts, build, check_ranks, load_prompts, seen, with_local_model
+from mmrl.app.run.build import build, check_ranks, load_prompts, seen, with_local_model
 from mmrl.app.run.context import distributed_run, updates
 from mmrl.training.rewards import stopwatch
 
@@ -108,8 +108,8 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
         ValueError: what `mmrl train` would refuse.
     """
     check_ranks(resolved.config, processes)
-    check_plug_ins(resolved)
-    prompts: Prompts = load_prompts(resolved.config.data, ("data",), resolved.table)
+    plug_ins = read_plug_ins(resolved)
+    prompts = load_prompts(plug_ins.data, f"[data] {resolved.config.data.use}")
     config = with_local_model(resolved.config)
     kind = modality_of(config.policy)
     looked_at = seen(prompts)

@@ -18,6 +18,7 @@ from rich.table import Table as Grid
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_reward
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
@@ -25,7 +26,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
-from mmrl.app.run.build import TINY, load_prompts, load_reward, with_local_model
+from mmrl.app.run.build import TINY, load_data, with_local_model
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt
 from mmrl.training.rewards import NamedReward, RewardRunner
@@ -96,16 +97,16 @@ def gathered(
         style = probes.Style(cast(Space, space or style.space), style.template or getattr(config.policy, "answer_format", None))
     loaded = [
         Tried(
-            r.name or plugins.default_name(r.use),
+            r.label,
             r.use,
-            in_space(load_reward(r, ("reward", str(i)), table), style.space),
+            in_space(read_reward(r, ("reward", str(i)), table)(), style.space),
             r.weight,
         )
         for i, r in enumerate(config.reward)
     ]
     if data is not None:
         return loaded, *data_of(data), style
-    return loaded, list(islice(load_prompts(config.data, ("data",), table), 1000)), [], style
+    return loaded, list(islice(load_data(config.data, ("data",), table), 1000)), [], style
 
 
 def is_config(target: str) -> bool:
@@ -135,7 +136,7 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     for assignment in settings:
         table.override(f"reward.0.{assignment}")
     args = {key: value for key, value in table.values["reward"][0].items() if key != "use"}
-    function = load_reward(RewardConfig(use, args=args), ("reward", "0"), table)
+    function = read_reward(RewardConfig(use, args=args), ("reward", "0"), table)()
     return Tried(plugins.default_name(use), use, in_space(function, space))
 
 
@@ -151,7 +152,7 @@ def data_of(data: str) -> tuple[list[Prompt], list[Task]]:
     if Path(data).exists() and not data.endswith(".py"):
         return [], read_tasks(Path(data))
     table = Table.of({"data": {"use": data}}, "command line")
-    return list(islice(load_prompts(DataConfig(data), ("data",), table), 1000)), []
+    return list(islice(load_data(DataConfig(data), ("data",), table), 1000)), []
 
 
 def score(target: str, settings: Sequence[str], data: str, html: Path | None = None, out: Path | None = None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import SLOTS, Assembly, assemble
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.app.toml.tables import Table, dotted, leaves
@@ -55,7 +55,7 @@ def part_lines(assembly: Assembly) -> list[str]:
 
 def parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
     """Every part with the name of its slot."""
-    for slot in SLOTS:
+    for slot in PART_SLOTS:
         value = getattr(algorithm, slot)
         for item in value if isinstance(value, tuple) else (value,):
             part = item[1] if isinstance(item, tuple) else item

@@ -3,25 +3,26 @@
 Unknown keys, wrong types and impossible values are errors that name where the value was given and its key.
 """
 
-import inspect
 import math
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import tomli_w
 from pydantic import InstanceOf
 
-from mmrl.app.config.algorithm import NONE, SLOTS, Assembly, assemble, with_none, written
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
+from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.keys import check_keys, check_slip, check_value
+from mmrl.app.toml.keys import check_keys
+from mmrl.app.toml.objects import NONE, RESERVED, make
 from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
-from mmrl.app.toml.values import plain
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
@@ -34,6 +35,18 @@ class DataConfig:
     """A data set: which plug-in, and what its `load` is called with."""
 
     use: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """Which prompts come next: a sampler of mmrl by its kind, or one of the user's own, and its settings."""
+
+    kind: str = ""
+    """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams."""
+    use: str = ""
+    """`mine.py:Mine`, called with the prompts and the run's seed."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """All other keys of the table."""
 
@@ -58,6 +71,11 @@ class WatchedReward:
     def __post_init__(self) -> None:
         if not 0 <= self.max_failed <= 1:
             raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+
+    @property
+    def label(self) -> str:
+        """What metrics call it."""
+        return self.name or default_name(self.use)
 
 
 @dataclass(frozen=True)
@@ -165,6 +183,7 @@ class RunConfig(TrainSettings):
     policy: PolicyConfig
     data: DataConfig
     reward: tuple[RewardConfig, ...]
+    sampler: SamplerConfig = SamplerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackerConfig = TrackerConfig()
@@ -192,11 +211,11 @@ class Resolved:
             return said
         if path[0] == "algorithm":
             return algorithm_origin(path, self.config.algorithm.preset, self.table)
-        kind = modality_of(self.config.policy)
+        modality = modality_of(self.config.policy)
         if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
             return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
-        by_kind = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in kind.evaluation_keys)
-        return f"default for {kind.name}" if by_kind else "default"
+        by_modality = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in modality.evaluation_keys)
+        return f"default for {modality.name}" if by_modality else "default"
 
 
 def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
@@ -222,90 +241,62 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
         ValueError: it does not describe a run; the message names file (or command line) and key.
     """
     file = find_config(name)
-    return resolve(Table.read(file), overrides, file.stem)
+    table = Table.read(file)
+    if is_of_a_run(file):
+        translate(table)
+    return resolve(table, overrides, file.stem)
 
 
 def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
-    """The run that a table describes once the command line has spoken."""
-    for assignment in overrides:
-        table.override(assignment)
-    values = fitted(RunConfig, {key: value for key, value in table.values.items() if key != "algorithm"}, (), table)
-    values["algorithm"] = assemble(table)
-    policy = values.get("policy")
-    if isinstance(policy, PolicyConfig):
-        fill_by_kind(values, policy, table)
-    return Resolved(plain(RunConfig, values, (), table), table, name)
-
-
-def fill_by_kind(values: dict[str, Any], policy: PolicyConfig, table: Table) -> None:
-    """Add the defaults that depend on the kind of the policy.
+    """The run that a table describes once the command line has spoken.
 
     Raises:
-        ValueError: [evaluation] has a key of another kind.
+        ValueError: it does not describe one; the message names file (or command line) and key.
     """
-    kind = modality_of(policy)
-    values.setdefault("ratio_bound", kind.ratio_bound)
-    evaluation = values.setdefault("evaluation", {})
-    if not isinstance(evaluation, dict):
-        return
-    for other in MODALITIES.values():
-        for key in other.evaluation_keys if other is not kind else ():
-            if evaluation.get(key) not in (None, [], ()):
-                raise ValueError(
-                    f"{table.at(('evaluation', key))} is for policy.kind = {other.name!r}, and this is {kind.name!r}: "
-                    f"use evaluation.{kind.evaluation_keys[0]}"
-                )
-    evaluation |= kind.evaluated(policy, evaluation, table)
+    for assignment in overrides:
+        table.override(assignment)
+    refuse_old_names(table)
+    check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
+    ready: dict[str, object] = {"algorithm": assemble(table)}
+    if isinstance(table.values.get("policy"), Mapping):
+        policy = ready["policy"] = read_policy(table.values["policy"], table)
+        ready |= by_modality(policy, table)
+    return Resolved(make(RunConfig, table.values, (), table, ready=ready), table, name)
 
 
-def fitted(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
-    """`value` with its keys checked against the dataclass `kind`, at all depths.
+def read_policy(given: Mapping[str, Any], table: Table) -> PolicyConfig:
+    """The settings of `[policy]`, by its kind.
 
-    Keys that a plug-in will know go into `args`; a policy's table becomes the settings of its kind.
+    Raises:
+        ValueError: there is no such kind, or its settings are not like this.
     """
-    cls = dataclass_in(kind)
-    if path == ("policy",):
-        return policy_settings(value, table)
-    if isinstance(value, list) and cls is not None:
-        return [fitted(kind, item, (*path, str(i)), table) for i, item in enumerate(value)]
-    if cls is None or not isinstance(value, Mapping):
-        check_value(kind, value, path, table)
-        return value
-    hints = get_type_hints(cls)
-    args: dict[str, Any] = {}
-    known: dict[str, Any] = {}
-    if "args" in hints:
-        args = {key: item for key, item in value.items() if key not in hints or key == "args"}
-        known["args"] = args
-        if "use" not in value:
-            check_slip(args, "use", path, table)
-    checked = {key: item for key, item in value.items() if key not in args}
-    check_keys(checked, list(hints), path, table)
-    return known | {key: fitted(hints[key], item, (*path, key), table) for key, item in with_none(cls, checked).items()}
-
-
-def policy_settings(value: Any, table: Table) -> Any:
-    """The settings of `[policy]`, by its kind."""
-    if not isinstance(value, Mapping):
-        return value
-    kind = value.get("kind", "text")
+    kind = given.get("kind", "text")
     if not isinstance(kind, str) or kind not in POLICIES:
         raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
-    settings = {key: item for key, item in value.items() if key != "kind"}
-    hints = get_type_hints(POLICIES[kind])
-    check_keys(settings, ["kind", *hints], ("policy",), table)
-    given = with_none(POLICIES[kind], settings).items()
-    checked = {key: fitted(hints[key], item, ("policy", key), table) for key, item in given}
-    return plain(POLICIES[kind], checked, ("policy",), table)
+    return make(POLICIES[kind], given, ("policy",), table, beside=["kind"])
 
 
-def dataclass_in(hint: Any) -> type | None:
-    """The dataclass of a field's type: itself, or inside `| None` and tuple[..., ...]."""
-    if inspect.isclass(hint) and is_dataclass(hint):
-        return hint
-    if get_origin(hint) in (types.UnionType, Union, tuple):
-        return next((found for arg in get_args(hint) if (found := dataclass_in(arg))), None)
-    return None
+def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
+    """The parts of a run whose defaults depend on the policy's modality.
+
+    Raises:
+        ValueError: [evaluation] has a key of another modality, or is not like this.
+    """
+    modality, found = modality_of(policy), dict[str, object]()
+    if "ratio_bound" not in table.values:
+        found["ratio_bound"] = modality.ratio_bound
+    given = table.values.get("evaluation", {})
+    if not isinstance(given, Mapping):
+        return found
+    for other in MODALITIES.values():
+        for key in other.evaluation_keys if other is not modality else ():
+            if given.get(key) not in (None, [], (), NONE):
+                raise ValueError(
+                    f"{table.at(('evaluation', key))} is for policy.kind = {other.name!r}, and this is {modality.name!r}: "
+                    f"use evaluation.{modality.evaluation_keys[0]}"
+                )
+    usual = EvaluationConfig(**modality.evaluation_defaults(policy))
+    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual)}
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:
@@ -330,9 +321,9 @@ def algorithm_table(assembly: Assembly) -> dict[str, Any]:
         if f.name == "objective":
             entries = enumerate(value)
             table[f.name] = [{"coef": coef} | part_table(term, f"{path}.{i}", assembly) for i, (coef, term) in entries]
-        elif f.name in SLOTS and SLOTS[f.name].many:
+        elif f.name in PART_SLOTS and SLOTS[f.name].many:
             table[f.name] = [part_table(part, f"{path}.{i}", assembly) for i, part in enumerate(value)]
-        elif f.name in SLOTS and value is not None:
+        elif f.name in PART_SLOTS and value is not None:
             table[f.name] = part_table(value, path, assembly)
         elif value is not None:
             table[f.name] = value
@@ -341,7 +332,8 @@ def algorithm_table(assembly: Assembly) -> dict[str, Any]:
 
 def part_table(part: Any, path: str, assembly: Assembly) -> dict[str, Any]:
     named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
-    return named | ({written(name): value for name, value in as_plain(part).items()} if is_dataclass(part) else {})
+    own = as_plain(part).items() if is_dataclass(part) else ()
+    return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
 
 
 def as_plain(value: Any) -> Any:

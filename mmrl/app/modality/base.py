@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.toml.tables import Table
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
 from mmrl.training.evaluate import Variant
@@ -55,8 +54,8 @@ class Modality(Protocol):
     @property
     def loading(self) -> Loading: ...
 
-    def evaluated(self, policy: Any, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        """Defaults for keys of [evaluation]; `given` is what the config says there."""
+    def evaluation_defaults(self, policy: Any) -> dict[str, Any]:
+        """What [evaluation] starts from, by key."""
         ...
 
     def eval_sampling(self, evaluation: Any) -> Any:

@@ -11,7 +11,6 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import Loading
 from mmrl.app.modality.flow_checks import check_objective, refuse_pictures, warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.modality.merge import merge_lora
-from mmrl.app.toml.tables import Table
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
@@ -41,8 +40,8 @@ class FlowModality:
     index_file: str = "model_index.json"
     loading: Loading = LOADING
 
-    def evaluated(self, policy: FlowPolicyConfig, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        return {"num_steps": given.get("num_steps", EVALUATION_STEPS)}
+    def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
+        return {"num_steps": EVALUATION_STEPS}
 
     def eval_sampling(self, evaluation: Any) -> Any:
         return evaluation_plan(evaluation.num_steps, guidance=evaluation.guidance)

@@ -1,7 +1,7 @@
 """Policies that write text, as the commands see them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,6 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.app.modality.base import Loading
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.app.toml.tables import Table
-from mmrl.app.toml.values import plain
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -37,10 +35,9 @@ class TextModality:
     index_file: str = "config.json"
     loading: Loading = LOADING
 
-    def evaluated(self, policy: TextPolicyConfig, given: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        """The training's sampling at temperature 0, changed by what the evaluation says."""
-        base = {f.name: getattr(policy.sampling, f.name) for f in fields(Sampling)} | {"temperature": 0.0}
-        return {"sampling": plain(Sampling, base | dict(given.get("sampling") or {}), ("evaluation", "sampling"), table)}
+    def evaluation_defaults(self, policy: TextPolicyConfig) -> dict[str, Any]:
+        """The training's sampling at temperature 0."""
+        return {"sampling": replace(policy.sampling, temperature=0.0)}
 
     def eval_sampling(self, evaluation: Any) -> Sampling:
         return evaluation.sampling

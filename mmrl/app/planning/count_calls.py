@@ -14,7 +14,6 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.plugins import resolve as plugins
 from mmrl.core.protocols import Planner
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 from mmrl.policies.shared.call_log import Diary, Tally
@@ -116,8 +115,7 @@ class Rehearsal:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""
         stand_ins = [StandIn() for _ in self.config.reward]
         rewards = [
-            NamedReward(one.name or plugins.default_name(one.use), stand_in, one.weight)
-            for one, stand_in in zip(self.config.reward, stand_ins, strict=True)
+            NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(self.config.reward, stand_ins, strict=True)
         ]
         settings = replace(self.config, prompts_per_step=self.config.prompts_per_step // self.processes)
         sampler = Shuffled(self.prompts, self.config.seed)

@@ -128,6 +128,8 @@ def execute(file: Path, kind: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, SyntaxError):
             raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
+        if isinstance(error, ModuleNotFoundError) and error.name is None:
+            raise ValueError(f"{file}: {error}") from None
         if isinstance(error, ModuleNotFoundError):
             package = (error.name or "").partition(".")[0]
             remedy = 'pip install "mmrl[rewards]"' if package in REWARD_PACKAGES else "pip install it first"

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Union
+from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from mmrl.app.toml.keys import check_value, dataclasses_in
 from mmrl.app.toml.tables import KeyPath, Table
 
 
@@ -20,22 +19,6 @@ def plain(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
         return adapter(kind).validate_python(value)
     except ValidationError as error:
         raise ValueError("; ".join(problems(error, value, path, table))) from None
-
-
-def check_plain(kind: Any, value: Any, path: KeyPath, table: Table) -> None:
-    """Refuse what is no value of a type, as far as pydantic knows the type: a plug-in may name classes of its own.
-
-    Raises:
-        ValueError: naming place and key.
-    """
-    check_value(kind, value, path, table)
-    classes = dataclasses_in(kind) if isinstance(value, Mapping) else []
-    wanted = Union[tuple(classes)] if classes else kind  # noqa: UP007 - their number is not known
-    try:
-        adapter(wanted)
-    except PydanticUserError:
-        return
-    plain(wanted, value, path, table)
 
 
 @lru_cache(maxsize=256)

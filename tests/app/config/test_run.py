@@ -12,8 +12,9 @@ from mmrl.algorithms.presets.flow import PRESETS as FLOW_PRESETS
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
-from mmrl.app.config.algorithm import SLOTS, kinds
+from mmrl.app.config.algorithm import PART_SLOTS
 from mmrl.app.config.run import Resolved
+from mmrl.app.config.slots import kinds
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 
@@ -176,7 +177,7 @@ def test_none_can_be_written(file: Path):
 
 def test_every_part_of_a_preset_has_a_kind():
     for name, algorithm in (PRESETS | FLOW_PRESETS).items():
-        for slot in SLOTS:
+        for slot in PART_SLOTS:
             value = getattr(algorithm, slot)
             for item in value if isinstance(value, tuple) else (value,):
                 part = item[1] if isinstance(item, tuple) else item

@@ -10,7 +10,8 @@ from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.views import MaskPatches
 from mmrl.app.commands.show import shown
 from mmrl.app.config import run as configs
-from mmrl.app.config.algorithm import SLOTS, kinds, presets
+from mmrl.app.config.algorithm import PART_SLOTS, presets
+from mmrl.app.config.slots import kinds
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
 
@@ -37,7 +38,7 @@ def test_presets_are_listed_and_shown():
 
 def test_every_part_has_a_kind():
     for name, algorithm in PRESETS.items():
-        for slot in SLOTS:
+        for slot in PART_SLOTS:
             value = getattr(algorithm, slot)
             for item in value if isinstance(value, tuple) else (value,):
                 part = item[1] if isinstance(item, tuple) else item

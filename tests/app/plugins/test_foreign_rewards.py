@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mmrl.app.config.plug_ins import reward_of
 from mmrl.app.plugins.resolve import default_name
-from mmrl.app.run.build import reward_of
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
@@ -70,7 +70,7 @@ def file(tmp_path: Path):
 
 
 def made(use: str, **args: Any) -> Any:
-    return reward_of(use, args, ("reward", "0"), Table())
+    return reward_of(use, args, ("reward", "0"), Table())()
 
 
 def score(reward: Any, *groups: Group):
