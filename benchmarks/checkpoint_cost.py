@@ -32,7 +32,7 @@ class Cost:
     wall: list[float] = field(default_factory=list[float])
     cpu: list[float] = field(default_factory=list[float])
     held_up: list[float] = field(default_factory=list[float])
-    """Of a round, how long the call of `save` kept the run from its next step."""
+    """Seconds by which the call of `save` kept the run from its next step, per round."""
 
 
 def one_round(trainer: Trainer, checkpoints: Checkpoints | None, cost: Cost) -> None:

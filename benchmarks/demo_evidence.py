@@ -35,7 +35,7 @@ def longer_imitation(seed: int, steps: int, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is measured of a demo."""
+    """The measurements of a demo."""
 
     figures: Mapping[str, str]
     """Title -> metric."""

@@ -51,7 +51,7 @@ WORDS = {
     "wire": '__metadata__ mmrl {"$type":"Group"} "$tuple" "$dict" "$array" "$file" "$image" "$float" "$type" Prompt Sample Video '
     "MediaSize Box Interval dtype shape data_offsets U8 F32 BF16 I64 protocol value suffix sizes parts status values",
 }
-"""What mutations put in."""
+"""Words that mutations put in."""
 VALUES: tuple[Any, ...] = (
     0,
     1,

@@ -39,7 +39,7 @@ class Aesthetic:
     model: str = ""
     """Empty: the one the predictor was fitted on."""
     scale: float = 1.0
-    """What the score is divided by."""
+    """The number that the score is divided by."""
     device: str = "auto"
     batch_size: int = 16
     pointwise = True

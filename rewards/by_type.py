@@ -37,7 +37,7 @@ class ByType:
     """Share of the true number by which an equal number may be off."""
     absolute: float = 0.0
     unit: Unit = "seconds"
-    """What numbers without a unit count in spans of time."""
+    """The unit of numbers without one in spans of time."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

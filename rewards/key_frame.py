@@ -25,7 +25,7 @@ class KeyFrame:
     """Share of named times inside the true spans. Text without a time scores 0 and is counted; no answer gets None."""
 
     unit: Unit = "seconds"
-    """What numbers without a unit count."""
+    """The unit of numbers without one."""
     most: int = 8
     """Text that names more times scores 0."""
     template: Template | None = None

@@ -39,14 +39,14 @@ class Ocr:
     """rapidocr: finds lines of text anywhere in the picture. recogniser: takes the whole picture for one line; much faster."""
     score: Literal["contained", "window", "ned", "cer", "f1", "exact"] = "contained"
     column: str = "target"
-    """Of the prompts, where a row has it."""
+    """The column of the prompts that holds the target, where a row has it."""
     confidence: float = 0.8
     """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
     case_sensitive: bool = False
     batch_size: int = 32
     """Pictures of one forward of the recogniser."""
     threads: int = 1
-    """Of one forward."""
+    """Threads of one forward."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence <= 1 or self.batch_size < 1 or self.threads < 1:

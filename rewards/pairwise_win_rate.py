@@ -43,7 +43,7 @@ class PairwiseWinRate:
     template: str = ""
     """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
     opponents: int = 0
-    """Of every sample, the next ones in a ring; 0 = all others."""
+    """Opponents of every sample, the next ones in a ring; 0 = all others."""
     margin: float = 0.0
     """Scores that differ by no more are a tie."""
     temperature: float = 0.0

@@ -29,7 +29,7 @@ class PseudoSpan:
     gamma: float = 1.0
     """How fast trust fades as spans spread; 0 = all are believed alike."""
     unit: Unit = "seconds"
-    """What numbers without a unit count."""
+    """The unit of numbers without one."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -29,7 +29,7 @@ class TemporalIou:
     """IoU with the true span or spans. Text without a readable span scores 0 and is counted; no answer gets None."""
 
     unit: Unit = "seconds"
-    """What numbers without a unit count: seconds, frames (that the model was shown) or norm (shares of the clip)."""
+    """The unit of numbers without one: seconds, frames (that the model was shown) or norm (shares of the clip)."""
     kind: Literal["iou", "time_r1", "map"] = "iou"
     template: Template | None = None
     """If set, text that breaks this template scores 0."""

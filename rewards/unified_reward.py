@@ -50,7 +50,7 @@ class UnifiedReward:
     template: str = ""
     """File with the official text for this form and {prompt} where the caption goes; empty: our own words, with a warning."""
     opponents: int = 0
-    """Of every picture, for pairs; 0 = all others, n (n - 1) requests."""
+    """Opponents of every picture, for pairs; 0 = all others, n (n - 1) requests."""
 
     @property
     def pointwise(self) -> bool:

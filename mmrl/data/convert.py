@@ -29,7 +29,7 @@ class Conversion:
     missing_pictures: int
     """Pictures of written rows that are not where `image_root` says; `check_file` names them."""
     notes: Mapping[str, int]
-    """What was left out or changed -> how many: {"annotations left out: crowd": 3}."""
+    """Reason why something was left out or changed -> how often: {"annotations left out: crowd": 3}."""
 
     def __str__(self) -> str:
         notes = "".join(f"\n  {count} {reason}" for reason, count in sorted(self.notes.items()))

@@ -24,7 +24,7 @@ _USUAL_NAMES = {
     "id": ("id",),
     "split": ("split",),
 }
-"""What a grounding row consists of, and how its columns are called if nobody says otherwise."""
+"""The columns of a grounding row, and their names in files if nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Layout:
     decode: bool = False
     """True: decode every picture when checking it, not only suspicious ones."""
     anywhere: bool = True
-    """Whether rows may name any file by its absolute path; relative paths never leave image_root."""
+    """True lets rows name any file by its absolute path; relative paths never leave image_root."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(_USUAL_NAMES))

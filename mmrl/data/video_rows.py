@@ -52,7 +52,7 @@ class VideoFolder:
 
     root: Path
     anywhere: bool = False
-    """Whether rows may name any file by its absolute path."""
+    """True lets rows name any file by its absolute path."""
 
     def find(self, name: str) -> Path:
         """The file called so, with one of the usual endings if the name has none.

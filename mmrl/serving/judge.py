@@ -31,7 +31,7 @@ HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
 MOST_BYTES = 64 * 2**20
-"""Of an answer."""
+"""The largest answer that is read."""
 
 
 class JudgeError(RuntimeError):
@@ -60,7 +60,7 @@ class Endpoint:
     concurrency: int = 8
     temperature: float = 0.0
     max_tokens: int = 4096
-    """Of the answer, thoughts included."""
+    """The longest answer, thoughts included."""
     max_side: int = 1024
     """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
     picture_format: PictureFormat = "png"
@@ -96,7 +96,7 @@ class Reply:
     first: Mapping[str, float] = field(default_factory=dict)
     """Token -> probability at the first place of the answer, where asked for."""
     tokens: int = 0
-    """Of question and answer."""
+    """Tokens of question and answer together."""
     cut: bool = False
     """True if the answer ended at max_tokens."""
 

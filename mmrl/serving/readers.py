@@ -13,7 +13,7 @@ from mmrl.serving.files import file_of_package, import_package
 EXTRA = "pip install 'mmrl[rewards]'"
 WEIGHTS = "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"
 HEIGHT = 48
-"""Of a line, as the recogniser wants it."""
+"""Height of a line in pixels, as the recogniser wants it."""
 WIDTHS = (16, 48 * 40)
 """Least and most of a line. Padding to one width makes small pictures unreadable, so widths follow the pictures."""
 HEADLESS = "install opencv-python-headless in place of opencv-python, or set engine = 'recogniser', which does without"

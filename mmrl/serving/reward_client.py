@@ -25,7 +25,7 @@ AGAIN = (408, 429, 503)
 SCHEMES = ("http://", "https://")
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 MOST_BYTES = 64 * 2**20
-"""Of an answer: the scores of a group take a few hundred."""
+"""The largest answer: the scores of a group take a few hundred bytes."""
 
 
 class RemoteRewardError(RuntimeError):
@@ -61,9 +61,9 @@ class RemoteReward:
     token_env: str = "MMRL_REWARD_TOKEN"
     """The environment variable that holds the bearer token, if the server wants one."""
     fingerprint: str = ""
-    """Of the reward that the server offered before training; another one later stops the run."""
+    """The hash of the reward that the server offered before training; another one later stops the run."""
     pointwise: bool = False
-    """Whether a group that is too large for one request may be cut."""
+    """True lets a group that is too large for one request be cut."""
     space: str | None = None
     """The box space the served reward reads."""
     _client: Any = field(default=None, init=False, repr=False, compare=False)  # httpx's Client, imported where it is used

@@ -47,7 +47,7 @@ class Served:
     name: str
     function: Callable[[Group], RewardAnswers | Awaitable[RewardAnswers]]
     fingerprint: str
-    """Of its source and settings: clients refuse to go on when it changes in the middle of a run."""
+    """A hash of its source and settings: clients refuse to go on when it changes in the middle of a run."""
 
     @property
     def pointwise(self) -> bool:
@@ -66,7 +66,7 @@ class Limits:
 
     max_body_mb: float = 256.0
     max_pixels: int = 64_000_000
-    """Of one picture, or of one frame that is sent as pixels; video files count by their bytes alone."""
+    """The most pixels of a picture, or of a frame that is sent as pixels; video files count by their bytes alone."""
     max_samples: int = 256
     max_waiting: int = 32
     """Requests that wait or run; more are answered 503."""

@@ -46,7 +46,7 @@ class Reply:
     status: tuple[Status, ...]
     parts: tuple[Mapping[str, float], ...]
     fingerprint: str
-    """Of the reward that answered: its source and settings."""
+    """A hash of the source and settings of the reward that answered."""
     raised: str | None = None
     """The exception of a reward that raised: type and text."""
 

@@ -49,11 +49,11 @@ STYLE = ClipStyle(
     shown=(1, 2),
     num_discs=0,
 )
-"""What the demo's clips look like; no span begins or ends near a multiple of the model's second."""
+"""The look of the demo's clips; no span begins or ends near a multiple of the model's second."""
 _MEAN, _STD = 0.13, 0.18
-"""Of the clips' pixels."""
+"""Mean and deviation of the clips' pixels."""
 _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
-"""As in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
+"""The same as in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
 _CLIP_SEED = 1_000_003
 """Clips of the warm start come from series of their own, so that no later stage trains on them again."""
 Progress = Callable[[int, int, float], None]
@@ -67,7 +67,7 @@ class WarmStart:
     steps: int = 400
     batch_size: int = 16
     lr: float = 3e-3
-    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
     seed: int = 0
     num_clips: int = 2000
     """Drawn, written and decoded once, then learned from again and again."""

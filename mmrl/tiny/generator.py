@@ -58,7 +58,7 @@ class WarmStart:
 
     data: Examples
     name: str = "shapes"
-    """Of the cached folder."""
+    """The name of the cached folder."""
     seed: int = 0
     pool: int = 4096
     """Pictures drawn once and learned from again and again."""
@@ -80,9 +80,9 @@ class WarmStart:
     """Latents per token along both sides; few tokens are fast."""
     layers: int = 4
     heads: int = 4
-    """Of 32 dimensions each."""
+    """Attention heads of 32 dimensions each."""
     max_tokens: int = 10
-    """Of a caption, start and end included."""
+    """The longest caption, start and end included."""
 
     def __post_init__(self) -> None:
         multiple = 2**self.halvings * self.patch

@@ -34,7 +34,7 @@ SIDE = 64
 """Pictures of 64 x 64 pixels: 64 patches of 8 x 8, merged 2 by 2 into 16 tokens."""
 PATCH = 8
 _MEAN, _STD = 0.16, 0.25
-"""Of the scenes' pixels. With the usual 0.5 and 0.5 a model of this size does not learn to see in minutes."""
+"""Mean and deviation of the scenes' pixels. With the usual 0.5 and 0.5 a model of this size does not learn to see in minutes."""
 _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 """A position table as narrow as the other weights leaves the model blind to places for as long."""
 _SCENE_SEED = 1_000_003
@@ -50,7 +50,7 @@ class WarmStart:
     steps: int = 400
     batch_size: int = 16
     lr: float = 3e-3
-    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
     seed: int = 0
     loosen: float = 0.4
     """Every side of a label is pushed out by up to this share of the digit's width or height."""

@@ -21,7 +21,7 @@ QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
     "objects and background:\nuser\n"
 )
-"""What Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
+"""The text that Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
 HEADS: Kwargs = {"attention_head_dim": 16, "num_attention_heads": 2}
 
 

@@ -27,7 +27,7 @@ SIZE = MediaSize(100, 120, 112, 140)
 SPAN = Interval(2.0, 5.0)
 OPTIONS = ("a dog", "two cats", "none of these")
 ALLOWED = (ValueError, FileNotFoundError)
-"""What a config may be refused with."""
+"""The errors that a config may be refused with."""
 
 
 def boxes(text: str) -> None:

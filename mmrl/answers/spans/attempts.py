@@ -17,9 +17,9 @@ class Clock(NamedTuple):
 
     seconds: float | None
     file_fps: float | None
-    """What a true span in frames counts: frames of the file."""
+    """Frames per second of the file, which a true span in frames counts."""
     seen_fps: float | None
-    """What a model that writes frames counts: frames it was shown."""
+    """Frames per second that the model was shown, which it counts if it writes frames."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SpanAttempt:
     prompt_id: str
     truth: tuple[Interval, ...]
     predicted: tuple[Interval, ...] = ()
-    """As written, cut at the end of the clip; none if the text breaks its template."""
+    """Spans as written, cut at the end of the clip; none if the text breaks its template."""
     times: tuple[float, ...] = ()
     """All single times that the text counts in the reward's unit, in seconds: for rewards on key frames."""
     seconds: float | None = None
