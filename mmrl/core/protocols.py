@@ -1,10 +1,12 @@
 """What each room promises the others. Attributes are read-only properties, so frozen dataclasses fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -26,6 +28,41 @@ from mmrl.core.types import (
 
 State = dict[str, Any]
 """What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
+
+
+@runtime_checkable
+class DistributedKind(Protocol):
+    """How accelerate spreads a model: `MULTI_GPU`, `FSDP`, `DEEPSPEED`, ..."""
+
+    @property
+    def value(self) -> str: ...
+
+
+@runtime_checkable
+class Accelerator(Protocol):
+    """accelerate's Accelerator, as far as mmrl uses it."""
+
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def is_main_process(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def distributed_type(self) -> DistributedKind: ...
+    @property
+    def deepspeed_plugin(self) -> Any: ...
+
+    def prepare(self, *args: Any) -> Any: ...
+    def unwrap_model(self, model: Any) -> Any: ...
+    def gather(self, tensor: Any) -> Any: ...
+    def backward(self, loss: Tensor) -> None: ...
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Any: ...
+    def local_main_process_first(self) -> AbstractContextManager[None]: ...
+    def wait_for_everyone(self) -> None: ...
+    def end_training(self) -> None: ...
 
 
 @runtime_checkable
@@ -76,8 +113,8 @@ class Policy(Protocol):
         """Write the live weights in the form the model's own library loads."""
         ...
 
-    def prepare(self, accelerator: Any) -> None:
-        """Move to the device and wrap for many processes; `accelerator` is accelerate's Accelerator."""
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Move to the device and wrap for many processes."""
         ...
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Pooling
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.training.checkpoint_files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
-from mmrl.training.distributed import Ranks
 from mmrl.training.state import copied
 
 __all__ = ["CheckpointError", "Checkpoints"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mmrl.algorithms.probes import column
 from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
+from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
-from mmrl.training.distributed import Ranks
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 
 from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
-from mmrl.training.distributed import Ranks
 from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
 from mmrl.training.rewards import GroupScores, RewardRunner

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.training.distributed import Ranks
 from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
 from mmrl.training.rewards import GroupScores
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.core.protocols import Diagnosable, Hypothesis, Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.settings import TrainSettings
 

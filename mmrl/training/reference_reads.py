@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
 from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 

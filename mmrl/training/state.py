@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
+from mmrl.core.ranks import Ranks, load_whole_state, whole_state
 from mmrl.training.collect import Collector
-from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 from mmrl.training.rewards import RewardRunner
 
 PLAIN = (bool, int, float, str, type(None))

@@ -11,12 +11,13 @@ import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
+from mmrl.core.ranks import Ranks
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Batch, Credit, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.collect import Collected, Collector
-from mmrl.training.distributed import Ranks
+from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
@@ -74,7 +75,7 @@ class Trainer:
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
-        self.ranks.drive(self.optimizer)
+        drive(self.ranks, self.optimizer)
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))

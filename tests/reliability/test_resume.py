@@ -12,9 +12,9 @@ import torch
 from mmrl.app.commands.train import continue_from
 from mmrl.app.run.build import Job
 from mmrl.app.run.folder import RunDir
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.reward_cache import AnswerCache
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner

@@ -16,9 +16,9 @@ import torch
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.run.signals import listening
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.tiny.vlms import build
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.trainer import Trainer

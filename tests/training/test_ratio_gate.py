@@ -13,8 +13,8 @@ from torch import Tensor
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.protocols import Hypothesis
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Reading, Request, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings

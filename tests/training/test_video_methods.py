@@ -13,9 +13,9 @@ from mmrl.algorithms.presets.text import grpo
 from mmrl.algorithms.presets.video import PRESETS, tw_grpo
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Reading, Request, Revision, Video
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter

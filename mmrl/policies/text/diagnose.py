@@ -88,10 +88,10 @@ class Again:
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
         once: bool = self.policy._shares(grad) if shared is None else shared
-        least, logits = (2 if self.policy.peers.sharded else 1), config.logit_chunk
+        least, logits = (2 if self.policy.ranks.is_sharded else 1), config.logit_chunk
         if single:
             # Sharded weights need all processes to make the same number of forwards.
-            once, least = True, self.policy.peers.forwards(max(least, trace.tokens.shape[1]))
+            once, least = True, self.policy.ranks.forwards(max(least, trace.tokens.shape[1]))
         score = score_of(net, trace, trace.prompts, mask, ("logprobs",), shared=once, logits=logits, least=least)
         net.train(not calm and grad and config.gradient_checkpointing)
         try:
