@@ -16,7 +16,6 @@ from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term,
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-OLD_LOGPROBS = Reading("logprobs", "old")
 OF_THE_STEP = ("old", "rollout")
 """Not kept beside the policy: `old` is read before the first update, `sampler` was recorded while sampling."""
 

@@ -47,7 +47,7 @@ class Request:
 class Reading(NamedTuple):
     """One quantity the objective needs evaluated: what, under which weights, on which view of the prompt.
 
-    Model `old` is the weights that sampled; `sampler` is what the sampler itself reported while sampling.
+    Model `old` is the weights that sampled; `rollout` is what was noted while sampling. Those in use stand in mmrl.core.readings.
     """
 
     quantity: str

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 import torch
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
 from mmrl.training.rewards import GroupScores
-
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 def mean(values: list[float]) -> float:

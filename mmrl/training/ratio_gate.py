@@ -7,15 +7,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.core.protocols import Diagnosable, Hypothesis, Policy
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.settings import TrainSettings
 
-LIVE, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""
 SHARE = 0.1
@@ -86,11 +86,11 @@ class RatioGate:
             return
         self.closed = False
         old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(ROLLOUT_LOGPROBS))
-        if old is None or LIVE not in live:
+        if old is None or LOGPROBS not in live:
             return
         clips = [(min(term.low, term.high), term.level) for _, term in self.algorithm.objective if isinstance(term, Clip)]
         bound = min([self.settings.mean_ratio_bound, *(SHARE * width for width, level in clips if level == "action")])
-        evaluated = live[LIVE].detach()
+        evaluated = live[LOGPROBS].detach()
         self._check("in the first forward with a gradient", part.rollouts, old, evaluated, bound)
         per_rollout = [SHARE * width for width, level in clips if level == "rollout"]
         if per_rollout:

@@ -7,15 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
-PLACE = Reading("place", "old")
 OF_GROUPS = "group_"
 """What the names of quantities begin with that compare the rows of one group."""
 

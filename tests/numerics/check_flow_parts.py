@@ -15,10 +15,21 @@ from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
 from mmrl.core.protocols import Advantage, Term
+from mmrl.core.readings import (
+    DT,
+    LOGPROBS,
+    MEAN,
+    OLD_LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    SAMPLED_MEAN,
+    SIGMA,
+    STD,
+    TARGET_VELOCITY,
+    VELOCITY,
+)
 from mmrl.core.types import Batch, Counts, Reading, Rollouts
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, noised, velocity_of
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Tree
 from mmrl.flow.sde import deviation, diffusion
 from tests.numerics.check_flow import checks, each
@@ -28,7 +39,6 @@ from tests.support.rows import Nothing, make_batch, scores
 from tests.support.rows import rollouts as rows_of
 
 FLOAT32 = 3e-6
-LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "rollout")
 
 
 def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
 from mmrl.policies.text.divergence import disagreement
 
 LETTERS = "abcd."
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 class FakeAccelerator:

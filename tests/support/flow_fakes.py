@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, gaussian_of, integrate
@@ -18,7 +19,6 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
 

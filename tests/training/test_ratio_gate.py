@@ -14,11 +14,12 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
-from tests.support.fakes import ROLLOUT_LOGPROBS, FakeTextPolicy, prompts
+from tests.support.fakes import FakeTextPolicy, prompts
 from tests.training.conftest import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
-from mmrl.algorithms.objectives.terms import LOGPROBS, Surrogate, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
+from mmrl.core.readings import LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Reading, Scope
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, ratio_metrics
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only, ratio_metrics
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, VELOCITY
 
 
 def squared_gap(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, rollout_mean
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only, rollout_mean
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import within
 from mmrl.core.types import Batch, Reading, Scope
 

@@ -10,9 +10,6 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
-    LOGPROBS,
-    OLD_LOGPROBS,
-    ROLLOUT_LOGPROBS,
     Level,
     Surrogate,
     actions_only,
@@ -20,6 +17,7 @@ from mmrl.algorithms.objectives.terms import (
     ratio_metrics,
     rollout_mean,
 )
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
 
 Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]

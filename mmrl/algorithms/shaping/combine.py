@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 
 
@@ -86,11 +87,11 @@ class Unlikeliness:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (Reading("logprobs", "old"),)
+        return (OLD_LOGPROBS,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         mask = rollouts.action_mask
-        logprobs = frozen[Reading("logprobs", "old")]
+        logprobs = frozen[OLD_LOGPROBS]
         likely = torch.where(mask, logprobs, 0.0).sum(1) / mask.sum(1).clamp(min=1)
         factor = torch.ones_like(scores.values[:, 0])
         for group in rollouts.groups:

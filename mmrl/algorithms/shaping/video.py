@@ -9,11 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.tensors import masked_mean, within
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-
-EMA_LOGPROBS = Reading("logprobs", "ema")
-ANSWER_MASK = Reading("answer_mask", "old")
 
 
 class ReadsNothing:

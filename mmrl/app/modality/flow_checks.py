@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.flow import RatioNorm
+from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}

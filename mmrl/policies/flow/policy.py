@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out, leaves
@@ -28,7 +29,6 @@ from mmrl.policies.shared.ema import Decay, Weights
 from mmrl.policies.shared.sharding import reshard, wrapped
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 class FlowPolicy:

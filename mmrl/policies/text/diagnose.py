@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions, stack_ragged
-from mmrl.core.types import Reading, Rollouts
+from mmrl.core.types import Rollouts
 from mmrl.policies.shared.interventions import (
     RANDOM,
     adapters_switched,
@@ -30,7 +31,6 @@ from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.trace import TextTrace
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 SHIFT, PRECISION, DROPOUT = "mask shift", "precision (dtype or autocast)", "dropout or training mode"

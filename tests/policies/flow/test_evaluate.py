@@ -10,18 +10,16 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
 from mmrl.flow.layout import forwards, generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
 from tests.support.flow_policies import (
     FAMILIES,
-    LOGPROBS,
     PLANS,
-    ROLLOUT_LOGPROBS,
     batch_of,
     counted,
     gradients,
@@ -324,7 +322,7 @@ def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
         (RolloutPlan((StepPlan("flow_sde", 0.7), StepPlan())), MEAN, "no noisy step that trains"),
         (NFT, LOGPROBS, "objective on velocities"),
         (PLANS["flow_grpo"], TARGET_VELOCITY, "use the schedule Forward"),
-        (PLANS["flow_grpo"], Reading("entropy"), "quantity 'entropy' cannot be read"),
+        (PLANS["flow_grpo"], ENTROPY, "quantity 'entropy' cannot be read"),
         (PLANS["flow_grpo"], Reading("mean", "ema"), "model 'ema' cannot be read"),
         (PLANS["flow_grpo"], Reading("mean", "policy", "masked"), "view 'masked' cannot be read"),
     ],
