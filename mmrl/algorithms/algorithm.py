@@ -14,6 +14,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, View, Viewing, Weight
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
+from mmrl.flow.plan import Schedule
 
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
 OF_THE_STEP = ("old", "rollout")
@@ -33,7 +34,8 @@ class Algorithm:
     masks: tuple[Mask, ...] = ()
     shaping: tuple[Shaping, ...] = ()
     planner: Planner = field(default_factory=Once)
-    schedule: Any = None
+    schedule: Schedule | None = None
+    """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
     """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
     group_size: int = 8

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.flow.dynamics import Before, Gaussian, Solver, Stochastic
+from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.layout import Layout, Noise
 from mmrl.flow.path import data_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
-from mmrl.flow.sde import Before, Gaussian, euler, multistep, sa_tau, transition
 
 Velocity = Callable[[Float[Tensor, "m ..."], int, Int[Tensor, " m"]], Float[Tensor, "m ..."]]
 """The (guided) velocity at latents x before step i; `rows` names for each latent one row that has it (its prompt)."""
@@ -55,9 +56,14 @@ def gaussian_of(
     """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for.
 
     `index` says where in the table the step is, of each latent or of all.
+
+    Raises:
+        ValueError: the step is one of a solver, which has no density.
     """
+    if not isinstance(step.dynamics, Stochastic):
+        raise ValueError("a step without noise has no log-probability: train stochastic steps only")
     at = index.to(x.device) if isinstance(index, Tensor) else torch.full((len(x),), index, device=x.device)
-    plain = transition(step.dynamics, step.level, x, v, sigmas.to(x.device), at)
+    plain = step.dynamics.transition(x, v, sigmas.to(x.device), at)
     return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
 
 
@@ -114,10 +120,9 @@ def _without_density(
 ) -> Tensor:
     """The step of a solver that has no density; also that of rows which a stochastic step leaves alone."""
     sigma, sigma_next = float(sigmas[index]), float(sigmas[index + 1])
-    if step.dynamics not in ("dpm2", "sa"):
-        return euler(x, v, sigma, sigma_next)
-    tau = sa_tau(step.level, sigma) if step.dynamics == "sa" else 0.0
-    return multistep(x, v, sigma, sigma_next, before, tau, noise() if tau else None)
+    if isinstance(step.dynamics, Solver):
+        return step.dynamics.advance(x, v, sigma, sigma_next, before, noise)
+    return euler(x, v, sigma, sigma_next)
 
 
 def _stored(x: Tensor, storage: torch.dtype | None) -> Tensor:

@@ -34,7 +34,8 @@ def small(name: str) -> Algorithm:
             steps |= {"size": 3, "dwell": 5, "high": 5}
         case Forward(times=times):
             steps["times"] = replace(times, count=4)
-    schedule = replace(algorithm.schedule, **steps)
+    own: Any = algorithm.schedule
+    schedule = replace(own, **steps)
     return replace(algorithm, objective=objective, schedule=schedule, group_size=getattr(schedule, "group_size", 12))
 
 

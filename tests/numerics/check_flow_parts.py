@@ -28,10 +28,10 @@ from mmrl.core.readings import (
     VELOCITY,
 )
 from mmrl.core.types import Batch, Counts, Reading, Rollouts
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, noised, velocity_of
 from mmrl.flow.schedules import Tree
-from mmrl.flow.sde import deviation, diffusion
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_schedules import kept_by_depth
 from tests.numerics.registry import Vector, check, close, tensor
@@ -245,7 +245,7 @@ def ratio_norm(vector: Vector) -> None:
 def noise_level_weights(vector: Vector) -> None:
     sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
     steps = len(sigmas) - 1
-    std = deviation("flow_sde", vector.params["noise_level"], sigmas, torch.arange(steps))
+    std = FlowSDE(vector.params["noise_level"]).deviation(sigmas, torch.arange(steps))
     close(std, out["std_sqrt_dt"], 1e-6)
     close(std * vector.params["C"], out["weight"], 1e-6)
     trained = torch.cat([std[:-1], torch.zeros(1, dtype=torch.float64)])[None]
@@ -300,4 +300,4 @@ def matching_score(vector: Vector) -> None:
         close(term.score(column(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
     if exact:
         sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
-        close(diffusion("flow_sde", 0.7, sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
+        close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)

@@ -12,6 +12,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import forwards, generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Forward, Full
@@ -319,7 +320,7 @@ def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
     ("plan", "reading", "message"),
     [
         (evaluation_plan(3), LOGPROBS, "no noisy step that trains"),
-        (RolloutPlan((StepPlan("flow_sde", 0.7), StepPlan())), MEAN, "no noisy step that trains"),
+        (RolloutPlan((StepPlan(FlowSDE(0.7)), StepPlan())), MEAN, "no noisy step that trains"),
         (NFT, LOGPROBS, "objective on velocities"),
         (PLANS["flow_grpo"], TARGET_VELOCITY, "use the schedule Forward"),
         (PLANS["flow_grpo"], ENTROPY, "quantity 'entropy' cannot be read"),
