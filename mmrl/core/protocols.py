@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmrl.core.types import (
     Batch,
+    ClipRange,
     Counts,
     Credit,
     Group,
@@ -203,7 +204,7 @@ class Hypothesis:
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
     must_equal: Literal["rollout", "reading"] = "rollout"
-    """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
+    """rollout: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
     what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
@@ -264,6 +265,28 @@ class Advantage(Protocol):
 
 
 @runtime_checkable
+class ComparesGroups(Protocol):
+    """An advantage that compares the samples of a group; one that does not declare it is content with a single sample."""
+
+    @property
+    def min_group_size(self) -> int:
+        """The fewest samples per prompt that have an advantage."""
+        ...
+
+
+@runtime_checkable
+class NeedsLength(Protocol):
+    """A part that divides or counts by the run's completion length."""
+
+    @property
+    def length(self) -> int | None:
+        """In actions; None: the run fills it in."""
+        ...
+
+    def with_length(self, length: int) -> "NeedsLength": ...
+
+
+@runtime_checkable
 class Mask(Protocol):
     """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
 
@@ -310,6 +333,14 @@ class Term(Protocol):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch, /) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         """Values, and metrics as (n, t) tensors that are averaged with the shares."""
         ...
+
+
+@runtime_checkable
+class Clipping(Protocol):
+    """A term that clips: what is looked at before training, and must not be clipped by rounding alone."""
+
+    @property
+    def clip_range(self) -> ClipRange: ...
 
 
 @runtime_checkable

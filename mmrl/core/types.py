@@ -55,6 +55,25 @@ class Reading(NamedTuple):
     view: str = "plain"
 
 
+class ClipRange(NamedTuple):
+    """How far a term lets something move from where an update begins, to either side: `ClipRange(0.2, 0.28)`.
+
+    Infinite where a side is open.
+    """
+
+    low: float
+    high: float
+    level: Literal["action", "rollout"] = "action"
+    """What is clipped: something of every action, or one mean per rollout."""
+    of: Literal["ratio", "scaled_ratio", "probability"] = "ratio"
+    """ratio: policy / old, or its log; scaled_ratio: a ratio whose log was multiplied by the step's deviation (GRPO-Guard);
+    probability: policy - old."""
+
+    @property
+    def narrowest(self) -> float:
+        return min(self.low, self.high)
+
+
 @runtime_checkable
 class Trace(Protocol):
     """What a policy recorded so that it can evaluate the same actions again; only that policy looks inside."""

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.core.protocols import Diagnosable, Hypothesis, Policy
+from mmrl.core.protocols import Clipping, Diagnosable, Hypothesis, Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
@@ -88,11 +87,14 @@ class RatioGate:
         old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(ROLLOUT_LOGPROBS))
         if old is None or LOGPROBS not in live:
             return
-        clips = [(min(term.low, term.high), term.level) for _, term in self.algorithm.objective if isinstance(term, Clip)]
-        bound = min([self.settings.mean_ratio_bound, *(SHARE * width for width, level in clips if level == "action")])
+        ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
+        ranges = [clipped for clipped in ranges if clipped.of == "ratio"]
+        bound = min(
+            [self.settings.mean_ratio_bound, *(SHARE * clipped.narrowest for clipped in ranges if clipped.level == "action")]
+        )
         evaluated = live[LOGPROBS].detach()
         self._check("in the first forward with a gradient", part.rollouts, old, evaluated, bound)
-        per_rollout = [SHARE * width for width, level in clips if level == "rollout"]
+        per_rollout = [SHARE * clipped.narrowest for clipped in ranges if clipped.level == "rollout"]
         if per_rollout:
             self._check_rollouts(part.rollouts, old, evaluated, min(per_rollout))
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmrl.algorithms.masks.truncated import DropTruncated
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.algorithms.weights.rollouts import DropTruncated
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
