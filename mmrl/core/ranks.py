@@ -214,7 +214,7 @@ def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Eng
     optimizer.load_state_dict({**state, "state": moments})
 
 
-def _sharded_as(weight: Any, x: Any) -> Any:
+def _sharded_as(weight: Any, x: object) -> object:
     """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
     if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
         return x

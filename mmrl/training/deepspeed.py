@@ -124,7 +124,7 @@ def deepspeed() -> Any:
     return import_module("deepspeed.utils")
 
 
-def is_moment(x: Any) -> bool:
+def is_moment(x: object) -> bool:
     """True for tensors with a dimension. Counts of steps are tensors too, without one."""
     return isinstance(x, Tensor) and x.ndim > 0
 

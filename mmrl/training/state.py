@@ -133,9 +133,9 @@ def copied(value: Any, where: str = "the state") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: copied(item, f"{where} {key!r}") for key, item in cast(Mapping[Any, Any], value).items()}
+        return {key: copied(item, f"{where} {key!r}") for key, item in cast(Mapping[object, object], value).items()}
     if isinstance(value, list | tuple):
-        items = [copied(item, where) for item in cast(list[Any], value)]
+        items = [copied(item, where) for item in cast(list[object], value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -146,7 +145,7 @@ class ConsistencyBonus:
         return right & (confidence >= confidence[right].mean() - self.margin)
 
 
-def chosen(scores: Scores, part: Any, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
+def chosen(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
     """Values (NaN where there is none) and weight of a reward; None means the first.
 
     Raises:
@@ -175,7 +174,7 @@ def with_column(scores: Scores, name: str, values: Float[Tensor, " n"], weight: 
     )
 
 
-def instead(scores: Scores, part: Any, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
+def instead(scores: Scores, part: object, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
     """The scores with `<reward>_<suffix>` = f(reward) in the reward's place; the reward itself stays, with weight 0."""
     values, weight = chosen(scores, part, reward)
     k = 0 if reward is None else scores.names.index(reward)
