@@ -105,8 +105,10 @@ class Algorithm:
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
 
-        aggregation = with_length(self.aggregation, max_new_tokens)
-        return replace(self, aggregation=aggregation, shaping=tuple(with_length(part, max_new_tokens) for part in self.shaping))
+        aggregation = part_with_length(self.aggregation, max_new_tokens)
+        return replace(
+            self, aggregation=aggregation, shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping)
+        )
 
     def check(self, policy: Policy) -> None:
         """Refuse at build time what would train on nonsense.
@@ -176,7 +178,7 @@ class Algorithm:
         return loss, metrics
 
 
-def with_length(part: Part, length: int) -> Part:
+def part_with_length(part: Part, length: int) -> Part:
     """The part with the run's completion length, if it needs one and names none."""
     if isinstance(part, NeedsLength) and part.length is None:
         return cast(Part, part.with_length(length))

@@ -65,10 +65,10 @@ class Degrade:
         return replace(clip, fps=kept * (self.fps if clip.fps is None else clip.fps))
 
     def _picture(self, source: Media, seed: int) -> Media:
-        def noisy(pixels: torch.Tensor) -> torch.Tensor:
+        def add_noise(pixels: torch.Tensor) -> torch.Tensor:
             return pixels + 255 * self.strength * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(seed % 2**63))
 
-        return repaint(source, noisy)
+        return repaint(source, add_noise)
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class MaskPatches:
                 "that needs no masked view"
             )
 
-        def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda pixels: pixels * self._kept(pixels.shape[0], pixels.shape[1], seed)
+        def hide(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda pixels: pixels * self._visible(pixels.shape[0], pixels.shape[1], seed)
 
-        return replace(prompt, media=tuple(repaint(source, masked(seed + i)) for i, source in enumerate(prompt.media)))
+        return replace(prompt, media=tuple(repaint(source, hide(seed + i)) for i, source in enumerate(prompt.media)))
 
-    def _kept(self, height: int, width: int, seed: int) -> torch.Tensor:
+    def _visible(self, height: int, width: int, seed: int) -> torch.Tensor:
         """(height, width, 1): 0 in hidden patches."""
         rng = torch.Generator().manual_seed(seed % 2**63)
         kept = torch.rand(-(-height // self.patch), -(-width // self.patch), generator=rng) >= self.probability

@@ -105,7 +105,7 @@ class RolloutPlan:
             at = self.respaced_from
             rest = torch.linspace(float(grid[at]), 0, self.num_steps - at + 1, dtype=grid.dtype)
             grid = torch.cat([grid[:at], rest])
-        return spacing.shifted(grid, image_tokens)
+        return spacing.sigmas(grid, image_tokens)
 
     def deviations(self, sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
         """S of the density of every step that trains, 0 at the others: the reading `std`."""

@@ -93,7 +93,7 @@ class Collector:
             for part in parts:
                 with stopwatch(times, "rollout"):
                     fresh = self.policy.rollout(part, sampling)
-                rollouts = fresh if rollouts is None else merged(self.policy, rollouts, fresh)
+                rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
                 touched = {request.group_id for request in part}
                 finished = [group for group in rollouts.groups if group.id in touched]
                 again += finished
@@ -183,14 +183,14 @@ def means(table: GroupScores) -> Tensor:
     return torch.where(table.status == Status.OK, table.values, math.nan).nanmean(dim=0)
 
 
-def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
+def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
     """Rows of both; a group named in both becomes one, its new samples after the old ones."""
     sizes = {group.id: len(group.samples) for group in old.groups}
     offsets = torch.tensor([sizes.get(group, 0) for group in new.group_ids.tolist()], dtype=torch.long)
     groups = {group.id: group for group in old.groups}
     for group in new.groups:
         known = groups.get(group.id)
-        groups[group.id] = group if known is None else joined_group(known, group)
+        groups[group.id] = group if known is None else join_groups(known, group)
     length = max(old.action_mask.shape[1], new.action_mask.shape[1])
 
     def both(a: Tensor, b: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
     )
 
 
-def joined_group(old: Group, new: Group) -> Group:
+def join_groups(old: Group, new: Group) -> Group:
     probes = {view: (*old.probes.get(view, ()), *new.probes.get(view, ())) for view in {**old.probes, **new.probes}}
     return Group(old.id, old.prompt, (*old.samples, *new.samples), probes)
 

@@ -66,13 +66,13 @@ class Evaluator:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
         eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.
         """
-        metrics, groups, scores = self.answered(self.sampling, self.settings.weights)
+        metrics, groups, scores = self.answer(self.sampling, self.settings.weights)
         for variant in self.variants:
-            found = self.answered(variant.sampling, variant.weights)[0]
+            found = self.answer(variant.sampling, variant.weights)[0]
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
         return metrics, groups, scores
 
-    def answered(self, sampling: Sampling, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+    def answer(self, sampling: Sampling, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []

@@ -76,7 +76,7 @@ class RatioGate:
         """
         return self._check("before the first update", rollouts, noted, evaluated, self.settings.mean_ratio_bound)
 
-    def first(self, part: Batch, live: dict[Reading, Tensor]) -> None:
+    def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
         """The same of the first micro-batch, whose forward is the one with gradient; then the gate is open.
 
         The mean must be below a tenth of the objective's clip range besides.
@@ -84,7 +84,7 @@ class RatioGate:
         if not self.closed:
             return
         self.closed = False
-        old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(ROLLOUT_LOGPROBS))
+        old = micro_batch.frozen.get(OLD_LOGPROBS, micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS))
         if old is None or LOGPROBS not in live:
             return
         ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
@@ -93,10 +93,10 @@ class RatioGate:
             [self.settings.mean_ratio_bound, *(SHARE * clipped.narrowest for clipped in ranges if clipped.level == "action")]
         )
         evaluated = live[LOGPROBS].detach()
-        self._check("in the first forward with a gradient", part.rollouts, old, evaluated, bound)
+        self._check("in the first forward with a gradient", micro_batch.rollouts, old, evaluated, bound)
         per_rollout = [SHARE * clipped.narrowest for clipped in ranges if clipped.level == "rollout"]
         if per_rollout:
-            self._check_rollouts(part.rollouts, old, evaluated, min(per_rollout))
+            self._check_rollouts(micro_batch.rollouts, old, evaluated, min(per_rollout))
 
     def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, mean_bound: float) -> float:
         gap, bound = Gap.between(rollouts.action_mask, noted, evaluated), self.settings.ratio_bound
@@ -106,7 +106,7 @@ class RatioGate:
         if worst <= bound and average <= mean_bound:
             return worst
         cause = self._cause(rollouts, noted, evaluated, gap, (bound, mean_bound))
-        mine = Verdict(gap.worst, placed(rollouts, noted, evaluated, gap), cause)
+        mine = Verdict(gap.worst, worst_action(rollouts, noted, evaluated, gap), cause)
         found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
         raise TrainingStoppedError(
             f"{moment} {found.place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
@@ -172,7 +172,7 @@ class Diagnosis:
             # A change that this model or machine cannot make is no explanation.
             return None
         if hypothesis.must_equal == "reading":
-            return self.moved(hypothesis, values)
+            return self.explain_change(hypothesis, values)
         mask = self.rollouts.action_mask
         left = Gap.between(mask, self.noted, torch.where(values.isnan(), self.noted, values))
         still = int((left.compared & ~values.isnan()).sum())
@@ -189,7 +189,7 @@ class Diagnosis:
             f"{left.worst:.1e} at most instead of {self.worst:.1e}). {hypothesis.remedy}"
         )
 
-    def moved(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
+    def explain_change(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
         """Does what training reads change where it must not, and by as much as the difference to be explained?"""
         change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
         if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
@@ -200,7 +200,7 @@ class Diagnosis:
         )
 
 
-def placed(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
+def worst_action(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
     """The worst action, by its prompt and sample, and both its log-probabilities."""
     if not gap.size.numel():
         return "no action of this process differs"

@@ -123,26 +123,26 @@ class RewardCaller:
 
     def _answer(self, groups: Sequence[Group]) -> RawAnswer:
         self._arrive()
-        with self._timed(), torch.no_grad():
+        with self._time(), torch.no_grad():
             known = self._look(groups)
             if known is None:
-                return self._patiently(groups)
+                return self._with_retries(groups)
             assert self.cache is not None
-            return known.answer() if known.rest is None else self.cache.learn(known, self._patiently([known.rest]))
+            return known.answer() if known.rest is None else self.cache.learn(known, self._with_retries([known.rest]))
 
     async def _answer_async(self, groups: Sequence[Group]) -> RawAnswer:
         if self._limit is None:
             self._limit = asyncio.Semaphore(self.workers)
         async with self._limit:
             self._arrive()
-            with self._timed():
+            with self._time():
                 known = self._look(groups)
                 if known is None:
-                    return await self._patiently_async(groups)
+                    return await self._with_retries_async(groups)
                 assert self.cache is not None
                 if known.rest is None:
                     return known.answer()
-                return self.cache.learn(known, await self._patiently_async([known.rest]))
+                return self.cache.learn(known, await self._with_retries_async([known.rest]))
 
     def _look(self, groups: Sequence[Group]) -> Known | None:
         """What the cache knows of the one group; None without a cache."""
@@ -154,14 +154,14 @@ class RewardCaller:
         return known
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _time(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
             self.meter.seconds.append(time.perf_counter() - start)
 
-    def _patiently(self, groups: Sequence[Group]) -> RawAnswer:
+    def _with_retries(self, groups: Sequence[Group]) -> RawAnswer:
         for attempt in range(self.calling.retries + 1):
             try:
                 return self._once(groups)
@@ -186,13 +186,13 @@ class RewardCaller:
         answer = target(argument) if self.timeout_s is None else within(self.timeout_s, lambda: target(argument))
         if not inspect.isawaitable(answer):
             return answer
-        return asyncio.run_coroutine_threadsafe(patient(answer, self.timeout_s), loop()).result()
+        return asyncio.run_coroutine_threadsafe(wait_within(answer, self.timeout_s), loop()).result()
 
-    async def _patiently_async(self, groups: Sequence[Group]) -> RawAnswer:
+    async def _with_retries_async(self, groups: Sequence[Group]) -> RawAnswer:
         argument = list(groups) if self.whole_step else groups[0]
         for attempt in range(self.calling.retries + 1):
             try:
-                return await patient(self._target()(argument), self.timeout_s)
+                return await wait_within(self._target()(argument), self.timeout_s)
             except NEVER_AGAIN:
                 raise
             except Exception:
@@ -279,7 +279,7 @@ def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
         raise TimeoutError(f"no answer within {timeout_s} s") from None
 
 
-async def patient(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
+async def wait_within(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
     try:
         return await asyncio.wait_for(answer, timeout_s)
     except TimeoutError:

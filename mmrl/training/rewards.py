@@ -179,7 +179,7 @@ class Scoring:
     def add(self, groups: Sequence[Group]) -> None:
         """Rewards that can begin with these groups at once."""
         if not self.groups and groups:
-            self.stack.enter_context(untouched_random_state())
+            self.stack.enter_context(keep_random_state())
         empty = [group.prompt.id for group in groups if not group.samples]
         if empty:
             raise RewardError(f"the group of prompt {empty[0]!r} has no samples: rewards compare the samples of whole groups")
@@ -196,7 +196,7 @@ class Scoring:
             for caller in self.outcomes:
                 if caller.whole_step:
                     self.outcomes[caller] = [caller.submit(self.groups, self.beside)]
-        settled = {caller: self._settled(caller) for caller in self.outcomes}
+        settled = {caller: self._raw_answers(caller) for caller in self.outcomes}
         columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
         tables = []
         for i, group in enumerate(self.groups):
@@ -210,7 +210,7 @@ class Scoring:
             tables.append(GroupScores(values, status, parts))
         return tables
 
-    def _settled(self, caller: RewardCaller) -> list[RawAnswer]:
+    def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
         """The raw answer for every group, or the exception it raised."""
         outcomes: list[RawAnswer] = [future.exception() or future.result() for future in self.outcomes[caller]]
         if not caller.whole_step or not outcomes:
@@ -227,7 +227,7 @@ class Scoring:
         return answers
 
     def _column(self, reward: NamedReward, outcomes: Sequence[RawAnswer]) -> list[Answer]:
-        answers = [checked(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
+        answers = [check_answer(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
@@ -243,7 +243,7 @@ class Scoring:
         return answers
 
 
-def checked(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
+def check_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
     """The answer; of a reward that is only logged a broken one counts as failed, for it must not stop a run."""
     if reward.weight != 0:
         return read_answer(reward, group, outcome)
@@ -339,7 +339,7 @@ def is_same(a: object, b: object) -> bool:
 
 
 @contextmanager
-def untouched_random_state() -> Iterator[None]:
+def keep_random_state() -> Iterator[None]:
     """Whatever random numbers are drawn inside, sampling outside goes on as if none were."""
     python, cpu = random.getstate(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -46,7 +46,7 @@ class Stop:
         raise AskedToStopError(name)
 
     @contextmanager
-    def heeded(self, ranks: Ranks) -> Iterator[None]:
+    def interruptible(self, ranks: Ranks) -> Iterator[None]:
         """Inside, a request is followed at once; of several processes, only here at the beginning, and by all of them.
 
         Raises:

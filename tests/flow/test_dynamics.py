@@ -29,7 +29,7 @@ from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.sigmas import LinearShift, StaticShift
 
 SPACING = StaticShift(3.0)
-SIGMAS = SPACING.shifted(SPACING.grid(10)).double()
+SIGMAS = SPACING.sigmas(SPACING.grid(10)).double()
 STEPS = torch.arange(10)
 
 
@@ -169,7 +169,7 @@ def test_sa_solver_is_noisy_in_the_middle_only():
 
 
 def test_a_linear_schedule_leaves_noise_at_a_noisy_last_step():
-    sigmas = LinearShift(3.0).shifted(LinearShift(3.0).grid(6)).double()
+    sigmas = LinearShift(3.0).sigmas(LinearShift(3.0).grid(6)).double()
     assert FlowSDE(0.9).deviation(sigmas, torch.tensor([5]))[0] > 0.2
     assert CPS(0.9).deviation(sigmas, torch.tensor([5]))[0] == 0
 

@@ -10,8 +10,8 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
-from tests.flow.conftest import make_trainer
 from tests.support.flow_fakes import FakeFlowPolicy
+from tests.support.trainers import make_trainer
 
 CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""
@@ -42,7 +42,7 @@ def small(name: str) -> Algorithm:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_learn(name):
     policy = FakeFlowPolicy(ema_decay=RampDecay(slope=0.01, most=0.5))
-    trainer = make_trainer(small(name), policy, lr=1e-2)
+    trainer = make_trainer(small(name), policy=policy, lr=1e-2)
     rewards = []
     for _ in range(40):
         metrics = trainer.step()

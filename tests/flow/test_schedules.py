@@ -90,9 +90,9 @@ def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic(
     schedule = RandomSubset(8, (1, 2, 3, 4), 2)
     plan = schedule.at(3)
     assert plan == RandomSubset(8, (1, 2, 3, 4), 2).at(3)
-    assert trained(plan) == sorted(schedule.chosen(3))
-    assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.chosen(3)] == [ODE()] * 6
-    assert {tuple(sorted(schedule.chosen(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
+    assert trained(plan) == sorted(schedule.choice(3))
+    assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.choice(3)] == [ODE()] * 6
+    assert {tuple(sorted(schedule.choice(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
     with pytest.raises(ValueError, match="RandomSubset"):
         RandomSubset(4, (0, 1, 2, 3), 1)
 
@@ -118,7 +118,7 @@ def test_costs_are_those_of_the_methods():
 def test_tree_prunes_and_clamps():
     tree = Tree(8, (0, 3, 99), pruned_depths=(6, 7), slide_every=10, stop_depth=4)
     assert tree.splits == (0, 3, 7) and tree.group_size == 8
-    assert [tree.pruned(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
+    assert [tree.pruned_at(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
     assert trained(tree.at(0)) == [0, 1, 2, 3, 4, 7]
     assert trained(Tree(8, (0, 3), first_half_only=True).at(0)) == [0, 1, 2, 3, 4, 5]
     assert not Tree(8, (0, 3), last="ode").at(0).steps[-1].stochastic

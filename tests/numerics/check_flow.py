@@ -11,7 +11,7 @@ from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stoc
 from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import forwards, lay_out
-from mmrl.flow.path import data_of, guided
+from mmrl.flow.path import data_of, guided_velocity
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules import Window
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
@@ -40,7 +40,7 @@ def each(prefix: str, *endings: Any) -> list[str]:
 @checks(*each("schedule.sd3_shift3.T", 10, 14, 40))
 def static_shift(vector: Vector) -> None:
     spacing = StaticShift(vector.params["shift"])
-    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
@@ -50,7 +50,7 @@ def dynamic_shift(vector: Vector) -> None:
     p = vector.params
     spacing = DynamicShift(p["base_shift"], p["max_shift"], p["base_seq"], p["max_seq"])
     close(spacing.mu(p["image_seq_len"]), p["mu"])
-    sigmas = spacing.shifted(spacing.grid(p["num_steps"]), p["image_seq_len"])
+    sigmas = spacing.sigmas(spacing.grid(p["num_steps"]), p["image_seq_len"])
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
@@ -58,7 +58,7 @@ def dynamic_shift(vector: Vector) -> None:
 @checks(*each("schedule.linear_shift3.T", 16, 20, 25))
 def linear_shift(vector: Vector) -> None:
     spacing = LinearShift(vector.params["shift"])
-    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     assert truncated_timesteps(sigmas).tolist() == vector.outputs["model_timesteps_int"]
 
@@ -128,7 +128,7 @@ def without_noise(vector: Vector) -> None:
 @check("flow_grpo.step.sde.mixed_batch")
 def mixed_batch(vector: Vector) -> None:
     spacing, x, v = StaticShift(3.0), tensor(vector.inputs["sample"]), tensor(vector.inputs["v"])
-    sigmas = spacing.shifted(spacing.grid(10)).double()
+    sigmas = spacing.sigmas(spacing.grid(10)).double()
     index, level = torch.tensor(vector.params["step_indices"]), vector.params["noise_level"]
     gaussian = FlowSDE(level).transition(x, v, sigmas, index)
     close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
@@ -205,7 +205,7 @@ def flow_factory_step(vector: Vector) -> None:
 def storage_rounds_before_the_density(vector: Vector) -> None:
     spacing, at = StaticShift(3.0), vector.params["step_index"]
     x, v = (tensor(vector.inputs[name]).bfloat16() for name in ("latents", "v"))
-    old = FlowSDE(vector.params["noise_level"]).transition(x, v, spacing.shifted(spacing.grid(10)), torch.full((len(x),), at))
+    old = FlowSDE(vector.params["noise_level"]).transition(x, v, spacing.sigmas(spacing.grid(10)), torch.full((len(x),), at))
     stored = old.draw(tensor(vector.inputs["noise"]).bfloat16()).bfloat16()
     close(stored.double(), vector.outputs["next"], 0)
     close(old.log_density(stored), vector.outputs["log_prob"], FLOAT32)
@@ -274,7 +274,7 @@ def fast_rollout(vector: Vector) -> None:
     def velocity(x: Tensor, i: int, rows: Tensor) -> Tensor:
         time = float(sigmas[i])
         v = toy(x, time, positive[rows])
-        return v if p["guidance_scale"] <= 1 else guided(v, toy(x, time, negative[rows]), p["guidance_scale"])
+        return v if p["guidance_scale"] <= 1 else guided_velocity(v, toy(x, time, negative[rows]), p["guidance_scale"])
 
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, velocity, lambda c, rows: (noise[c - 1] if c else first)[rows])

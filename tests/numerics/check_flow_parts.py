@@ -30,7 +30,7 @@ from mmrl.core.readings import (
 from mmrl.core.types import Batch, Counts, Reading, Rollouts
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import lay_out
-from mmrl.flow.path import data_of, noised, velocity_of
+from mmrl.flow.path import add_noise, data_of, velocity_of
 from mmrl.flow.schedules import Tree
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_schedules import kept_by_depth
@@ -276,7 +276,7 @@ def negative_aware(vector: Vector) -> None:
     close(infos["policy/goodness"], out["r"])
     close(values / most, out["per_sample"], 1e-6)
     old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
-    x_t = noised(x0[:, 0], noise[:, 0], t)
+    x_t = add_noise(x0[:, 0], noise[:, 0], t)
     extreme = torch.full_like(advantages, most)
     for sign, loss, weight in ((1, "positive_loss", "weight_pos"), (-1, "negative_loss", "weight_neg")):
         alone, _ = term_values(NegativeAware(beta, most), sign * extreme, readings)

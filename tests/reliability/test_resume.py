@@ -20,7 +20,7 @@ from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
 from tests.support.running_reward import Running
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 
 def job_of(trainer: Any) -> Job:

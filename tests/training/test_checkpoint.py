@@ -17,7 +17,7 @@ from mmrl.training.checkpoint import CheckpointError, Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
 from mmrl.training.optim import OptimizerSettings
 from tests.support.fakes import prompts
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 
 def state(trainer):

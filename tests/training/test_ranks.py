@@ -18,7 +18,7 @@ from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.training.optim import OptimizerSettings
 from tests.support.fakes import FakeTextPolicy
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 from tests.training.test_trainer import half_dead, right_letter
 
 dapo = PRESETS["dapo"]

@@ -20,7 +20,7 @@ from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 from tests.support.fakes import FakeTextPolicy, prompts
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
 
@@ -168,7 +168,7 @@ class WithGradient(FakeTextPolicy):
         return {reading: x + self.amount if torch.is_grad_enabled() else x for reading, x in values.items()}
 
 
-def first_step(algorithm: Any, amount: float, **bounds: float) -> Any:
+def first_step(algorithm: Any, amount: float, **bounds: Any) -> Any:
     policy = WithGradient()
     policy.amount = amount
     trainer = make_trainer(algorithm, policy=policy, **bounds)

@@ -14,7 +14,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import NamedReward, RewardRunner
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 
 def weights(trainer) -> torch.Tensor:

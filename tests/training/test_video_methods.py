@@ -20,7 +20,7 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
 

@@ -44,7 +44,7 @@ class Gate:
         for k in gated:
             value = torch.where(status == Status.OK, scores.values[:, k] * factor, scores.values[:, k])
             joint = torch.where(status == Status.FAILED, int(Status.FAILED), scores.status[:, k])
-            scores = replaced(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
+            scores = substitute(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
         return scores
 
 
@@ -71,7 +71,7 @@ class Minimum:
         values = torch.where(status == Status.OK, scores.values[:, places], torch.inf).amin(1)
         joint = torch.where((status == Status.NA).all(1), int(Status.NA), int(Status.OK))
         joint = torch.where((status == Status.FAILED).any(1), int(Status.FAILED), joint)
-        return replaced(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
+        return substitute(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def place_of(scores: Scores, name: str, setting: str) -> int:
     return scores.names.index(name)
 
 
-def replaced(
+def substitute(
     scores: Scores, places: Sequence[int], name: str, values: Float[Tensor, " n"], status: Int[Tensor, " n"], weight: Tensor
 ) -> Scores:
     """The scores with one more column that takes the weight of those at `places`.

@@ -30,11 +30,11 @@ class RandomSubset:
             )
 
     def at(self, step: int) -> RolloutPlan:
-        chosen = self.chosen(step)
+        chosen = self.choice(step)
         steps = steps_where(self.num_steps, chosen, StepPlan(dynamics_of(self.dynamics, self.level), trained=True))
         return RolloutPlan(steps, self.spacing, initial_noise=self.initial_noise)
 
-    def chosen(self, step: int) -> list[int]:
+    def choice(self, step: int) -> list[int]:
         """The noisy steps at a training step, in the order drawn."""
         order = torch.randperm(len(self.candidates), generator=torch.Generator().manual_seed(self.seed + step))
         return [self.candidates[int(i)] for i in order[: self.count]]

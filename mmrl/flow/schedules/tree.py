@@ -61,8 +61,8 @@ class Tree:
     def at(self, step: int) -> RolloutPlan:
         last_split = max(self.splits)
         half = last_split + 1 + (self.num_steps - last_split - 1) // 2
-        pruned = {depth - 1 for depth in self.pruned(step)} | set(range(half, self.num_steps) if self.first_half_only else ())
-        noisy = set(self.splits) | set(self.windowed(step))
+        pruned = {depth - 1 for depth in self.pruned_at(step)} | set(range(half, self.num_steps) if self.first_half_only else ())
+        noisy = set(self.splits) | set(self.noisy_at(step))
         return RolloutPlan(
             tuple(self._step(i, i not in pruned) if i in noisy else StepPlan() for i in range(self.num_steps)),
             self.spacing,
@@ -71,14 +71,14 @@ class Tree:
             truncated_timesteps=self.truncated_timesteps,
         )
 
-    def pruned(self, step: int) -> list[int]:
+    def pruned_at(self, step: int) -> list[int]:
         """The pruned depths at a training step."""
         if not self.pruned_depths or not self.slide_every:
             return list(self.pruned_depths)
         shift = min(step // self.slide_every, max(0, self.pruned_depths[0] - self.stop_depth))
         return [depth - shift for depth in self.pruned_depths]
 
-    def windowed(self, step: int) -> range:
+    def noisy_at(self, step: int) -> range:
         """The steps that are noisy at a training step wherever the splits are."""
         first, count = (0, self.num_steps) if self.window is None else self.window
         if self.window_every:

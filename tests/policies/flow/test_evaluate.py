@@ -341,6 +341,7 @@ def test_every_preset_finds_what_it_reads(tiny, name):
     policy = make(tiny("sd3"), sorted(algorithm.shadows))
     algorithm.check(policy)
     schedule = algorithm.schedule
+    assert schedule is not None
     size = 54 if name == "temp_flow_grpo" else 16 if name.startswith("branch") else 2
     rollouts = policy.rollout([Request(Prompt("p", "x"), size, 0, model=sampler_of(algorithm))], schedule.at(0))
     wanted = [r._replace(model="policy") if r.model in ("old", "rollout") else r for r in algorithm.all_reads]

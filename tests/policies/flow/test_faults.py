@@ -219,6 +219,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_audit_names_the_row(tiny, name):
     policy, (change, message) = make(tiny("sd3")), BROKEN[name]
+    assert ALGORITHM.schedule is not None
     rollouts = policy.rollout(requests(3), ALGORITHM.schedule.at(0))
     policy.diagnostics.audit(rollouts)
     with pytest.raises(ValueError, match=message):
