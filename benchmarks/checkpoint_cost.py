@@ -16,8 +16,8 @@ import torch
 
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
+from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.trainer import Trainer
 
 STEPS = 10

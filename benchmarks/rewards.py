@@ -28,12 +28,12 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
 from mmrl.training.collect import Collector
-from mmrl.training.distributed import Ranks
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 

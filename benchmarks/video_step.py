@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.core.types import Prompt, Reading, Request, Video
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, Plan
 
-LOGPROBS = Reading("logprobs")
 SIDE = 32
 """Pixels per token and side of Qwen3-VL."""
 

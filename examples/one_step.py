@@ -13,7 +13,8 @@ from PIL import Image
 
 from mmrl import Group, Prompt
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.core.types import Batch, Counts, Reading, Request
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, Counts, Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.tiny.vlms import build
 from mmrl.training.rewards import NamedReward, RewardRunner
@@ -41,7 +42,7 @@ def main() -> None:
     credit = algorithm.advantage(scores, rollouts)
     # 3. the share of every token in the loss, from counts over the whole batch
     ones = torch.ones_like(credit.values)
-    old = {Reading("logprobs", "old"): rollouts.recorded[Reading("logprobs", "rollout")]}
+    old = {OLD_LOGPROBS: rollouts.recorded[ROLLOUT_LOGPROBS]}
     batch = Batch(rollouts, credit.values, ones, ones, old)
     counts = Counts(rollouts=len(rollouts), actions=int(rollouts.action_mask.sum()), groups=len(prompts))
     share, importance = algorithm.loss_weights(batch, counts)

@@ -21,7 +21,7 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.core.loops import settled
+from mmrl.core.loops import wait_for
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import Pair, schedule, win_rates
@@ -81,7 +81,7 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     """The scorer's values, None where it does not apply."""
     answers = scorer(group)
     if inspect.isawaitable(answers):
-        answers = settled(answers)
+        answers = wait_for(answers)
     values = [answer.value if isinstance(answer, Scored) else answer for answer in answers]
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")

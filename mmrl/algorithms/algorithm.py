@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,13 +12,26 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
-from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, View, Viewing, Weight
+from mmrl.core.protocols import (
+    Advantage,
+    ComparesGroups,
+    Mask,
+    NeedsLength,
+    Planner,
+    Policy,
+    Shaping,
+    Term,
+    View,
+    Viewing,
+    Weight,
+)
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
+from mmrl.flow.plan import Schedule
 
+Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-OLD_LOGPROBS = Reading("logprobs", "old")
 OF_THE_STEP = ("old", "rollout")
-"""Not kept beside the policy: `old` is read before the first update, `sampler` was recorded while sampling."""
+"""Not kept beside the policy: `old` is read before the first update, `rollout` was recorded while sampling."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,8 @@ class Algorithm:
     masks: tuple[Mask, ...] = ()
     shaping: tuple[Shaping, ...] = ()
     planner: Planner = field(default_factory=Once)
-    schedule: Any = None
+    schedule: Schedule | None = None
+    """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
     """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
     group_size: int = 8
@@ -91,10 +105,10 @@ class Algorithm:
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
 
-        def filled(part: Any) -> Any:
-            return replace(part, length=max_new_tokens) if getattr(part, "length", 0) is None else part
-
-        return replace(self, aggregation=filled(self.aggregation), shaping=tuple(filled(part) for part in self.shaping))
+        aggregation = part_with_length(self.aggregation, max_new_tokens)
+        return replace(
+            self, aggregation=aggregation, shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping)
+        )
 
     def check(self, policy: Policy) -> None:
         """Refuse at build time what would train on nonsense.
@@ -122,7 +136,7 @@ class Algorithm:
                 f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
                 "which makes them the same: set algorithm.old = 'reread'"
             )
-        least: int = getattr(self.advantage, "min_group_size", 1)
+        least = self.advantage.min_group_size if isinstance(self.advantage, ComparesGroups) else 1
         if self.group_size < least:
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
@@ -162,3 +176,10 @@ class Algorithm:
             loss = loss + coef * (weight * values).sum()
             metrics |= {name: (batch.share * info).sum().detach() for name, info in infos.items()}
         return loss, metrics
+
+
+def part_with_length(part: Part, length: int) -> Part:
+    """The part with the run's completion length, if it needs one and names none."""
+    if isinstance(part, NeedsLength) and part.length is None:
+        return cast(Part, part.with_length(length))
+    return part

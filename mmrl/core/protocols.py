@@ -1,15 +1,18 @@
-"""What each room promises the others. Attributes are read-only properties, so frozen dataclasses fit."""
+"""The promises between rooms. Attributes are read-only properties, so frozen dataclasses fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmrl.core.types import (
     Batch,
+    ClipRange,
     Counts,
     Credit,
     Group,
@@ -26,6 +29,43 @@ from mmrl.core.types import (
 
 State = dict[str, Any]
 """What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
+Sampling = Any
+"""How to sample; every modality has a type of its own: `text.settings.Sampling`, `flow.plan.RolloutPlan`."""
+
+
+@runtime_checkable
+class DistributedKind(Protocol):
+    """How accelerate spreads a model: `MULTI_GPU`, `FSDP`, `DEEPSPEED`, ..."""
+
+    @property
+    def value(self) -> str: ...
+
+
+@runtime_checkable
+class Accelerator(Protocol):
+    """accelerate's Accelerator, as far as mmrl uses it."""
+
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def is_main_process(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def distributed_type(self) -> DistributedKind: ...
+    @property
+    def deepspeed_plugin(self) -> Any: ...
+
+    def prepare(self, *args: Any) -> Any: ...
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+    def gather(self, tensor: Tensor) -> Tensor: ...
+    def backward(self, loss: Tensor) -> None: ...
+    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor: ...
+    def local_main_process_first(self) -> AbstractContextManager[None]: ...
+    def wait_for_everyone(self) -> None: ...
+    def end_training(self) -> None: ...
 
 
 @runtime_checkable
@@ -42,8 +82,8 @@ class Policy(Protocol):
         """Weights kept beside the live ones: ref, ema."""
         ...
 
-    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
-        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
+    def rollout(self, requests: Sequence[Request], sampling: Sampling = None) -> Rollouts:
+        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's plan)."""
         ...
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -76,8 +116,8 @@ class Policy(Protocol):
         """Write the live weights in the form the model's own library loads."""
         ...
 
-    def prepare(self, accelerator: Any) -> None:
-        """Move to the device and wrap for many processes; `accelerator` is accelerate's Accelerator."""
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Move to the device and wrap for many processes."""
         ...
 
 
@@ -166,7 +206,7 @@ class Hypothesis:
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
     must_equal: Literal["rollout", "reading"] = "rollout"
-    """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
+    """rollout: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
     what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
@@ -227,6 +267,28 @@ class Advantage(Protocol):
 
 
 @runtime_checkable
+class ComparesGroups(Protocol):
+    """An advantage that compares the samples of a group; one that does not declare it is content with a single sample."""
+
+    @property
+    def min_group_size(self) -> int:
+        """The fewest samples per prompt that have an advantage."""
+        ...
+
+
+@runtime_checkable
+class NeedsLength(Protocol):
+    """A part that divides or counts by the run's completion length."""
+
+    @property
+    def length(self) -> int | None:
+        """In actions; None: the run fills it in."""
+        ...
+
+    def with_length(self, length: int) -> "NeedsLength": ...
+
+
+@runtime_checkable
 class Mask(Protocol):
     """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
 
@@ -273,6 +335,14 @@ class Term(Protocol):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch, /) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         """Values, and metrics as (n, t) tensors that are averaged with the shares."""
         ...
+
+
+@runtime_checkable
+class Clipping(Protocol):
+    """A term that clips: what is looked at before training, and must not be clipped by rounding alone."""
+
+    @property
+    def clip_range(self) -> ClipRange: ...
 
 
 @runtime_checkable

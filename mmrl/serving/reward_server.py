@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from mmrl.core.loops import settled
+from mmrl.core.loops import wait_for
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.serving import wire
 
@@ -192,7 +192,7 @@ def answer(reward: Served, group: Group) -> wire.Reply:
     count = len(group.samples)
     try:
         outcome = reward.function(group)
-        answers = list(settled(outcome) if inspect.isawaitable(outcome) else outcome)
+        answers = list(wait_for(outcome) if inspect.isawaitable(outcome) else outcome)
         if len(answers) != count:
             raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
         return wire.reply_of(answers, reward.fingerprint)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Pooling
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Batches:
             chosen = replace(chosen, action_mask=torch.zeros_like(chosen.action_mask))
         ones = torch.ones_like(credit.values[rows])
         batch = Batch(chosen, credit.values[rows], ones, ones, {reading: x[rows] for reading, x in frozen.items()})
-        share, importance = self.algorithm.loss_weights(batch, replace(self.counts(chosen), pooled=self.pooled(batch)))
+        share, importance = self.algorithm.loss_weights(batch, replace(self.counts(chosen), pooled=self.pool(batch)))
         return replace(batch, share=share, importance=importance)
 
     def counts(self, rollouts: Rollouts) -> Counts:
@@ -58,7 +58,7 @@ class Batches:
         num_rollouts, num_actions = self.ranks.sum([int(live.sum()), int(rollouts.action_mask.sum())])
         return Counts(max(1, int(num_rollouts)), max(1, int(num_actions)), max(1, len(groups)))
 
-    def pooled(self, batch: Batch) -> dict[Reading, Tensor]:
+    def pool(self, batch: Batch) -> dict[Reading, Tensor]:
         """Reading -> its values at the trainable actions of all ranks, for the weights that want them."""
         pooling = [weight for weight in self.algorithm.importance if isinstance(weight, Pooling)]
         wanted = dict.fromkeys(reading for weight in pooling for reading in weight.pools)

@@ -4,16 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
-from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
+from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler, Sampling
+from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
-from mmrl.training.distributed import Ranks
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
 
@@ -55,7 +54,7 @@ class Collector:
         self.parts = 1
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
-    def collect(self, sampling: Any = None) -> Collected:
+    def collect(self, sampling: Sampling = None) -> Collected:
         """Rows of this rank whose groups the planner kept."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
@@ -86,7 +85,7 @@ class Collector:
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
     def sample_and_score(
-        self, requests: Sequence[Request], sampling: Any, rollouts: Rollouts | None, times: dict[str, float]
+        self, requests: Sequence[Request], sampling: Sampling, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
         """The rollouts with the requested ones added, the groups these belong to, and their scores."""
         parts, again = self.split_requests(requests), list[Group]()
@@ -94,7 +93,7 @@ class Collector:
             for part in parts:
                 with stopwatch(times, "rollout"):
                     fresh = self.policy.rollout(part, sampling)
-                rollouts = fresh if rollouts is None else merged(self.policy, rollouts, fresh)
+                rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
                 touched = {request.group_id for request in part}
                 finished = [group for group in rollouts.groups if group.id in touched]
                 again += finished
@@ -184,14 +183,14 @@ def means(table: GroupScores) -> Tensor:
     return torch.where(table.status == Status.OK, table.values, math.nan).nanmean(dim=0)
 
 
-def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
+def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
     """Rows of both; a group named in both becomes one, its new samples after the old ones."""
     sizes = {group.id: len(group.samples) for group in old.groups}
     offsets = torch.tensor([sizes.get(group, 0) for group in new.group_ids.tolist()], dtype=torch.long)
     groups = {group.id: group for group in old.groups}
     for group in new.groups:
         known = groups.get(group.id)
-        groups[group.id] = group if known is None else joined_group(known, group)
+        groups[group.id] = group if known is None else join_groups(known, group)
     length = max(old.action_mask.shape[1], new.action_mask.shape[1])
 
     def both(a: Tensor, b: Tensor) -> Tensor:
@@ -208,7 +207,7 @@ def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
     )
 
 
-def joined_group(old: Group, new: Group) -> Group:
+def join_groups(old: Group, new: Group) -> Group:
     probes = {view: (*old.probes.get(view, ()), *new.probes.get(view, ())) for view in {**old.probes, **new.probes}}
     return Group(old.id, old.prompt, (*old.samples, *new.samples), probes)
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
 
 
-class Engine:
+class DeepSpeedEngine:
     """The engine of a prepared policy, with mmrl's optimizer in it.
 
     A policy is prepared before its optimizer exists, so the engine was begun with another one. Here the real one takes its
@@ -59,7 +60,7 @@ class Engine:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
 
     def norm(self, limit: float) -> float:
-        """Of the gradient before clipping; the step that follows clips to `limit`, unless that is 0."""
+        """The gradient's norm before clipping; the step that follows clips to `limit`, unless that is 0."""
         self.zero.clip_grad = limit
         found = self.zero._get_norm_groups() if self.spreads_weights else [self.zero.scaled_global_norm()]
         norms = [float(norm) for norm in found]
@@ -70,7 +71,7 @@ class Engine:
         self.engine.step()
 
     def state(self) -> State:
-        """As the optimizer of one process gives it; every process must ask."""
+        """The optimizer's state as one process would have it; every process must ask."""
         names, numbers = self._kinds()
         group = {name: x for name, x in self.optimizer.param_groups[0].items() if name != "params"}
         moments = {i: self._moments(weight, names) | numbers for i, weight in enumerate(self.weights)}
@@ -112,13 +113,19 @@ class Engine:
         return {name: deepspeed().safe_get_full_optimizer_state(weight, name).cpu() for name in names}
 
 
+def drive(ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
+    """Give this optimizer to the engine of a policy that DeepSpeed trains; elsewhere nothing happens."""
+    wrapped = getattr(ranks.accelerator, "deepspeed_engine_wrapped", None)
+    ranks.engine = None if wrapped is None else DeepSpeedEngine(wrapped.engine, optimizer)
+
+
 def deepspeed() -> Any:
-    """Of the package, what reads and writes parts of weights; whoever has an engine has it."""
+    """DeepSpeed's helpers for reading and writing sharded weights."""
     return import_module("deepspeed.utils")
 
 
-def is_moment(x: Any) -> bool:
-    """Counts of steps are tensors too, without a dimension."""
+def is_moment(x: object) -> bool:
+    """True for tensors with a dimension. Counts of steps are tensors too, without one."""
     return isinstance(x, Tensor) and x.ndim > 0
 
 

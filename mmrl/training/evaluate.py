@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from mmrl.core.protocols import Policy
+from mmrl.core.protocols import Policy, Sampling
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
-from mmrl.training.distributed import Ranks
 from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
 from mmrl.training.rewards import GroupScores, RewardRunner
@@ -39,7 +39,7 @@ class Variant:
 
     name: str
     """Its metrics are eval/<name>/..."""
-    sampling: Any = None
+    sampling: Sampling = None
     weights: Weights = "live"
 
 
@@ -52,7 +52,7 @@ class Evaluator:
         prompts: Sequence[Prompt],
         rewards: RewardRunner,
         settings: EvaluationSettings,
-        sampling: Any = None,
+        sampling: Sampling = None,
         ranks: Ranks | None = None,
         variants: Sequence[Variant] = (),
     ) -> None:
@@ -66,13 +66,13 @@ class Evaluator:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
         eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.
         """
-        metrics, groups, scores = self.answered(self.sampling, self.settings.weights)
+        metrics, groups, scores = self.answer(self.sampling, self.settings.weights)
         for variant in self.variants:
-            found = self.answered(variant.sampling, variant.weights)[0]
+            found = self.answer(variant.sampling, variant.weights)[0]
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
         return metrics, groups, scores
 
-    def answered(self, sampling: Any, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+    def answer(self, sampling: Sampling, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []

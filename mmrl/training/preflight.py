@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass, field
 
 from mmrl.core.protocols import Diagnosable, Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.settings import TrainSettings
 
 

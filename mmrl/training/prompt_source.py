@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mmrl.core.protocols import Policy, PromptChecker, PromptSampler
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 
 log = logging.getLogger("mmrl")

@@ -7,21 +7,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
-PLACE = Reading("place", "old")
 OF_GROUPS = "group_"
 """What the names of quantities begin with that compare the rows of one group."""
 
 
 @dataclass(frozen=True)
-class FrozenReader:
+class ReferenceReads:
     """Reads, once per step and before the first update, what the algorithm's parts ask for."""
 
     policy: Policy
@@ -35,7 +34,7 @@ class FrozenReader:
 
     @torch.no_grad()
     def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
-        """What weights that do not move during this step say about its actions.
+        """Readings of the step's actions under weights that do not move during it.
 
         `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do.
         """
@@ -62,27 +61,27 @@ class FrozenReader:
         others = [reading for reading in readings if reading not in compared]
         read: dict[Reading, Tensor] = {}
         if others:
-            read |= self.read_parts(
+            read |= self.read_micro_batches(
                 self.policy.split(whole, self.settings.micro_batch, self.algorithm.scope), others, places.shape
             )
         if compared:
             ids = rollouts.group_ids
             groups = [whole.take((ids == group_id).nonzero()[:, 0]) for group_id in ids.unique()]
-            read |= self.read_parts(groups or [whole], compared, places.shape)
+            read |= self.read_micro_batches(groups or [whole], compared, places.shape)
         return read
 
-    def read_parts(self, cut: Iterable[Batch], readings: list[Reading], shape: torch.Size) -> dict[Reading, Tensor]:
-        """The readings of all parts, put back in place as (n, t).
+    def read_micro_batches(self, cut: Iterable[Batch], readings: list[Reading], shape: torch.Size) -> dict[Reading, Tensor]:
+        """The readings of all micro-batches, put back in place as (n, t).
 
         Every rank reads equally often, or sharded weights would wait for ever.
         """
         asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
-        parts, pieces = list(cut), list[dict[Reading, Tensor]]()
-        for part in parts:
-            values = self.policy.read(part.rollouts.trace, list(asked), part.rollouts.action_mask)
+        micro_batches, pieces = list(cut), list[dict[Reading, Tensor]]()
+        for micro_batch in micro_batches:
+            values = self.policy.read(micro_batch.rollouts.trace, list(asked), micro_batch.rollouts.action_mask)
             pieces.append({asked[reading]: value for reading, value in values.items()})
-        for _ in range(self.ranks.most(len(parts)) - len(parts)):
-            self.policy.read(parts[-1].rollouts.trace, list(asked), parts[-1].rollouts.action_mask)
-        order = torch.cat([part.frozen[PLACE].flatten() for part in parts])
+        for _ in range(self.ranks.most(len(micro_batches)) - len(micro_batches)):
+            self.policy.read(micro_batches[-1].rollouts.trace, list(asked), micro_batches[-1].rollouts.action_mask)
+        order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
         flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}

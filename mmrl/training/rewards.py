@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from mmrl.core.protocols import Reward
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
+from mmrl.training.reward_cache import RawAnswer
 from mmrl.training.reward_calls import Calling, Meter, RewardCaller
 
 log = logging.getLogger("mmrl.rewards")
@@ -174,12 +174,12 @@ class Scoring:
     def __init__(self, runner: RewardRunner, stack: ExitStack, beside: bool) -> None:
         self.runner, self.stack, self.beside = runner, stack, beside
         self.groups: list[Group] = []
-        self.outcomes: dict[RewardCaller, list[Future[Any]]] = {caller: [] for caller in runner.callers}
+        self.outcomes: dict[RewardCaller, list[Future[RawAnswer]]] = {caller: [] for caller in runner.callers}
 
     def add(self, groups: Sequence[Group]) -> None:
         """Rewards that can begin with these groups at once."""
         if not self.groups and groups:
-            self.stack.enter_context(untouched_random_state())
+            self.stack.enter_context(keep_random_state())
         empty = [group.prompt.id for group in groups if not group.samples]
         if empty:
             raise RewardError(f"the group of prompt {empty[0]!r} has no samples: rewards compare the samples of whole groups")
@@ -196,7 +196,7 @@ class Scoring:
             for caller in self.outcomes:
                 if caller.whole_step:
                     self.outcomes[caller] = [caller.submit(self.groups, self.beside)]
-        settled = {caller: self._settled(caller) for caller in self.outcomes}
+        settled = {caller: self._raw_answers(caller) for caller in self.outcomes}
         columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
         tables = []
         for i, group in enumerate(self.groups):
@@ -210,9 +210,9 @@ class Scoring:
             tables.append(GroupScores(values, status, parts))
         return tables
 
-    def _settled(self, caller: RewardCaller) -> list[Any]:
+    def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
         """The raw answer for every group, or the exception it raised."""
-        outcomes: list[Any] = [future.exception() or future.result() for future in self.outcomes[caller]]
+        outcomes: list[RawAnswer] = [future.exception() or future.result() for future in self.outcomes[caller]]
         if not caller.whole_step or not outcomes:
             return outcomes
         [whole] = outcomes
@@ -226,8 +226,8 @@ class Scoring:
             return [error] * len(self.groups)
         return answers
 
-    def _column(self, reward: NamedReward, outcomes: Sequence[Any]) -> list[Answer]:
-        answers = [checked(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
+    def _column(self, reward: NamedReward, outcomes: Sequence[RawAnswer]) -> list[Answer]:
+        answers = [check_answer(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
@@ -243,7 +243,7 @@ class Scoring:
         return answers
 
 
-def checked(reward: NamedReward, group: Group, outcome: Any) -> Answer:
+def check_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
     """The answer; of a reward that is only logged a broken one counts as failed, for it must not stop a run."""
     if reward.weight != 0:
         return read_answer(reward, group, outcome)
@@ -253,7 +253,7 @@ def checked(reward: NamedReward, group: Group, outcome: Any) -> Answer:
         return all_failed(group, str(error))
 
 
-def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
+def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
     """Turn a raw answer into values and status, or refuse it."""
     if isinstance(outcome, BaseException):
         if isinstance(outcome, RewardError | RewardUnavailableError):
@@ -294,7 +294,7 @@ def all_failed(group: Group, error: str) -> Answer:
     return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, error)
 
 
-def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status, Mapping[str, float]]:
+def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
     parts: Mapping[str, float] = {}
     if isinstance(answer, Scored):
         answer, parts = answer.value, _parts(reward, group, answer.parts)
@@ -318,7 +318,7 @@ def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status,
     return reward.transform(value), Status.OK, {**parts, "raw": value}
 
 
-def _parts(reward: NamedReward, group: Group, parts: Mapping[str, Any]) -> Mapping[str, float]:
+def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) -> Mapping[str, float]:
     try:
         return {name: float(value) for name, value in parts.items()}
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -328,7 +328,7 @@ def _parts(reward: NamedReward, group: Group, parts: Mapping[str, Any]) -> Mappi
         ) from None
 
 
-def is_same(a: Any, b: Any) -> bool:
+def is_same(a: object, b: object) -> bool:
     """Whether two rewards are one object or equal data."""
     if a is b or type(a) is not type(b):
         return a is b
@@ -339,7 +339,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def untouched_random_state() -> Iterator[None]:
+def keep_random_state() -> Iterator[None]:
     """Whatever random numbers are drawn inside, sampling outside goes on as if none were."""
     python, cpu = random.getstate(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

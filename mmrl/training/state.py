@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
+from mmrl.core.ranks import Ranks, load_whole_state, whole_state
 from mmrl.training.collect import Collector
-from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 from mmrl.training.rewards import RewardRunner
 
 PLAIN = (bool, int, float, str, type(None))
@@ -32,7 +32,7 @@ class RunState:
     ranks: Ranks
 
     def state_dict(self) -> State:
-        """Every process must call it. Tensors may be the live ones: `copied` takes a state away from them."""
+        """Every process must call it. Tensors may be the live ones: `copy_state` takes a state away from them."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": whole_state(self.optimizer, self.ranks.engine),
@@ -120,7 +120,7 @@ def load_rewards(runner: RewardRunner, state: State) -> None:
             lane.cache.load_state_dict(known["cache"])
 
 
-def copied(value: Any, where: str = "the state") -> Any:
+def copy_state(value: Any, where: str = "the state") -> Any:
     """The same in memory of its own on the CPU, so that training can go on while it is written.
 
     Raises:
@@ -133,9 +133,9 @@ def copied(value: Any, where: str = "the state") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: copied(item, f"{where} {key!r}") for key, item in cast(Mapping[Any, Any], value).items()}
+        return {key: copy_state(item, f"{where} {key!r}") for key, item in cast(Mapping[object, object], value).items()}
     if isinstance(value, list | tuple):
-        items = [copied(item, where) for item in cast(list[Any], value)]
+        items = [copy_state(item, where) for item in cast(list[object], value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "

@@ -18,6 +18,7 @@ from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
+from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
@@ -81,7 +82,7 @@ def test_check_refuses_weights_that_move():
     class Moving(HighEntropy):
         @property
         def reads(self) -> tuple[Reading, ...]:
-            return (Reading("entropy"),)
+            return (ENTROPY,)
 
     with pytest.raises(ValueError, match=r"Moving reads \['entropy'\] under the policy's moving weights.*model='old'"):
         Algorithm(importance=(Moving(),)).check(offering("logprobs", "entropy"))
@@ -115,8 +116,8 @@ def test_check_refuses_to_compare_the_sampler_with_itself(changes):
 
 def test_an_algorithm_says_what_it_reads():
     algorithm = PRESETS["high_entropy"]
-    assert algorithm.live_reads == (Reading("logprobs"),)
-    assert set(algorithm.frozen_reads) == {Reading("logprobs", "old"), Reading("entropy", "old")}
+    assert algorithm.live_reads == (LOGPROBS,)
+    assert set(algorithm.frozen_reads) == {OLD_LOGPROBS, OLD_ENTROPY}
     assert PRESETS["grpo"].shadows == {"ref"}
     assert algorithm.shadows == frozenset()
     assert PRESETS["gspo"].scope == "rollout"

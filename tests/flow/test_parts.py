@@ -17,16 +17,14 @@ from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import flow as presets_flow
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
-from mmrl.core.types import Counts, Prompt, Reading
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.core.types import Counts, Prompt
 from mmrl.flow.layout import lay_out
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Branching, Full, Tree
 from mmrl.flow.sigmas import StaticShift
-from tests.flow.conftest import make_trainer
 from tests.support.flow_fakes import FakeFlowPolicy
 from tests.support.rows import Nothing, make_batch, rollouts, scores
-
-LOGPROBS, OLD_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old")
+from tests.support.trainers import make_trainer
 
 
 def rows_of(schedule, counts, shared=True):
@@ -245,7 +243,7 @@ def test_a_group_that_fills_no_tree_stops_before_sampling():
 
 def test_what_the_policy_cannot_read_is_refused_at_build():
     with pytest.raises(ValueError, match="sampled_mean"):
-        make_trainer(presets_flow.grpo_guard, FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
+        make_trainer(presets_flow.grpo_guard, policy=FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
 
 
 def test_every_preset_is_documented():

@@ -12,8 +12,8 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.flow.schedules import Branching, Full, Tree, Window
-from tests.flow.conftest import make_trainer
 from tests.flow.test_learning import small
+from tests.support.trainers import make_trainer
 
 NORM = GroupNorm(ddof=0, eps=1e-4, clip=5.0)
 BASE = replace(

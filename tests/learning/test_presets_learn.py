@@ -4,7 +4,7 @@ import pytest
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.training.optim import OptimizerSettings
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 STEPS = 40
 

@@ -90,7 +90,8 @@ def verl_advantages(vector: Vector) -> None:
     for name, expected in vector.outputs.items():
         assert name in advantages, f"nothing reproduces verl's {name}"
         found = advantages[name](scores(tensor(inputs["rewards"])[:, None]), rows)
-        close(found.values, expected, what=name)
+        # gpg's scale is a quotient in float32 there
+        close(found.values, expected, FLOAT32 if name == "gpg" else 1e-9, name)
 
 
 @check("mc_grpo_advantages")

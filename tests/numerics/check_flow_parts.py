@@ -15,12 +15,23 @@ from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
 from mmrl.core.protocols import Advantage, Term
+from mmrl.core.readings import (
+    DT,
+    LOGPROBS,
+    MEAN,
+    OLD_LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    SAMPLED_MEAN,
+    SIGMA,
+    STD,
+    TARGET_VELOCITY,
+    VELOCITY,
+)
 from mmrl.core.types import Batch, Counts, Reading, Rollouts
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import lay_out
-from mmrl.flow.path import data_of, noised, velocity_of
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.flow.path import add_noise, data_of, velocity_of
 from mmrl.flow.schedules import Tree
-from mmrl.flow.sde import deviation, diffusion
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_schedules import kept_by_depth
 from tests.numerics.registry import Vector, check, close, tensor
@@ -28,7 +39,6 @@ from tests.support.rows import Nothing, make_batch, scores
 from tests.support.rows import rollouts as rows_of
 
 FLOAT32 = 3e-6
-LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "rollout")
 
 
 def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:
@@ -235,7 +245,7 @@ def ratio_norm(vector: Vector) -> None:
 def noise_level_weights(vector: Vector) -> None:
     sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
     steps = len(sigmas) - 1
-    std = deviation("flow_sde", vector.params["noise_level"], sigmas, torch.arange(steps))
+    std = FlowSDE(vector.params["noise_level"]).deviation(sigmas, torch.arange(steps))
     close(std, out["std_sqrt_dt"], 1e-6)
     close(std * vector.params["C"], out["weight"], 1e-6)
     trained = torch.cat([std[:-1], torch.zeros(1, dtype=torch.float64)])[None]
@@ -266,7 +276,7 @@ def negative_aware(vector: Vector) -> None:
     close(infos["policy/goodness"], out["r"])
     close(values / most, out["per_sample"], 1e-6)
     old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
-    x_t = noised(x0[:, 0], noise[:, 0], t)
+    x_t = add_noise(x0[:, 0], noise[:, 0], t)
     extreme = torch.full_like(advantages, most)
     for sign, loss, weight in ((1, "positive_loss", "weight_pos"), (-1, "negative_loss", "weight_neg")):
         alone, _ = term_values(NegativeAware(beta, most), sign * extreme, readings)
@@ -290,4 +300,4 @@ def matching_score(vector: Vector) -> None:
         close(term.score(column(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
     if exact:
         sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
-        close(diffusion("flow_sde", 0.7, sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
+        close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)

@@ -17,7 +17,8 @@ from mmrl.answers.boxes.box import Box, iou, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.answers.choices import choice_score, parse_choices
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import Group, MediaSize, Prompt, Reading, Sample, Scored
+from mmrl.core.readings import OLD_LOGPROBS
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 from mmrl.serving.judge import JudgeError, Reply
 from mmrl.serving.pairs import win_rates
 from mmrl.serving.verdicts import preference
@@ -104,7 +105,7 @@ def mm_upt_majority(vector: Vector) -> None:
 def unlikeliness_reward(vector: Vector) -> None:
     rewards, logprobs = (tensor(vector.inputs[name])[:, None] for name in ("rewards", "mean_old_logp"))
     rows = rollouts(torch.ones(len(rewards), 1), vector.inputs["index"])
-    shaped = Unlikeliness(vector.params["rank_penalty"])(scores(rewards), rows, {Reading("logprobs", "old"): logprobs})
+    shaped = Unlikeliness(vector.params["rank_penalty"])(scores(rewards), rows, {OLD_LOGPROBS: logprobs})
     close(shaped.values[:, 0], vector.outputs["shaped_rewards"])
     advantage = GroupNorm(eps=vector.params["eps"])
     close(advantage(shaped, rows).values[:, 0], vector.outputs["advantages"], 1e-6)

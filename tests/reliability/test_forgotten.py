@@ -12,8 +12,8 @@ from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
+from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.reward_calls import Calling

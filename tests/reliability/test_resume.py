@@ -12,15 +12,15 @@ import torch
 from mmrl.app.commands.train import continue_from
 from mmrl.app.run.build import Job
 from mmrl.app.run.folder import RunDir
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.reward_cache import AnswerCache
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
 from tests.support.running_reward import Running
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 
 def job_of(trainer: Any) -> Job:

@@ -16,9 +16,9 @@ import torch
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.run.signals import listening
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -116,7 +116,7 @@ def test_nothing_is_broken_off_while_weights_are_exchanged():
         def __exit__(self, *_: object) -> None:
             events.append("back")
 
-    with pytest.raises(AskedToStopError), listening(stop), stop.heeded(Ranks()):
+    with pytest.raises(AskedToStopError), listening(stop), stop.interruptible(Ranks()):
         with Worn():
             for _ in range(200):
                 signal.sigtimedwait([], 0.01)
@@ -134,11 +134,11 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
             return [x, self.other]
 
     stop = Stop()
-    with pytest.raises(AskedToStopError), stop.heeded(Two("SIGTERM")):
+    with pytest.raises(AskedToStopError), stop.interruptible(Two("SIGTERM")):
         pytest.fail("the other process was asked")
     assert stop.asked_by == "SIGTERM"
     stop = Stop()
-    with stop.heeded(Two("")):
+    with stop.interruptible(Two("")):
         assert not stop.ask("SIGTERM")
 
 

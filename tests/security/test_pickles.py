@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_vlm
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.models import read_weights
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 
 
 class Bomb:

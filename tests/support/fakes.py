@@ -3,20 +3,54 @@
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
 from mmrl.policies.text.divergence import disagreement
 
 LETTERS = "abcd."
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
+
+
+class FakeAccelerator:
+    """What mmrl looks at of accelerate's Accelerator, for processes that are not there; `more` are further attributes."""
+
+    def __init__(self, world: int = 1, kind: str = "NO", **more: Any) -> None:
+        self.num_processes, self.process_index, self.is_main_process = world, 0, True
+        self.device, self.deepspeed_plugin = torch.device("cpu"), None
+        self.distributed_type: Any = SimpleNamespace(value=kind)
+        self.mixed_precision, self.gradient_accumulation_steps = "no", 1
+        vars(self).update(more)
+
+    def prepare(self, *args: Any) -> Any:
+        return args[0] if len(args) == 1 else args
+
+    def unwrap_model(self, model: Any) -> Any:
+        return model
+
+    def gather(self, tensor: Any) -> Any:
+        return tensor.repeat(self.num_processes)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Any:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait_for_everyone(self) -> None: ...
+    def end_training(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group, Prompt, Reading, Rollouts
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Group, Prompt, Rollouts
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 Change = Callable[[Any], None]
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, gaussian_of, integrate
 from mmrl.flow.layout import SeededNoise, generator_of, lay_out
-from mmrl.flow.path import noised, velocity_of
+from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
 
@@ -100,7 +100,7 @@ class FakeFlowPolicy:
         t = torch.stack([plan.forward.draw(sigmas, generator) for generator in generators])
         noise = torch.stack([torch.randn(t.shape[1], 2, generator=generator) for generator in generators])
         data = data[:, None].expand_as(noise)
-        x = noised(data.flatten(0, 1), noise.flatten(0, 1), t.flatten()).reshape(noise.shape)
+        x = add_noise(data.flatten(0, 1), noise.flatten(0, 1), t.flatten()).reshape(noise.shape)
         tensors = {"x": x, "sigma": t, "target_velocity": velocity_of(data, noise), "c": c[:, None].expand(-1, t.shape[1], -1)}
         return FlowTrace(plan, sigmas, torch.arange(t.shape[1]), tensors)
 

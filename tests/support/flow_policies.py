@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Branching, Full, RandomSubset, Tree, Window
@@ -16,7 +17,6 @@ from mmrl.policies.shared.lora import LoraSettings
 
 FAMILIES = ("sd3", "flux", "qwen_image")
 PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}
-LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 LORA = LoraSettings(rank=4, alpha=8)
 PLANS: dict[str, RolloutPlan] = {
     "flow_grpo": Full(num_steps=4).at(0),

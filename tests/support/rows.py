@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Counts, Group, Prompt, Reading, Rollouts, Sample, Scores, Status
 
 FEW = settings(max_examples=12, deadline=None, derandomize=True)
@@ -80,7 +81,7 @@ def weighed(algorithm: Algorithm, batch: Batch, counts: Counts | None = None, at
 
 
 def loss_and_gradient(
-    algorithm: Algorithm, batch: Batch, live: Mapping[Reading, Tensor], with_respect_to: Reading = Reading("logprobs")
+    algorithm: Algorithm, batch: Batch, live: Mapping[Reading, Tensor], with_respect_to: Reading = LOGPROBS
 ) -> tuple[Tensor, Tensor]:
     """Algorithm.loss of a weighed batch, and its gradient with respect to one of the live readings, zeros if it has none."""
     leaves = {reading: x.detach().clone().requires_grad_() for reading, x in live.items()}

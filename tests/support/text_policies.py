@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmrl.core.types import Prompt, Reading, Request, Rollouts, Sample, Trace
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")
-LOGPROBS, ENTROPY, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("entropy"), Reading("logprobs", "rollout")
 FP32_BOUND = 2e-5
 
 

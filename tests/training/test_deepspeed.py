@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmrl.training.deepspeed import Engine
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
+from mmrl.training.deepspeed import DeepSpeedEngine, drive
+from tests.support.fakes import FakeAccelerator
 
 
 class Spoken:
@@ -53,9 +54,9 @@ def two() -> list[nn.Parameter]:
 
 
 def driven(engine: Any, weights: Sequence[nn.Parameter], world: int = 1) -> tuple[Ranks, torch.optim.Optimizer]:
-    accelerator = SimpleNamespace(num_processes=world, process_index=0, deepspeed_engine_wrapped=SimpleNamespace(engine=engine))
+    accelerator = FakeAccelerator(world, deepspeed_engine_wrapped=SimpleNamespace(engine=engine))
     ranks, optimizer = Ranks(accelerator), torch.optim.SGD(weights, lr=1.0)
-    ranks.drive(optimizer)
+    drive(ranks, optimizer)
     return ranks, optimizer
 
 
@@ -97,16 +98,16 @@ def test_the_norm_is_known_before_the_step(stage: int, norms: tuple[float, ...],
 def test_what_cannot_be_driven():
     weights = two()
     with pytest.raises(ValueError, match="one group of weights"):
-        Engine(Spoken(weights), torch.optim.SGD([{"params": [weight]} for weight in weights]))
+        DeepSpeedEngine(Spoken(weights), torch.optim.SGD([{"params": [weight]} for weight in weights]))
     old: Any = SimpleNamespace(optimizer=None)
     with pytest.raises(ValueError, match="install deepspeed"):
-        Engine(old, torch.optim.SGD(weights))
+        DeepSpeedEngine(old, torch.optim.SGD(weights))
 
 
 def test_without_an_engine_the_optimizer_steps():
     weights = two()
     ranks, optimizer = Ranks(), torch.optim.SGD(weights, lr=1.0)
-    ranks.drive(optimizer)
+    drive(ranks, optimizer)
     ranks.backward(weights[0] * 3.0, last=True)
     ranks.step(optimizer)
     assert [weight.item() for weight in weights] == [-2.0, 1.0]

@@ -84,17 +84,16 @@ def makers() -> dict[str, Callable[[], Any]]:
     from mmrl.algorithms.presets import flow as presets_flow
     from mmrl.algorithms.presets import text as presets
     from mmrl.algorithms.presets import video as presets_video
-    from tests.flow import conftest as flow
     from tests.flow.test_learning import small
     from tests.support import fakes
     from tests.support.flow_fakes import FakeFlowPolicy
-    from tests.training import conftest as text
+    from tests.support.trainers import OptimizerSettings, Shuffled, make_trainer
     from tests.training.test_video_methods import CLIPS
 
     def of_words(algorithm: Any, prompts: list[Any], policy: Any = None) -> Any:
         policy = policy or fakes.FakeTextPolicy()
-        sampler, optimizer = text.Shuffled(prompts, seed=0), text.OptimizerSettings(lr=2e-2)  # far enough for clips to act
-        return text.make_trainer(prepared(algorithm), policy=policy, sampler=sampler, optimizer=optimizer, steps=STEPS)
+        sampler, optimizer = Shuffled(prompts, seed=0), OptimizerSettings(lr=2e-2)  # far enough for clips to act
+        return make_trainer(prepared(algorithm), policy=policy, sampler=sampler, optimizer=optimizer, steps=STEPS)
 
     def of_video(name: str) -> Any:
         preset, prompts = presets_video.PRESETS[name], fakes.prompts()
@@ -107,7 +106,7 @@ def makers() -> dict[str, Callable[[], Any]]:
         algorithm, policy = prepared(small(name)), FakeFlowPolicy()
         if (decay := algorithm.ema_decay) is not None:
             policy.ema_decay = lambda updates: decay(50 * updates)  # the presets' averages follow over hundreds of updates
-        return flow.make_trainer(algorithm, policy, lr=1e-2, steps=STEPS)
+        return make_trainer(algorithm, policy=policy, lr=1e-2, steps=STEPS)
 
     made: dict[str, Callable[[], Any]] = {}
     made |= {f"text/{name}": lambda name=name: of_words(presets.PRESETS[name], fakes.prompts()) for name in presets.PRESETS}

@@ -17,7 +17,7 @@ from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import RewardError
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 
 @dataclass

@@ -1,21 +1,21 @@
 """Prompts that cannot be read in the middle of a run: counted, named and replaced, as far as the limit goes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.tiny.vlms import build
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.trainers import make_trainer
 from tests.support.videos import even, write_video
 
 
@@ -33,9 +33,9 @@ def some(number: int) -> list[str]:
     return [prompt.id for prompt in prompts()[:number]]
 
 
-def test_unreadable_prompts_are_skipped_counted_and_replaced(trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture):
+def test_unreadable_prompts_are_skipped_counted_and_replaced(caplog: pytest.LogCaptureFixture):
     bad = frozenset(some(2))
-    run = trainer(policy=Choosy(bad=bad), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
+    run = make_trainer(policy=Choosy(bad=bad), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
     metrics = [run.step() for _ in range(4)]
     seen = [prompt.id for prompt in run.collector.drawing(4)]
     assert metrics[-1]["data/skipped"] == 2
@@ -46,8 +46,8 @@ def test_unreadable_prompts_are_skipped_counted_and_replaced(trainer: Callable[.
     assert "no such clip" in said[0]
 
 
-def test_beyond_the_limit_the_run_stops_and_names_the_prompt(trainer: Callable[..., Trainer]):
-    run = trainer(policy=Choosy(bad=frozenset(some(3))), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
+def test_beyond_the_limit_the_run_stops_and_names_the_prompt():
+    run = make_trainer(policy=Choosy(bad=frozenset(some(3))), max_skipped=2, sampler=Shuffled(prompts()[:6], seed=0))
     with pytest.raises(
         TrainingStoppedError, match=r"3 prompts could not be read, and max_skipped is 2; the last: prompt '.*no such clip"
     ):
@@ -61,12 +61,12 @@ def test_data_of_which_nothing_can_be_read_ends():
         drawing(1)
 
 
-def test_a_resumed_run_remembers_what_it_skipped(trainer: Callable[..., Trainer]):
+def test_a_resumed_run_remembers_what_it_skipped():
     options = {"max_skipped": 2, "sampler": Shuffled(prompts()[:6], seed=0)}
-    run = trainer(policy=Choosy(bad=frozenset(some(2))), **options)
+    run = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
     for _ in range(3):
         run.step()
-    fresh = trainer(policy=Choosy(bad=frozenset(some(2))), **options)
+    fresh = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
     fresh.load_state_dict(run.state_dict())
     assert fresh.collector.drawing.skipped == run.collector.drawing.skipped != {}
 

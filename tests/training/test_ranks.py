@@ -15,10 +15,10 @@ torch.set_num_threads(1)
 from accelerate import Accelerator
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
 from mmrl.training.optim import OptimizerSettings
 from tests.support.fakes import FakeTextPolicy
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 from tests.training.test_trainer import half_dead, right_letter
 
 dapo = PRESETS["dapo"]

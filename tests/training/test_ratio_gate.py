@@ -13,13 +13,14 @@ from torch import Tensor
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.protocols import Hypothesis
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
-from tests.support.fakes import ROLLOUT_LOGPROBS, FakeTextPolicy, prompts
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.trainers import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
 
@@ -167,7 +168,7 @@ class WithGradient(FakeTextPolicy):
         return {reading: x + self.amount if torch.is_grad_enabled() else x for reading, x in values.items()}
 
 
-def first_step(algorithm: Any, amount: float, **bounds: float) -> Any:
+def first_step(algorithm: Any, amount: float, **bounds: Any) -> Any:
     policy = WithGradient()
     policy.amount = amount
     trainer = make_trainer(algorithm, policy=policy, **bounds)

@@ -4,16 +4,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmrl.algorithms.masks.truncated import DropTruncated
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.algorithms.weights.rollouts import DropTruncated
-from mmrl.core.types import Group, Reading
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import NamedReward, RewardRunner
-from tests.support.fakes import ROLLOUT_LOGPROBS, FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.trainers import make_trainer
 
 
 def weights(trainer) -> torch.Tensor:
@@ -196,6 +197,6 @@ def test_old_is_what_sampled_during_several_epochs():
     trainer = make_trainer(replace(PRESETS["grpo"], epochs=2))
     seen = []
     update = trainer.update
-    trainer.update = lambda batch: (seen.append(batch.frozen[Reading("logprobs", "old")].clone()), update(batch))[1]
+    trainer.update = lambda batch: (seen.append(batch.frozen[OLD_LOGPROBS].clone()), update(batch))[1]
     trainer.step()
     assert torch.equal(seen[0], seen[1])

@@ -12,14 +12,15 @@ from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
 from mmrl.algorithms.presets.text import grpo
 from mmrl.algorithms.presets.video import PRESETS, tw_grpo
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import GROUP_DIVERGENCE, OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Reading, Request, Revision, Video
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
 
@@ -73,7 +74,7 @@ def test_divergence_compares_the_rows_of_one_group_only():
     trainer = video_trainer("tw_grpo", prompts_per_step=3, micro_batch=10_000)
     rollouts = trainer.collector.collect().rollouts
     shuffled = rollouts.take(torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(0)))
-    found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, Reading("entropy", "old")])
+    found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, OLD_ENTROPY])
     alone = Reading("group_divergence")
     for group_id in shuffled.group_ids.unique():
         own = shuffled.take((shuffled.group_ids == group_id).nonzero()[:, 0])
@@ -121,7 +122,7 @@ def test_injected_rows_are_read_before_the_first_update():
     samples = [sample for _, sample in collected.rollouts.samples()]
     given = torch.tensor([sample.role == "injected" for sample in samples])
     assert given.sum() == 4
-    sampled, old = collected.rollouts.recorded[Reading("logprobs", "rollout")], Reading("logprobs", "old")
+    sampled, old = collected.rollouts.recorded[ROLLOUT_LOGPROBS], OLD_LOGPROBS
     assert sampled[given].isnan().all() and sampled[~given].isfinite().all()
     assert collected.scores.values[given, 0].min() >= 1, "the given answer is the right one"
     assert trainer.reader.read(collected.rollouts, check=True)[old].isfinite().all()

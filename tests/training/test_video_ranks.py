@@ -14,7 +14,7 @@ import torch
 torch.set_num_threads(1)
 from accelerate import Accelerator
 from mmrl.algorithms.presets.video import PRESETS
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
 from mmrl.training.optim import OptimizerSettings
 from tests.training.test_video_methods import CLIPS, video_trainer
 from tests.support.fakes import prompts

@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import EpsMode, by_group, moments, standardize, totals_and_keep
-from mmrl.core.types import Credit, Reading, Rollouts, Scores
-
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Credit, Rollouts, Scores
 
 
 @dataclass(frozen=True)

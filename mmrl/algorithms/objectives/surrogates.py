@@ -10,9 +10,6 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
-    LOGPROBS,
-    OLD_LOGPROBS,
-    ROLLOUT_LOGPROBS,
     Level,
     Surrogate,
     actions_only,
@@ -20,7 +17,8 @@ from mmrl.algorithms.objectives.terms import (
     ratio_metrics,
     rollout_mean,
 )
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
 Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 
@@ -67,6 +65,10 @@ class Clip(Surrogate):
     def scope(self) -> Scope:
         return self.level
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, self.level)
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         difference = log_ratio(readings, mask, self.level)
@@ -99,6 +101,12 @@ class Cispo(Surrogate):
     @property
     def scope(self) -> Scope:
         return self.level
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(
+            math.inf if self.low is None else 1 - self.low, math.inf if self.high is None else self.high - 1, self.level
+        )
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -145,6 +153,10 @@ class Gmpo(Surrogate):
     @property
     def scope(self) -> Scope:
         return "rollout"
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
@@ -206,6 +218,10 @@ class Dppo(Surrogate):
     low: float = 0.2
     high: float = 0.2
     truncate: float = 20.0
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, of="probability")
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages

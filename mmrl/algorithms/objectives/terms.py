@@ -7,14 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Reading, Scope
-
-LOGPROBS = Reading("logprobs")
-OLD_LOGPROBS = Reading("logprobs", "old")
-REF_LOGPROBS = Reading("logprobs", "ref")
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
-ENTROPY = Reading("entropy")
 
 Level = Literal["action", "rollout"]
 LOG_RATIO_BOUND = 20.0

@@ -63,7 +63,7 @@ class DynamicSampling:
         Raises:
             ValueError: `reward` names no reward, or not one group is informative after the last round.
         """
-        rewards = self._compared(scores)
+        rewards = self._rewards(scores)
         informative = [group.id for group in groups if self._spread(group, rewards[group_ids == group.id]) > self.min_spread]
         kept = frozenset(informative[:wanted])
         drop = frozenset(group.id for group in groups) - kept
@@ -79,7 +79,7 @@ class DynamicSampling:
             )
         return Revision(drop_groups=drop)
 
-    def _compared(self, scores: Scores) -> Tensor:
+    def _rewards(self, scores: Scores) -> Tensor:
         if self.reward is None:
             return scores.total()
         if self.reward not in scores.names:

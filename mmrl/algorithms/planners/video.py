@@ -66,19 +66,19 @@ class WithTruth(Once):
             raise ValueError("WithTruth gives one of the group's samples: set algorithm.group_size to 2 or more")
         requests: list[Request] = []
         for request in one_request_each(prompts, group_size - 1, first_id, seed):
-            text = self.template.replace("{answer}", written(request.prompt))
-            own = replace(request, prompt=self._told(request))
+            text = self.template.replace("{answer}", answer_text(request.prompt))
+            own = replace(request, prompt=self._with_sentence(request))
             requests += [own, replace(own, count=1, role="injected", text=text)]
         return requests
 
-    def _told(self, request: Request) -> Prompt:
+    def _with_sentence(self, request: Request) -> Prompt:
         """The prompt with the sentence of its kind under it."""
         is_direct = random.Random(f"{request.seed}/direct").random() < self.direct
         sentence = self.direct_text if is_direct else self.think_text
         return Hint(sentence)(request.prompt, request.seed) if sentence else request.prompt
 
 
-def written(prompt: Prompt) -> str:
+def answer_text(prompt: Prompt) -> str:
     """An answer as a model would write it: a text as it is, a number or the ends of a span in seconds with two decimals.
 
     Raises:
@@ -92,7 +92,7 @@ def written(prompt: Prompt) -> str:
     if isinstance(answer, list | tuple) and answer:
         parts = cast(Sequence[Any], answer)
         is_span = len(parts) == 2 and all(isinstance(one, int | float) for one in parts)
-        written_out = [f"{one:.2f}" if is_span else written(replace(prompt, answer=one)) for one in parts]
+        written_out = [f"{one:.2f}" if is_span else answer_text(replace(prompt, answer=one)) for one in parts]
         return (" to " if is_span else ", ").join(written_out)
     if not isinstance(answer, list | tuple | dict) and getattr(answer, "unit", None) == "seconds":
         return f"{answer.start:.2f} to {answer.end:.2f}"
@@ -173,7 +173,7 @@ class DifficultyAware:
                 continue
             delta = mean(latest) - mean(rewards)
             if delta > self.least:
-                guide = Hint(self.guide_text.replace("{answer}", written(known.prompts[group_id])))
+                guide = Hint(self.guide_text.replace("{answer}", answer_text(known.prompts[group_id])))
                 requests.append(self._again(group_id, guide, self.guides, "guide"))
                 known.guided[group_id] = delta
             elif delta < -self.least and known.prompts[group_id].media:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 
 
@@ -43,7 +44,7 @@ class Gate:
         for k in gated:
             value = torch.where(status == Status.OK, scores.values[:, k] * factor, scores.values[:, k])
             joint = torch.where(status == Status.FAILED, int(Status.FAILED), scores.status[:, k])
-            scores = replaced(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
+            scores = substitute(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
         return scores
 
 
@@ -70,7 +71,7 @@ class Minimum:
         values = torch.where(status == Status.OK, scores.values[:, places], torch.inf).amin(1)
         joint = torch.where((status == Status.NA).all(1), int(Status.NA), int(Status.OK))
         joint = torch.where((status == Status.FAILED).any(1), int(Status.FAILED), joint)
-        return replaced(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
+        return substitute(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ class Unlikeliness:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (Reading("logprobs", "old"),)
+        return (OLD_LOGPROBS,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         mask = rollouts.action_mask
-        logprobs = frozen[Reading("logprobs", "old")]
+        logprobs = frozen[OLD_LOGPROBS]
         likely = torch.where(mask, logprobs, 0.0).sum(1) / mask.sum(1).clamp(min=1)
         factor = torch.ones_like(scores.values[:, 0])
         for group in rollouts.groups:
@@ -107,7 +108,7 @@ def place_of(scores: Scores, name: str, setting: str) -> int:
     return scores.names.index(name)
 
 
-def replaced(
+def substitute(
     scores: Scores, places: Sequence[int], name: str, values: Float[Tensor, " n"], status: Int[Tensor, " n"], weight: Tensor
 ) -> Scores:
     """The scores with one more column that takes the weight of those at `places`.

@@ -23,6 +23,10 @@ class OverlongPenalty:
     def reads(self) -> tuple[Reading, ...]:
         return ()
 
+    def with_length(self, length: int) -> "OverlongPenalty":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
+
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when `length` was never filled in, or a reward is called `overlong` already."""
         if self.length is None:

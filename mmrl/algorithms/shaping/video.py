@@ -2,18 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.tensors import masked_mean, within
 from mmrl.core.types import Reading, Rollouts, Scores, Status
-
-EMA_LOGPROBS = Reading("logprobs", "ema")
-ANSWER_MASK = Reading("answer_mask", "old")
 
 
 class ReadsNothing:
@@ -41,7 +38,7 @@ class TemporalBonus(ReadsNothing):
     correct_above: float = 0.1
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        accuracy, weight = chosen(scores, self, self.reward)
+        accuracy, weight = reward_column(scores, self, self.reward)
         name = column(self.reward or scores.names[0], self.view)
         if name not in scores.names:
             return with_column(scores, "temporal", torch.full_like(accuracy, torch.nan), weight)
@@ -67,7 +64,7 @@ class LengthBonus(ReadsNothing):
     correct_above: float = 0.1
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        accuracy, weight = chosen(scores, self, self.reward)
+        accuracy, weight = reward_column(scores, self, self.reward)
         correct = accuracy > self.correct_above
         several = within(rollouts.group_ids, correct.to(accuracy), lambda c: (c.sum() > 1).to(c).expand_as(c)) > 0
         length = rollouts.action_mask.sum(1)
@@ -135,20 +132,20 @@ class ConsistencyBonus:
         return (EMA_LOGPROBS, ANSWER_MASK)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        accuracy, weight = chosen(scores, self, self.reward)
+        accuracy, weight = reward_column(scores, self, self.reward)
         answers = (frozen[ANSWER_MASK] > 0) & rollouts.action_mask
         confidence = masked_mean(frozen[EMA_LOGPROBS], answers, dim=1).to(accuracy).exp().clamp(max=self.most)
         rows = torch.stack([accuracy, confidence], dim=1)
-        earned = within(rollouts.group_ids, rows, lambda x: self._earned(x[:, 0], x[:, 1])[:, None].to(x).expand_as(x))[:, 0]
+        earned = within(rollouts.group_ids, rows, lambda x: self._bonus_rows(x[:, 0], x[:, 1])[:, None].to(x).expand_as(x))[:, 0]
         return with_column(scores, "consistency", self.coef * accuracy * earned, weight)
 
-    def _earned(self, accuracy: Float[Tensor, " g"], confidence: Float[Tensor, " g"]) -> Bool[Tensor, " g"]:
+    def _bonus_rows(self, accuracy: Float[Tensor, " g"], confidence: Float[Tensor, " g"]) -> Bool[Tensor, " g"]:
         right = (accuracy > self.correct_above) & (accuracy >= accuracy.nanmean())
         # No right row: the mean is NaN, and nothing is at least NaN.
         return right & (confidence >= confidence[right].mean() - self.margin)
 
 
-def chosen(scores: Scores, part: Any, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
+def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
     """Values (NaN where there is none) and weight of a reward; None means the first.
 
     Raises:
@@ -177,9 +174,9 @@ def with_column(scores: Scores, name: str, values: Float[Tensor, " n"], weight: 
     )
 
 
-def instead(scores: Scores, part: Any, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
+def instead(scores: Scores, part: object, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
     """The scores with `<reward>_<suffix>` = f(reward) in the reward's place; the reward itself stays, with weight 0."""
-    values, weight = chosen(scores, part, reward)
+    values, weight = reward_column(scores, part, reward)
     k = 0 if reward is None else scores.names.index(reward)
     added = with_column(scores, f"{scores.names[k]}_{suffix}", f(values), weight)
     status, weights = added.status.clone(), added.weights.clone()

@@ -7,12 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Counts, Reading, Scope
-
-OLD_ENTROPY = Reading("entropy", "old")
-OLD_LOGPROBS = Reading("logprobs", "old")
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 @dataclass(frozen=True)

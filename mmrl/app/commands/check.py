@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from mmrl.algorithms.algorithm import OLD_LOGPROBS
 from mmrl.algorithms.planners.base import Once
 from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
@@ -24,10 +23,10 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, sized
 from mmrl.app.run.build import Job, build, held_out_prompts, load_prompts, seen
 from mmrl.app.run.context import RUNS, distributed_run
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected
 from mmrl.training.ratio_gate import Gap
-from mmrl.training.reference_reads import ROLLOUT_LOGPROBS
 
 FEW = 4
 """Prompts that are sampled."""

@@ -20,9 +20,9 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import alone, check_same
 from mmrl.app.run.signals import listening
 from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
-from mmrl.training.distributed import Ranks
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class FlowModality:
 
     def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
         for plan in (
-            algorithm.schedule.at(0),
+            *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
             self.eval_sampling(evaluation),
             *(one.sampling for one in self.variants(evaluation)),
         ):

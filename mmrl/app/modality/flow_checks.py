@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.flow import RatioNorm
+from mmrl.core.protocols import Clipping
+from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}
@@ -68,12 +68,14 @@ def warn_of_clip_ranges(algorithm: Algorithm, num_elements: int) -> None:
     """Say so where latents are too small for a clip range: log-ratios, means over a latent, spread as 1 / sqrt(elements)."""
     wider = math.sqrt(USUAL_ELEMENTS / num_elements)
     for i, (_, term) in enumerate(algorithm.objective):
-        found = [getattr(term, name) for name in ("low", "high") if isinstance(getattr(term, name, None), float)]
-        narrowest, usual = NORMALIZED if isinstance(term, RatioNorm) else PLAIN
-        if found and min(found) < 0.7 * narrowest * wider:
+        if not isinstance(term, Clipping):
+            continue
+        clipped = term.clip_range
+        narrowest, usual = NORMALIZED if clipped.of == "scaled_ratio" else PLAIN
+        if clipped.narrowest < 0.7 * narrowest * wider:
             log.warning(
-                f"algorithm.objective.{i}: the clip range {min(found):g} of {type(term).__name__} is narrow for latents of "
-                f"{num_elements} elements, so nearly everything is clipped after one update (log-ratios are means over elements "
-                f"and spread as 1 / sqrt(elements); {usual:g} at {USUAL_ELEMENTS} is {usual * wider:.1g} here): "
+                f"algorithm.objective.{i}: the clip range {clipped.narrowest:g} of {type(term).__name__} is narrow for latents "
+                f"of {num_elements} elements, so nearly everything is clipped after one update (log-ratios are means over "
+                f"elements and spread as 1 / sqrt(elements); {usual:g} at {USUAL_ELEMENTS} is {usual * wider:.1g} here): "
                 "set low and high to it"
             )

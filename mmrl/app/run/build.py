@@ -21,10 +21,10 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.protocols import Policy, Tracker, View
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import seed

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.run.launch import ending_together, open_accelerator
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
 
 RUNS = Path("runs")
 

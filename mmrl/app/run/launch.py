@@ -15,7 +15,7 @@ import torch
 
 from mmrl import __version__
 from mmrl.app.config.run import Resolved
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may download a model, or wait for a slow reward."""

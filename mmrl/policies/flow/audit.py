@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.core.types import Reading, Rollouts, Sample
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.flow.trace import FlowTrace
-
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 def audit_rollouts(policy: Any, rollouts: Rollouts) -> None:

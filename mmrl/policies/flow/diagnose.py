@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
-from mmrl.core.types import Reading, Rollouts
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.audit import audit_rollouts
 from mmrl.policies.flow.families.base import Condition
@@ -28,7 +29,6 @@ from mmrl.policies.shared.interventions import (
     without_dropout,
 )
 
-LOGPROBS, ROLLOUT_LOGPROBS = Reading("logprobs"), Reading("logprobs", "rollout")
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""
 MOST_GUIDANCE = 100.0

@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out, leaves
@@ -24,10 +26,9 @@ from mmrl.policies.flow.packing import cut_actions, cut_rows
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.shared.ema import Decay, Weights
-from mmrl.policies.shared.sharding import Peers, reshard, wrapped
+from mmrl.policies.shared.sharding import reshard, wrapped
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 class FlowPolicy:
@@ -57,7 +58,7 @@ class FlowPolicy:
         self.encoder = Encoder(self.family, config.cached_prompts)
         self.is_main = True
         self.diagnostics = FlowDiagnostics(self)
-        self.peers = Peers()
+        self.ranks = Ranks()
         self.weights = Weights(self.net, shadows, ema_decay)
 
     @property
@@ -90,7 +91,7 @@ class FlowPolicy:
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
             own = [request for request in requests if request.model == model]
-            if self.peers.anyone(bool(own)):
+            if self.ranks.anyone(bool(own)):
                 with self.weights.swapped_in(model):
                     (sampled if own else idle).append(self._sample(own or stand_in, sigma_plan))
         if sampled:
@@ -159,10 +160,10 @@ class FlowPolicy:
             if part is not self.net.transformer:
                 part.to(accelerator.device)
         self.module = wrapped(self.net, self.parameters(), accelerator, alike=True)
-        self.peers = Peers(accelerator)
+        self.ranks = Ranks(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        self.weights = Weights(self.net, self.shadows, self.ema_decay, self.peers.sharded)
+        self.weights = Weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded)
 
     def _check(self, requests: Sequence[Request]) -> None:
         known = self.shadows | {"policy"}
@@ -223,7 +224,7 @@ class FlowPolicy:
         Wrapped modules talk to each other at every forward, so all processes make the same number of them.
         """
         pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
-        missing = self.peers.forwards(len(pieces)) - len(pieces)
+        missing = self.ranks.forwards(len(pieces)) - len(pieces)
         out = [self._forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):
             one = torch.zeros(1, dtype=index.dtype)
@@ -239,7 +240,7 @@ class FlowPolicy:
         empty = self.encoder.empty(device) if self.net.passes(guidance) == 2 else None
         module = self.module if grad else self.net
         v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty, guidance)
-        if not grad and self.peers.sharded:
+        if not grad and self.ranks.is_sharded:
             reshard(self.net)
         return v[:count].cpu()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.core.tensors import pad_actions
 from mmrl.flow.integrate import Trajectory
 from mmrl.flow.layout import generator_of
-from mmrl.flow.path import noised, velocity_of
+from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.families.base import Condition
@@ -84,7 +84,7 @@ class FlowTrace:
         before = self.latents[self.before[rows, columns]]
         if not self.is_forward:
             return before
-        return noised(before, self.latents[self.after[rows, columns]], self.sigma[rows, columns])
+        return add_noise(before, self.latents[self.after[rows, columns]], self.sigma[rows, columns])
 
     def targets(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
         """noise - data of noised copies."""

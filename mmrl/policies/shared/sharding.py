@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.core.ranks import is_sharded, zero_stage
+
 
 def wrapped(
     net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
@@ -70,18 +72,6 @@ def refuse_settings(config: Mapping[str, Any]) -> None:
             raise ValueError(f"DeepSpeed was given an {name} of its own: leave it out, mmrl's config has [optimizer]")
 
 
-def zero_stage(accelerator: Any) -> int:
-    """Of DeepSpeed; 0 without it."""
-    if accelerator.distributed_type.value != "DEEPSPEED":
-        return 0
-    return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]
-
-
-def is_sharded(accelerator: Any) -> bool:
-    """Does every process hold a part of every weight?"""
-    return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
-
-
 def reshard(net: nn.Module) -> None:
     """Sharded modules keep weights gathered from a forward to its backward pass; the optimizer and shadows write to shards."""
     modules: list[Any] = [module for module in net.modules() if hasattr(module, "reshard")]
@@ -90,33 +80,3 @@ def reshard(net: nn.Module) -> None:
     engines: list[Any] = [weight for weight in net.parameters() if hasattr(weight, "_z3_optimizer")][:1]
     for weight in engines:
         weight._z3_optimizer.empty_partition_cache()
-
-
-class Peers:
-    """What the other processes do meanwhile: wrapped modules talk to each other, so all must make the same forwards.
-
-    `Peers()` is one process, which waits for nobody. Every question but those of one process must be asked by all.
-    """
-
-    def __init__(self, accelerator: Any = None) -> None:
-        self.accelerator = accelerator
-        self.many = accelerator is not None and accelerator.num_processes > 1
-        self.sharded = accelerator is not None and is_sharded(accelerator)
-
-    def most(self, value: int) -> int:
-        """The largest value of any process."""
-        if not self.many:
-            return value
-        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
-
-    def forwards(self, count: int) -> int:
-        """How many forwards all make, given how many this one needs. Replicas talk only where there is a gradient."""
-        return self.most(count) if self.sharded or torch.is_grad_enabled() else count
-
-    def anyone(self, flag: bool) -> bool:
-        """Must a loop of forwards go on, for this process or for another one with a part of its weights?"""
-        return self.most(int(flag)) > 0 if self.sharded else flag
-
-    def passes(self, count: int) -> int:
-        """How often a forward passes the vision part. Replicas wait for a gradient of every weight, so once at least."""
-        return self.most(count) if self.sharded else max(count, int(self.many))

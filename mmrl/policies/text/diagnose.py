@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions, stack_ragged
-from mmrl.core.types import Reading, Rollouts
+from mmrl.core.types import Rollouts
 from mmrl.policies.shared.interventions import (
     RANDOM,
     adapters_switched,
@@ -30,7 +31,6 @@ from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.trace import TextTrace
 
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 SHIFT, PRECISION, DROPOUT = "mask shift", "precision (dtype or autocast)", "dropout or training mode"
@@ -88,10 +88,10 @@ class Again:
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
         once: bool = self.policy._shares(grad) if shared is None else shared
-        least, logits = (2 if self.policy.peers.sharded else 1), config.logit_chunk
+        least, logits = (2 if self.policy.ranks.is_sharded else 1), config.logit_chunk
         if single:
             # Sharded weights need all processes to make the same number of forwards.
-            once, least = True, self.policy.peers.forwards(max(least, trace.tokens.shape[1]))
+            once, least = True, self.policy.ranks.forwards(max(least, trace.tokens.shape[1]))
         score = score_of(net, trace, trace.prompts, mask, ("logprobs",), shared=once, logits=logits, least=least)
         net.train(not calm and grad and config.gradient_checkpointing)
         try:

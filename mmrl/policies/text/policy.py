@@ -11,10 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State, View
+from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.sharding import Peers, reshard, wrapped
+from mmrl.policies.shared.sharding import reshard, wrapped
 from mmrl.policies.shared.weights import Shadow, load_state, state_of, whole
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.clips import plan_of
@@ -72,7 +73,7 @@ class TextPolicy:
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
-        self.peers = Peers()
+        self.ranks = Ranks()
         self.is_main = True
         self.diagnostics = TextDiagnostics(self)
         self._trainable = trainable(self.net)
@@ -119,7 +120,7 @@ class TextPolicy:
                 row.tokens = given_tokens(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
         for model in sorted(self.shadows | {"policy"}):
             chunks = cut([row for row in drawn if row.request.model == model], self.config.rollout_rows)
-            chunks += [[]] * (self.peers.forwards(len(chunks)) - len(chunks))
+            chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
                 with self._weights(model):
                     for chunk in chunks:
@@ -184,8 +185,8 @@ class TextPolicy:
         # LLaVA, for one, never uses the last layer of its vision part.
         self.module = wrapped(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
-        self.peers = Peers(accelerator)
-        self.net.passes, self.net.stand_in = self.peers.passes, self._stand_in.media if self.peers.many else None
+        self.ranks = Ranks(accelerator)
+        self.net.passes, self.net.stand_in = self.ranks.passes, self._stand_in.media if self.ranks.world > 1 else None
         self.is_main = accelerator.is_main_process
         self._trainable = trainable(self.net)
         self._shadows = {name: self._shadow(name) for name in self._shadows}
@@ -253,7 +254,7 @@ class TextPolicy:
             seeds=[(row.request.seed, row.index) for row in rows] or [(0, 0)],
             sampling=sampling,
             stops=Stops(self.eos_token_ids, self._decode, sampling.stop),
-            anyone=self.peers.anyone,
+            anyone=self.ranks.anyone,
             idle=not rows,
         )
         completions = self._run(job)
@@ -266,7 +267,7 @@ class TextPolicy:
     def _score(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
     ) -> dict[str, Float[Tensor, "n t"]]:
-        if not quantities or (len(trace) == 0 and not self.peers.many):
+        if not quantities or (len(trace) == 0 and not self.ranks.world > 1):
             return {name: torch.zeros(mask.shape) for name in quantities}
         count, width = mask.shape
         if count == 0:
@@ -276,7 +277,7 @@ class TextPolicy:
         trace, grad = trace.compact(), torch.is_grad_enabled()
         shown = [self._shown(prompt, view) for prompt in trace.prompts]
         # One token alone needs no forward after the prompt's, but other processes may make one.
-        least, logits = 2 if self.peers.sharded else 1, self.config.logit_chunk
+        least, logits = 2 if self.ranks.is_sharded else 1, self.config.logit_chunk
         score = score_of(self.net, trace, shown, mask, quantities, shared=self._shares(grad), logits=logits, least=least)
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
         self.net.train(grad and self.config.gradient_checkpointing)

@@ -9,14 +9,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import stack_ragged
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.generate import Completions
 from mmrl.policies.text.trace import TextTrace
-
-ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 
 
 @dataclass

@@ -11,11 +11,11 @@ from mmrl.app.config.run import load
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.tiny.vlms import build as build_tiny
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 
 CONFIG = """steps = 5
 prompts_per_step = 4

@@ -93,4 +93,4 @@ def test_an_algorithm_shows_the_preset_and_the_command_line():
     assert rows["algorithm.group_size"].endswith("command line")
     assert rows["algorithm.schedule.level"].endswith("default of Window")
     assert rows["algorithm.objective.0.low"].endswith("preset flow_grpo")
-    assert "mmrl/flow/schedules.py:" in text
+    assert "mmrl/flow/schedules/" in text

@@ -103,10 +103,12 @@ def test_presets_of_both_kinds_are_known():
 
 
 def test_settings_inside_a_part_keep_the_others(make: Make):
-    times = with_preset(make, "awm").config.algorithm.algorithm.schedule.times
+    awm: Any = with_preset(make, "awm").config.algorithm.algorithm.schedule
+    times = awm.times
     assert (times.kind, times.count, times.reach) == ("discrete_wo_init", 2, 0.9)
     words = ["algorithm.schedule.spacing.kind=StaticShift"]
-    spacing = configs.resolve(with_preset(make, "mix_grpo").table, words).config.algorithm.algorithm.schedule.spacing
+    mix_grpo: Any = configs.resolve(with_preset(make, "mix_grpo").table, words).config.algorithm.algorithm.schedule
+    spacing = mix_grpo.spacing
     assert (type(spacing).__name__, spacing.shift, spacing.train_steps) == ("StaticShift", 3.0, 1000)
 
 

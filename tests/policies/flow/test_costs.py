@@ -120,6 +120,7 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_published_settings_cost_what_is_published(name):
     algorithm = PRESETS[name]
+    assert algorithm.schedule is not None
     found = forwards(algorithm.schedule.at(0), algorithm.group_size)
     assert (found.rollout / found.images, found.update / found.images) == pytest.approx(DEFAULTS[name])
 

@@ -10,18 +10,17 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import forwards, generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
 from tests.support.flow_policies import (
     FAMILIES,
-    LOGPROBS,
     PLANS,
-    ROLLOUT_LOGPROBS,
     batch_of,
     counted,
     gradients,
@@ -321,10 +320,10 @@ def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
     ("plan", "reading", "message"),
     [
         (evaluation_plan(3), LOGPROBS, "no noisy step that trains"),
-        (RolloutPlan((StepPlan("flow_sde", 0.7), StepPlan())), MEAN, "no noisy step that trains"),
+        (RolloutPlan((StepPlan(FlowSDE(0.7)), StepPlan())), MEAN, "no noisy step that trains"),
         (NFT, LOGPROBS, "objective on velocities"),
         (PLANS["flow_grpo"], TARGET_VELOCITY, "use the schedule Forward"),
-        (PLANS["flow_grpo"], Reading("entropy"), "quantity 'entropy' cannot be read"),
+        (PLANS["flow_grpo"], ENTROPY, "quantity 'entropy' cannot be read"),
         (PLANS["flow_grpo"], Reading("mean", "ema"), "model 'ema' cannot be read"),
         (PLANS["flow_grpo"], Reading("mean", "policy", "masked"), "view 'masked' cannot be read"),
     ],
@@ -342,6 +341,7 @@ def test_every_preset_finds_what_it_reads(tiny, name):
     policy = make(tiny("sd3"), sorted(algorithm.shadows))
     algorithm.check(policy)
     schedule = algorithm.schedule
+    assert schedule is not None
     size = 54 if name == "temp_flow_grpo" else 16 if name.startswith("branch") else 2
     rollouts = policy.rollout([Request(Prompt("p", "x"), size, 0, model=sampler_of(algorithm))], schedule.at(0))
     wanted = [r._replace(model="policy") if r.model in ("old", "rollout") else r for r in algorithm.all_reads]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
@@ -15,7 +16,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.interventions import adapters_switched
 from mmrl.training.preflight import TrainingStoppedError
-from tests.support.faults import ROLLOUT_LOGPROBS, Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
+from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
 
 ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
@@ -218,6 +219,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_audit_names_the_row(tiny, name):
     policy, (change, message) = make(tiny("sd3")), BROKEN[name]
+    assert ALGORITHM.schedule is not None
     rollouts = policy.rollout(requests(3), ALGORITHM.schedule.at(0))
     policy.diagnostics.audit(rollouts)
     with pytest.raises(ValueError, match=message):

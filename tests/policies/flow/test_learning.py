@@ -13,6 +13,7 @@ from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
 from mmrl.flow.schedules import Branching, Forward, Full
+from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
@@ -23,7 +24,7 @@ from tests.support.flow_policies import make, prompts
 SMALL: dict[str, Any] = {
     "flow_grpo": Full(num_steps=4, initial_noise="group"),
     "temp_flow_grpo": Branching(num_steps=4, branches=4, at_steps=(0, 1)),
-    "diffusion_nft": Forward(num_steps=4, times=replace(PRESETS["diffusion_nft"].schedule.times, count=3)),
+    "diffusion_nft": Forward(num_steps=4, times=TimeSampler("rollout", count=3)),
 }
 
 

@@ -12,8 +12,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from mmrl.core.types import Reading, Request
-from tests.support.flow_policies import LOGPROBS, PLANS, make, prompts
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.core.types import Request
+from tests.support.flow_policies import PLANS, make, prompts
 from tests.support.launcher import accelerator_of, leave
 
 kind, out, folder = sys.argv[1:]
@@ -32,7 +33,7 @@ for _ in range(2):
     accelerator.backward(-live.sum() / 20 * world)
     optimizer.step()
     policy.advance()
-readings = [LOGPROBS, Reading("logprobs", "ref"), Reading("logprobs", "ema")]
+readings = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
 values = policy.read(rollouts.trace, readings, rollouts.action_mask)
 rows = {f"{group.id} {reading.model}": values[reading][rollouts.group_ids == group.id].detach().sum()
         for group in rollouts.groups for reading in readings}

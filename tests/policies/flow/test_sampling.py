@@ -11,22 +11,14 @@ import pytest
 import torch
 
 from mmrl.core.protocols import Policy
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from tests.support.flow_policies import (
-    FAMILIES,
-    PLANS,
-    PROMPT_TOKENS,
-    ROLLOUT_LOGPROBS,
-    latents,
-    make,
-    prompts,
-    requests,
-)
+from tests.support.flow_policies import FAMILIES, PLANS, PROMPT_TOKENS, latents, make, prompts, requests
 
 GUIDANCE: dict[str, dict[str, Any]] = {
     "sd3": {"guidance_scale": 2.0},

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.core.types import Prompt, Reading, Request
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.core.types import Prompt, Request
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.shared.lora import LoraSettings
-from tests.support.flow_policies import FAMILIES, LOGPROBS, LORA, PLANS, latents, logprobs, make, requests, stir
+from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, logprobs, make, requests, stir
 
-REF, EMA = Reading("logprobs", "ref"), Reading("logprobs", "ema")
 ABSENT: dict[str, dict[str, Any]] = {"sd3": {"text_encoder_3": None, "tokenizer_3": None}, "flux": {}, "qwen_image": {}}
 
 
@@ -40,13 +40,13 @@ def weights_of(pipeline: Any) -> dict[str, torch.Tensor]:
 def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family, lora):
     policy = make(tiny(family), ["ref"], lora=lora)
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    reference = policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF]
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
     before = logprobs(policy, rollouts).detach()
     step(policy, rollouts, lr=1e-3)
-    after = policy.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
+    after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
     assert after[LOGPROBS].sum() > before.sum()
-    assert torch.equal(after[REF], reference)
-    assert not after[REF].requires_grad
+    assert torch.equal(after[REF_LOGPROBS], reference)
+    assert not after[REF_LOGPROBS].requires_grad
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -60,7 +60,7 @@ def test_every_trainable_weight_gets_a_gradient(tiny, family, lora):
 def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
     policy = make(tiny("sd3"), ["ref"])
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
-    reference = policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF]
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
     policy.net.transformer.disable_adapters()
     with torch.no_grad():
         switched_off = logprobs(policy, rollouts)
@@ -74,12 +74,14 @@ def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
     for name, module in policy.net.named_modules():
         if name.endswith("lora_A.default"):
             module.register_forward_pre_hook(lambda *_: calls.append(True))
-    reference = policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF]
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
     assert not calls
     with torch.no_grad():
         for key, weight in zip(policy.weights.named, policy.weights.shadows["ref"].weights, strict=True):
             weight += 1e-8 if "lora_B" in key else 0.0
-    torch.testing.assert_close(policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF], reference, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS], reference, atol=1e-6, rtol=0
+    )
     assert calls
     logprobs(policy, rollouts).sum().backward()
     assert all(weight.grad is not None for weight in policy.parameters())
@@ -90,7 +92,7 @@ def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
     expected = torch.autograd.grad(logprobs(policy, rollouts).sum(), policy.parameters(), allow_unused=True)
     live = logprobs(policy, rollouts)
-    policy.read(rollouts.trace, [REF], rollouts.action_mask)
+    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
     found = torch.autograd.grad(live.sum(), policy.parameters(), allow_unused=True)
     for a, b in zip(found, expected, strict=True):
         assert (a is None) == (b is None)
@@ -150,9 +152,9 @@ def test_a_saved_adapter_loads_in_diffusers_and_as_a_start(tiny, family, dtype, 
     assert started.weights.named.keys() == policy.weights.named.keys()
     plan, asked = PLANS["flow_grpo"], requests(count=1)
     rollouts = policy.rollout(asked, plan)
-    values = started.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
+    values = started.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
     torch.testing.assert_close(values[LOGPROBS].detach(), logprobs(policy, rollouts).detach(), atol=1e-5, rtol=0)
-    assert torch.equal(values[REF], values[LOGPROBS].detach()), "the reference is the adapter training started from"
+    assert torch.equal(values[REF_LOGPROBS], values[LOGPROBS].detach()), "the reference is the adapter training started from"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -203,19 +205,21 @@ def test_state_survives_a_round_trip(tiny, lora):
     rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
     for _ in range(3):
         step(policy, rollouts, lr=1e-3)
-    wanted = [LOGPROBS, REF, EMA]
+    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
     values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
     state = policy.state_dict()
     step(policy, rollouts, lr=1e-3)
-    after = policy.read(rollouts.trace, [EMA], rollouts.action_mask)[EMA]
+    after = policy.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
     fresh = make(tiny("sd3"), ["ref", "ema"], ema_decay=RampDecay(slope=0.1), lora=lora)
     fresh.load_state_dict(state)
     again = fresh.read(rollouts.trace, wanted, rollouts.action_mask)
     for reading in wanted:
         torch.testing.assert_close(again[reading], values[reading], atol=1e-6, rtol=0)
     step(fresh, rollouts, lr=1e-3)
-    torch.testing.assert_close(fresh.read(rollouts.trace, [EMA], rollouts.action_mask)[EMA], after, atol=1e-6, rtol=0)
-    assert not torch.equal(values[EMA], values[REF])
+    torch.testing.assert_close(
+        fresh.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS], after, atol=1e-6, rtol=0
+    )
+    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
     with pytest.raises(ValueError, match="other shadows"):
         make(tiny("sd3"), ["ref"], lora=lora).load_state_dict(state)
     with pytest.raises(ValueError, match="other weights"):
@@ -231,6 +235,6 @@ def test_accelerate_prepares_the_one_module(tiny):
     policy.prepare(Accelerator(cpu=True))
     torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
     step(policy, rollouts)
-    values = policy.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
-    torch.testing.assert_close(values[REF], before)
+    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[REF_LOGPROBS], before)
     assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3

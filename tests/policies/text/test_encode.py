@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import MediaSize, Prompt, Request
 from mmrl.policies.text.audit import audit
 from mmrl.policies.text.encode import collate_prompts, open_picture
@@ -15,17 +16,7 @@ from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.templates import answer_template, messages
-from tests.support.text_policies import (
-    FAMILIES,
-    FP32_BOUND,
-    ROLLOUT_LOGPROBS,
-    logprobs,
-    make,
-    mixed,
-    picture,
-    plain_logprobs,
-    text_trace,
-)
+from tests.support.text_policies import FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
 

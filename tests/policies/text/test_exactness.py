@@ -3,14 +3,12 @@
 import pytest
 import torch
 
+from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.text.policy import Sampling, stand_in
 from tests.support.text_policies import (
-    ENTROPY,
     FAMILIES,
     FP32_BOUND,
-    LOGPROBS,
-    ROLLOUT_LOGPROBS,
     bias_toward,
     gradients,
     ids_of,

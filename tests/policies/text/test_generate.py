@@ -3,21 +3,11 @@
 import pytest
 import torch
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.policies.text.generate import draw, filtered, noise
 from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import (
-    FP32_BOUND,
-    ROLLOUT_LOGPROBS,
-    bias_toward,
-    hotter,
-    ids_of,
-    logprobs,
-    make,
-    mixed,
-    prompts,
-    text_of,
-)
+from tests.support.text_policies import FP32_BOUND, bias_toward, hotter, ids_of, logprobs, make, mixed, prompts, text_of
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 

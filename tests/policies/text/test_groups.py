@@ -5,20 +5,10 @@ from collections import Counter
 import pytest
 import torch
 
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import (
-    FP32_BOUND,
-    LOGPROBS,
-    ROLLOUT_LOGPROBS,
-    ids_of,
-    logprobs,
-    make,
-    mixed,
-    picture,
-    prompts,
-    text_trace,
-)
+from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, picture, prompts, text_trace
 
 PROMPT = Prompt("p", "where?", (picture(0),))
 

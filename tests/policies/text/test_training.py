@@ -3,22 +3,11 @@
 import pytest
 import torch
 
-from mmrl.core.types import Reading, Request
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Request
 from mmrl.policies.text.policy import LoraSettings, Sampling
-from tests.support.text_policies import (
-    FAMILIES,
-    FP32_BOUND,
-    LOGPROBS,
-    ROLLOUT_LOGPROBS,
-    gradients,
-    logprobs,
-    make,
-    mixed,
-    prompts,
-    relative_difference,
-)
+from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, prompts, relative_difference
 
-REF, EMA = Reading("logprobs", "ref"), Reading("logprobs", "ema")
 LORA = LoraSettings(rank=4)
 
 
@@ -37,9 +26,9 @@ def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family,
     rollouts = policy.rollout(mixed())
     before = logprobs(policy, rollouts).detach()
     step(policy, rollouts, lr=1e-3)
-    after = policy.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
-    torch.testing.assert_close(after[REF], before, atol=FP32_BOUND, rtol=0)
-    assert not after[REF].requires_grad
+    after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(after[REF_LOGPROBS], before, atol=FP32_BOUND, rtol=0)
+    assert not after[REF_LOGPROBS].requires_grad
     assert after[LOGPROBS].sum() > before.sum()
 
 
@@ -47,7 +36,7 @@ def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
     policy = make(tiny("qwen3_vl"), {"ref"}, lora=LORA)
     rollouts = policy.rollout(mixed())
     step(policy, rollouts)
-    reference = policy.read(rollouts.trace, [REF], rollouts.action_mask)[REF]
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
     with policy.adapter.disable_adapter(), torch.no_grad():
         switched_off = logprobs(policy, rollouts)
     torch.testing.assert_close(reference, switched_off, atol=FP32_BOUND, rtol=0)
@@ -60,7 +49,7 @@ def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
     step(policy, rollouts)
     expected = gradients(policy, rollouts)
     live = logprobs(policy, rollouts)
-    policy.read(rollouts.trace, [REF], rollouts.action_mask)
+    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
     weights = torch.linspace(0.5, 1.5, live.numel()).reshape(live.shape)
     (weights * live).sum().backward()
     named = dict(policy.net.model.named_parameters())
@@ -78,7 +67,7 @@ def test_the_average_follows_with_its_decay(tiny):
     for shadow, value in zip(policy._shadows["ema"].weights, expected, strict=True):
         torch.testing.assert_close(shadow, value)
     moved = policy.rollout([Request(prompts()[0], 2, 0, model="ema")])
-    read = policy.read(moved.trace, [EMA], moved.action_mask)[EMA]
+    read = policy.read(moved.trace, [EMA_LOGPROBS], moved.action_mask)[EMA_LOGPROBS]
     torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
     assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-3
 
@@ -156,7 +145,7 @@ def test_state_survives_a_round_trip(tiny, lora):
     policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora)
     rollouts = policy.rollout(mixed())
     step(policy, rollouts)
-    wanted = [LOGPROBS, REF, EMA]
+    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
     values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
     state = policy.state_dict()
     step(policy, rollouts)
@@ -166,7 +155,7 @@ def test_state_survives_a_round_trip(tiny, lora):
         again = other.read(rollouts.trace, wanted, rollouts.action_mask)
         for reading in wanted:
             torch.testing.assert_close(again[reading], values[reading])
-    assert not torch.equal(values[EMA], values[REF])
+    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
     with pytest.raises(ValueError, match="other shadows"):
         make(tiny("qwen3_vl"), {"ref"}, lora=lora).load_state_dict(state)
     with pytest.raises(ValueError, match="other weights"):
@@ -195,9 +184,9 @@ def test_a_saved_adapter_loads_in_peft_and_as_a_start(tiny, tmp_path):
     policy.save(tmp_path)
     expected = logprobs(policy, rollouts).detach()
     started = make(tiny("qwen3_vl"), {"ref"}, lora=LoraSettings(adapter=str(tmp_path)))
-    values = started.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
+    values = started.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
     torch.testing.assert_close(values[LOGPROBS].detach(), expected)
-    torch.testing.assert_close(values[REF], expected, msg="the reference is the adapter training started from")
+    torch.testing.assert_close(values[REF_LOGPROBS], expected, msg="the reference is the adapter training started from")
     assert names(started) == names(policy)
     reloaded = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(tiny("qwen3_vl")), tmp_path)
     base = make(tiny("qwen3_vl"))
@@ -216,8 +205,8 @@ def test_accelerate_prepares_the_one_module(tiny):
     policy.prepare(Accelerator(cpu=True))
     torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
     step(policy, rollouts)
-    values = policy.read(rollouts.trace, [LOGPROBS, REF], rollouts.action_mask)
-    torch.testing.assert_close(values[REF], before)
+    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[REF_LOGPROBS], before)
     assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3
 
 

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import ClipTime, Prompt, Reading, Request, Video
 from mmrl.policies.text.audit import audit
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from tests.support.text_policies import (
-    ENTROPY,
     FP32_BOUND,
-    LOGPROBS,
-    ROLLOUT_LOGPROBS,
     gradients,
     ids_of,
     logprobs,

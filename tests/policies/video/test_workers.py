@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.video.decode import fetch
@@ -16,7 +17,7 @@ from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.sampling import Plan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
-from tests.support.text_policies import ROLLOUT_LOGPROBS, make
+from tests.support.text_policies import make
 from tests.support.videos import even, write_video
 
 SILENT = (sys.executable, "-c", "import time; time.sleep(60)")

@@ -1,18 +1,38 @@
-"""Ranks, sums and gathers: the only file with collectives. One process needs none of them and pays for none."""
+"""The processes of a run and every collective of training; one process needs none of them and pays for none."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.protocols import State
+from mmrl.core.protocols import Accelerator, State
 from mmrl.core.types import Group, Prompt, Rollouts
-from mmrl.training.deepspeed import Engine
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A library that owns gradients, clipping and the optimizer's step: DeepSpeed, as mmrl.training.deepspeed drives it."""
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add to the gradients; with the `last` of an update, average them over processes."""
+        ...
+
+    def norm(self, limit: float) -> float:
+        """The gradient's norm before clipping to `limit`; 0 clips nothing."""
+        ...
+
+    def step(self) -> None: ...
+
+    def state(self) -> State:
+        """The optimizer's state as one process would have it; every process must ask."""
+        ...
+
+    def load(self, state: State) -> None: ...
 
 
 class NoTrace:
@@ -23,11 +43,15 @@ class NoTrace:
 
 
 class Ranks:
-    """The processes of a run. `Ranks(accelerator)` for many, `Ranks()` for one."""
+    """The processes of a run, and what all of them must do equally often, for wrapped modules talk to each other.
+
+    `Ranks(accelerator)` is many, `Ranks()` one, which waits for nobody. All processes must ask what any of them asks.
+    """
 
     engine: Engine | None = None
+    """Owns the update where a library does; set by whoever builds the optimizer."""
 
-    def __init__(self, accelerator: Any = None) -> None:
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
         self.accelerator = accelerator
         self.world: int = accelerator.num_processes if accelerator is not None else 1
         self.rank: int = accelerator.process_index if accelerator is not None else 0
@@ -35,6 +59,11 @@ class Ranks:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where every process holds a part of every weight."""
+        return self.accelerator is not None and is_sharded(self.accelerator)
 
     def gather(self, x: T) -> list[T]:
         """One object per rank, in rank order, on every rank."""
@@ -49,7 +78,26 @@ class Ranks:
         return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
 
     def most(self, value: int) -> int:
+        """The largest value of any rank."""
         return max(self.gather(value))
+
+    def forwards(self, count: int) -> int:
+        """How many forwards all ranks make, given how many this one needs. Replicas talk only where there is a gradient."""
+        return self._most_quickly(count) if self.is_sharded or torch.is_grad_enabled() else count
+
+    def anyone(self, flag: bool) -> bool:
+        """True if a loop of forwards must go on, for this rank or for another one with a part of its weights."""
+        return self._most_quickly(int(flag)) > 0 if self.is_sharded else flag
+
+    def passes(self, count: int) -> int:
+        """How often a forward passes the vision part. Replicas wait for a gradient of every weight, so once at least."""
+        return self._most_quickly(count) if self.is_sharded else max(count, int(self.world > 1))
+
+    def _most_quickly(self, value: int) -> int:
+        """`most` by a tensor instead of an object: it is asked at every token."""
+        if self.world == 1 or self.accelerator is None:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
 
     def share_out(self, items: Sequence[T]) -> list[T]:
         """This rank's contiguous part of a list that is the same on all ranks."""
@@ -61,15 +109,10 @@ class Ranks:
             )
         return list(items[self.rank * each : (self.rank + 1) * each])
 
-    def drive(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give this optimizer to the engine of a policy that DeepSpeed trains; elsewhere nothing happens."""
-        wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
-        self.engine = None if wrapped is None else Engine(wrapped.engine, optimizer)
-
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Gradients are averaged over ranks by the wrapper; shares are global, so the loss is multiplied back."""
         if self.accelerator is None:
-            loss.backward()
+            torch.autograd.backward(loss)
         elif self.engine is not None:
             self.engine.backward(loss * self.world, last)
         else:
@@ -97,21 +140,21 @@ class Ranks:
             raise ValueError(found[0])
 
     @contextmanager
-    def main_first(self, when: bool = True) -> Iterator[None]:
+    def main_first(self, when: bool = True) -> Generator[None]:
         """Inside, one process of every node goes first: what it downloads, the others find."""
-        if self.world == 1 or not when:
+        if self.world == 1 or self.accelerator is None or not when:
             yield
         else:
             with self.accelerator.local_main_process_first():
                 yield
 
     def wait(self) -> None:
-        if self.world > 1:
+        if self.world > 1 and self.accelerator is not None:
             self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
         """Leave together: a rank that ends while another still talks to it kills that one."""
-        if self.world > 1:
+        if self.world > 1 and self.accelerator is not None:
             self.wait()
             self.accelerator.end_training()
 
@@ -137,6 +180,18 @@ class Ranks:
         return everyone, slice(start, start + len(rollouts))
 
 
+def zero_stage(accelerator: Accelerator) -> int:
+    """DeepSpeed's ZeRO stage; 0 without DeepSpeed."""
+    if accelerator.distributed_type.value != "DEEPSPEED":
+        return 0
+    return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """True where every process holds a part of every weight."""
+    return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
+
+
 def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> State:
     """The optimizer's state, gathered where it is sharded: the same for any number of processes. All of them must ask."""
     if engine is not None:
@@ -159,7 +214,7 @@ def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Eng
     optimizer.load_state_dict({**state, "state": moments})
 
 
-def _sharded_as(weight: Any, x: Any) -> Any:
+def _sharded_as(weight: Any, x: object) -> object:
     """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
     if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
         return x

@@ -1,24 +1,12 @@
-"""Masks and weights that look at whole rollouts and their prompts."""
+"""Weights that a prompt gives its rollouts."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope
-
-
-@dataclass(frozen=True)
-class DropTruncated:
-    """No action of a rollout that was cut at max_new_tokens trains; its reward still counts in the baseline.
-
-    TRL's `mask_truncated_completions`, ms-swift's `overlong_filter`, DAPO's overlong filtering (arXiv:2503.14476).
-    """
-
-    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:
-        complete = ~rollouts.truncated().to(rollouts.action_mask.device)
-        return rollouts.action_mask & complete[:, None]
+from mmrl.core.types import Batch, Counts, Prompt, Reading, Scope
 
 
 @dataclass(frozen=True)
