@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import torch
 from jaxtyping import Bool, Float
@@ -96,7 +96,7 @@ class Algorithm:
 
         return replace(self, aggregation=filled(self.aggregation), shaping=tuple(filled(part) for part in self.shaping))
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: Policy[Never]) -> None:
         """Refuse at build time what would train on nonsense.
 
         Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -28,9 +28,13 @@ State = dict[str, Any]
 """What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
 
 
+SamplingT = TypeVar("SamplingT", contravariant=True)
+"""How a policy samples: Sampling (text), RolloutPlan (flow)."""
+
+
 @runtime_checkable
-class Policy(Protocol):
-    """A trainable generator: all the trainer knows of a modality."""
+class Policy(Protocol[SamplingT]):
+    """A trainable generator: all the trainer knows of a modality. `Policy[Never]` is any policy, sampling as it trains."""
 
     @property
     def offers(self) -> frozenset[str]:
@@ -42,8 +46,8 @@ class Policy(Protocol):
         """Weights kept beside the live ones: ref, ema."""
         ...
 
-    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
-        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
+    def rollout(self, requests: Sequence[Request], sampling: SamplingT | None = None) -> Rollouts:
+        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's plan)."""
         ...
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -166,8 +170,8 @@ class Hypothesis:
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
     must_equal: Literal["rollout", "reading"] = "rollout"
-    """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
-    what training reads, which it must not."""
+    """rollout: it is the cause if under the change the numbers of the rollout come out. reading: it is the cause if the change
+    moves what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
     control: bool = False

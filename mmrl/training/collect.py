@@ -205,6 +205,7 @@ def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
         trace=policy.join([old.trace, new.trace]),
         recorded={reading: both(old.recorded[reading], new.recorded[reading]) for reading in old.recorded},
         node_ids=None if old.node_ids is None or new.node_ids is None else both(old.node_ids, new.node_ids),
+        weights_version=min(old.weights_version, new.weights_version),
     )
 
 

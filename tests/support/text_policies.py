@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Sample, Trace
+from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
@@ -21,7 +22,7 @@ def picture(seed: int, width: int = 64, height: int = 48) -> Image.Image:
     return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def make(folder: str, shadows: Any = (), ema_decay: float = 0.5, **settings: Any) -> TextPolicy:
+def make(folder: str, shadows: Any = (), ema_decay: Decay = 0.5, **settings: Any) -> TextPolicy:
     settings.setdefault("sampling", Sampling(max_new_tokens=6))
     return TextPolicy(TextPolicyConfig(folder, **settings), shadows, ema_decay)
 

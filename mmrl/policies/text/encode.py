@@ -90,7 +90,7 @@ class Encoder:
             self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
             encoded = self._encode(prompt.id, chat, pictures, clips)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
-            raise type(error)(f"{named(prompt)}: {error}") from error
+            raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
 
     def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
@@ -129,7 +129,7 @@ class Encoder:
         return Encoded(prompt_id, token_ids, positions, types, media, sizes, tuple(map(clip_time, clips)))
 
 
-def named(prompt: Prompt) -> str:
+def name_in_file(prompt: Prompt) -> str:
     """The prompt by its id, and its file and row where the data set noted them."""
     place = prompt.columns.get("file_row")
     return f"prompt {prompt.id!r}" + (f" ({place})" if place else "")
@@ -207,3 +207,10 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
         type_ids=types,
         media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
     )
+
+
+def stand_in_prompt() -> Prompt:
+    """A prompt with a small grey picture, for a process that has none of its own to look at."""
+    from PIL import Image
+
+    return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))

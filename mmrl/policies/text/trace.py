@@ -1,4 +1,4 @@
-"""What the text policy records of its rollouts."""
+"""The record that a text policy keeps of its rollouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class TextTrace:
         )
 
 
-def of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
+def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
     """A trace like this one, whose single row answers `prompt` with one token that nobody sampled."""
     return replace(
         trace,

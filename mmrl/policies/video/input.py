@@ -4,12 +4,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
-from mmrl.core.types import ClipTime, Prompt, Video
+from mmrl.core.samples import ClipTime, Prompt, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import Plan
@@ -19,7 +17,7 @@ from mmrl.policies.video.workers import Workers
 SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
 
 
-def as_video(media: Any) -> Video | None:
+def as_video(media: object) -> Video | None:
     """A Video, or the path of a video file; None for anything else."""
     if isinstance(media, Video):
         return media
@@ -88,13 +86,14 @@ def shuffled(frames: Frames, seed: int | None) -> Frames:
     return replace(frames, pixels=frames.pixels[order])
 
 
-def processor_arguments(clips: list[Frames], options: dict[str, Any]) -> dict[str, Any]:
-    """What the processor is called with: frames, never a path, and a clock that ticks once a second.
+def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict[str, object]:
+    """Arguments for the model's processor: frames, never a path, and a clock that ticks once a second.
 
     Frame k stands at `frames_indices[k]` ticks, so times are right whatever the frame rate does.
     """
     if not clips:
         return {}
+    import torch
     from transformers.video_utils import VideoMetadata
 
     told = [

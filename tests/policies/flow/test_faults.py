@@ -11,9 +11,11 @@ from mmrl.core.types import Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
 from mmrl.policies.flow import diagnose as causes
+from mmrl.policies.flow.generate import Sampled
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.interventions import adapters_switched
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
 from mmrl.training.preflight import TrainingStoppedError
 from tests.support.faults import ROLLOUT_LOGPROBS, Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
@@ -57,13 +59,19 @@ def traced(change: Any) -> Any:
 
 
 def wear(policy: FlowPolicy, context: Any) -> None:
-    sample = policy._sample
+    inner = policy.generator
 
-    def inside(*args: Any) -> Any:
-        with context():
-            return sample(*args)
+    class Inside:
+        exact = True
 
-    policy._sample = inside  # type: ignore[method-assign]
+        def follow(self, weights: Weights, version: int) -> None:
+            inner.follow(weights, version)
+
+        def write(self, *asked: Any, **_: Any) -> Sampled:
+            with context():
+                return inner.write(*asked)
+
+    policy.generator = Inside()
 
 
 def swapped_in(policy: FlowPolicy) -> None:
@@ -73,7 +81,7 @@ def swapped_in(policy: FlowPolicy) -> None:
 
 
 def without_adapter(policy: FlowPolicy) -> None:
-    wear(policy, lambda: adapters_switched(policy.net, False))
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
 
 
 def disabled(policy: FlowPolicy) -> None:

@@ -1,6 +1,6 @@
 """Faults between sampling and training of a vision-language model: the run stops before its first update and names the cause."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -8,9 +8,11 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Prompt, Rollouts, Video
-from mmrl.policies.shared.interventions import adapters_switched
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import diagnose as causes
 from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.generate import Completions, Generator
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
 from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
@@ -81,20 +83,29 @@ def faster(policy: TextPolicy, encoded: Encoded) -> Encoded:
     return replace(encoded, positions=positions)
 
 
+@dataclass
+class Around:
+    """A generator that does something around another one."""
+
+    inner: Generator
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        self.inner.follow(weights, version)
+
+
 def sampled_with(change: Any) -> tuple[Any, Any]:
     """(before, after): sampling saw the prompts like this, training sees them right."""
     right: dict[str, Encoded] = {}
 
     def before(policy: TextPolicy) -> None:
-        write = policy._write
+        class Wrong(Around):
+            def write(self, *asked: Any, **_: Any) -> Completions:
+                prompts, *rest = asked
+                right.update({prompt.prompt_id: prompt for prompt in prompts})
+                return self.inner.write(change(policy, tuple(prompts)), *rest)
 
-        def wrong(rows: Any, shelf: Any, sampling: Any) -> None:
-            for place in range(len(shelf.wanted)):
-                right[shelf[place].prompt_id] = shelf[place]
-            shelf.done = dict(enumerate(change(policy, tuple(shelf.done[i] for i in range(len(shelf.wanted))))))
-            write(rows, shelf, sampling)
-
-        policy._write = wrong  # type: ignore[method-assign]
+        policy.generator = Wrong(policy.generator)
 
     after = prompts_changed(lambda policy, encoded: [right[one.prompt_id] for one in encoded])
     return before, after
@@ -107,22 +118,21 @@ def on_one_axis(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encode
 def swapped_in(policy: TextPolicy) -> None:
     """Sampling looks through the average."""
     stir(policy)
-    wear(policy, lambda: policy._weights("ema"))
+    wear(policy, lambda: policy.weights.swapped_in("ema"))
 
 
 def without_adapter(policy: TextPolicy) -> None:
     stir(policy)
-    wear(policy, lambda: adapters_switched(policy.net, False))
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
 
 
 def wear(policy: TextPolicy, context: Any) -> None:
-    write = policy._write
+    class Inside(Around):
+        def write(self, *asked: Any, **_: Any) -> Completions:
+            with context():
+                return self.inner.write(*asked)
 
-    def inside(*args: Any) -> None:
-        with context():
-            write(*args)
-
-    policy._write = inside  # type: ignore[method-assign]
+    policy.generator = Inside(policy.generator)
 
 
 def disabled(policy: TextPolicy) -> None:
