@@ -81,7 +81,11 @@ class Adapted(nn.Module):
         self.base = nn.Linear(2, 2).requires_grad_(False)
         self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 1, bias=False).requires_grad_(trains)})
         self.lora_B = nn.ModuleDict({"default": nn.Linear(1, 2, bias=False).requires_grad_(trains)})
-        nn.init.zeros_(self.lora_B["default"].weight)
+        nn.init.zeros_(outer_weight(self))
+
+
+def outer_weight(module: nn.Module, name: str = "lora_B.default.weight") -> nn.Parameter:
+    return dict(module.named_parameters())[name]
 
 
 def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
@@ -92,7 +96,7 @@ def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
         assert all(layer._disable_adapters for layer in net)
     assert not any(layer._disable_adapters for layer in net)
     # an adapter that was loaded and does not train is part of the reference
-    nn.init.ones_(net[1].lora_B["default"].weight)
+    nn.init.ones_(outer_weight(net, "1.lora_B.default.weight"))
     with weights.swapped_in("ref"):
         assert not any(layer._disable_adapters for layer in net)
 
