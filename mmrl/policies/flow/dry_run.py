@@ -19,7 +19,7 @@ from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.loading import FAMILIES, add_trainable, load_index
+from mmrl.policies.flow.loading import FAMILIES, Index, add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -69,18 +69,18 @@ def scale_of(vae: Any) -> int:
     return 2 ** (len(channels) - 1) if channels else 2 ** len(vae.temperal_downsample)
 
 
-def tokens_of(model: str, index: dict[str, Any], name: str) -> int:
+def tokens_of(model: str, index: Index, name: str) -> int:
     """The longest text that an encoder reads, 0 where it does not say."""
     return getattr(config_of(model, index, name), "max_position_embeddings", 0)
 
 
-def config_of(model: str, index: dict[str, Any], name: str) -> Any:
+def config_of(model: str, index: Index, name: str) -> Any:
     """The config of a part that transformers wrote."""
     library, class_name = index[name]
     return getattr(import_module(library), class_name).config_class.from_pretrained(model, subfolder=name)
 
 
-def part_of(model: str, index: dict[str, Any], name: str) -> Any:
+def part_of(model: str, index: Index, name: str) -> Any:
     """A network on the meta device, or a scheduler.
 
     Raises:
@@ -120,7 +120,7 @@ def is_network(library: str, class_name: str) -> bool:
 
 def without_latents(family: FlowFamily) -> FlowFamily:
     """The same family with latents of four numbers and prompts without embeddings."""
-    answers: dict[str, Any] = {
+    answers: dict[str, object] = {
         "latent_shape": (1, 2, 2),
         "image_tokens": family.image_tokens,
         "pack": lambda self, latents: latents,
@@ -179,7 +179,7 @@ class NoImages:
     def __init__(self, host: FlowHost) -> None:
         """`host` is not asked."""
 
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[Any]:
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
         """No image for every row."""
         return [None] * len(latents)
 

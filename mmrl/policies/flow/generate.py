@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,7 +48,7 @@ class Generator(Protocol):
 class Decoder(Protocol):
     """Finished latents -> PIL images."""
 
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[Any]: ...
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]: ...
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class LocalDecoder:
 
     host: FlowHost
 
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[Any]:
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
         """PIL images; raises ValueError where pixels are not finite."""
-        family, vae, out = self.host.family, self.host.pipeline.vae, list[Any]()
+        family, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
         for chunk in latents.split(self.host.config.decode_rows):
             pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
@@ -112,7 +112,7 @@ class Sampled:
     """(seed, sample) of every row."""
     trajectory: Trajectory
     trace: FlowTrace
-    images: Sequence[Any]
+    images: Sequence[object]
 
     weights_version: int = 0
     """How many updates the weights had that drew them."""

@@ -62,6 +62,6 @@ class FlowHost(Protocol):
         """Log-probabilities of the recorded transitions under some weights, without gradient."""
         ...
 
-    def decode(self, latents: Float[Tensor, "n ..."]) -> list[Any]:
+    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
         """Finished latents as PIL images."""
         ...

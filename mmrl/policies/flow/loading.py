@@ -22,6 +22,8 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "QwenImagePipeline": QwenImage,
 }
 """Class of a diffusers pipeline -> its family."""
+Index = dict[str, Any]
+"""A pipeline's model_index.json."""
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
@@ -55,12 +57,12 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
     return kind(pipeline, config.height, config.width, tokens)
 
 
-def load_index(model: str) -> dict[str, Any]:
+def load_index(model: str) -> Index:
     """The parts that the pipeline is made of, after checking that it is one that can be trained here."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
     try:
-        index: dict[str, Any] = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
+        index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
             f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
@@ -112,7 +114,7 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
         refuse_dropout(lora.adapter, transformer.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
-        transformer.add_adapter(lora_config(lora, targets, init_lora_weights="gaussian"))
+        transformer.add_adapter(lora_config(lora, targets, start="gaussian"))
     for name, weight in transformer.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.float()

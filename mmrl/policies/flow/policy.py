@@ -197,7 +197,7 @@ class FlowPolicy:
             out.append(self.forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
         return torch.cat(out) if out else x
 
-    def decode(self, latents: Float[Tensor, "n ..."]) -> list[Any]:
+    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
         """Finished latents as PIL images; raises ValueError where pixels are not finite."""
         return self.decoder(latents)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Never, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ class DryRun(Protocol):
     """A policy built of parts that count and compute nothing, and what it would take to compute it."""
 
     @property
-    def policy(self) -> Policy[Any]:
+    def policy(self) -> Policy[Never]:
         """Goes through all motions of a run; the trainer is given it."""
         ...
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -61,12 +61,12 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
             layer._disable_adapters = disabled
 
 
-def lora_config(lora: LoraSettings, targets: str | Sequence[str], **options: Any) -> "LoraConfig":
-    """peft's settings of a new adapter on these layers: their names, or a pattern for them."""
+def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal["gaussian"] | bool = True) -> "LoraConfig":
+    """peft's settings of a new adapter on these layers: their names, or a pattern for them. `start`: see peft."""
     from peft import LoraConfig
 
     wanted = targets if isinstance(targets, str) else list(targets)
-    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, **options)
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
 
 
 def check_adapter_folder(folder: str) -> None:
@@ -75,7 +75,7 @@ def check_adapter_folder(folder: str) -> None:
         raise FileNotFoundError(f"policy.lora.adapter: there is no folder {folder!r}: check the path")
 
 
-def refuse_dropout(folder: str, config: Any) -> None:
+def refuse_dropout(folder: str, config: object) -> None:
     """Raise ValueError for a loaded adapter that was made with dropout; `config` is peft's."""
     if getattr(config, "lora_dropout", 0):
         raise ValueError(f"policy.lora.adapter {folder!r} was made with dropout: set lora_dropout to 0 in its config")

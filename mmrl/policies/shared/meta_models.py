@@ -51,7 +51,7 @@ class LiveBytes(TorchDispatchMode):
         """Storage -> a weak reference that forgets it."""
 
     def __torch_dispatch__(
-        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operator, types: Sequence[type], args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         for tensor in tensors_in((args, kwargs)):
             self.note(tensor, made_here=False)
@@ -83,7 +83,7 @@ class KnownMasks(TorchDispatchMode):
     """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
 
     def __torch_dispatch__(
-        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
             first = args[1][0]

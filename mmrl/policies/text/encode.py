@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
 from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.templates import answer_template, messages
+from mmrl.policies.text.templates import Message, answer_template, messages
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, as_video, clip_time, processor_arguments
 
@@ -105,7 +106,7 @@ class Encoder:
         if num_frames and num_pictures and not self.family.mixes_kinds:
             raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
 
-    def _encode(self, prompt_id: str, chat: list[dict[str, Any]], pictures: list[Any], clips: list[Frames]) -> Encoded:
+    def _encode(self, prompt_id: str, chat: list[Message], pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
@@ -148,15 +149,13 @@ def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> N
             )
 
 
-def open_picture(source: Any, prompt_id: str) -> Any:
+def open_picture(source: object, prompt_id: str) -> Image.Image:
     """A picture as PIL's RGB image, turned upright as its camera noted.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source).convert("RGB")
     if not isinstance(source, str | Path):
@@ -211,6 +210,4 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
 
 def stand_in_prompt() -> Prompt:
     """A prompt with a small grey picture, for a process that has none of its own to look at."""
-    from PIL import Image
-
     return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))

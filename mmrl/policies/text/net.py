@@ -1,6 +1,6 @@
 """The one module that every forward goes through, so that wrappers for many processes see all of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -125,11 +125,11 @@ class TextNet(nn.Module):
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
         return {} if type_ids is None else {self.family.type_name: type_ids}
 
-    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> dict[str, Any]:
+    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
         if not any(media):
             return {}
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, object] = {}
         split = [self.family.kinds(one) for one in media]
         for kind in ("image", "video"):
             own = [kinds.get(kind, {}) for kinds in split]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 
@@ -103,7 +103,7 @@ class FlowFamily:
         return {name: torch.stack([condition[name] for condition in conditions]) for name in conditions[0]}
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
         raise NotImplementedError
