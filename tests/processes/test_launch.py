@@ -16,7 +16,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run import build as building
 from mmrl.app.run import launch
-from mmrl.policies.shared.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrapped
+from mmrl.policies.shared.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrap_module
 from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -135,7 +135,7 @@ def test_what_deepspeed_may_do():
     for stage in (2, 3):
         refuse_unknown(zero({"stage": stage, "offload_optimizer": {"device": "none"}}, bf16={"enabled": "auto"}))
     with pytest.raises(ValueError, match=r"in different orders.*zero2\.yaml"):
-        wrapped(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
+        wrap_module(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
     assert not is_sharded(zero({"stage": 2})) and is_sharded(zero({"stage": 3}))
 
 

@@ -84,7 +84,7 @@ def batch_of(rollouts: Rollouts) -> Batch:
 
 
 def gradients(policy: FlowPolicy, parts: Sequence[Batch]) -> list[Tensor]:
-    """Of the sum of share * logprobs over parts, each with a backward of its own."""
+    """The gradients of the sum of share * logprobs over parts, each with a backward of its own."""
     for weight in policy.parameters():
         weight.grad = None
     for part in parts:

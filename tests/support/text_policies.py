@@ -62,7 +62,7 @@ def logprobs(policy: TextPolicy, rollouts: Rollouts) -> Tensor:
 
 
 def gradients(policy: TextPolicy, rollouts: Rollouts) -> dict[str, Tensor]:
-    """Of a sum with a different weight for every token, so that no two of them can be mixed up unnoticed."""
+    """The gradients of a sum with another weight for every token, so that no two can be mixed up unnoticed."""
     weights = torch.linspace(0.5, 1.5, rollouts.action_mask.numel()).reshape(rollouts.action_mask.shape)
     named = {name: weight for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
     loss = (weights * logprobs(policy, rollouts)).sum()

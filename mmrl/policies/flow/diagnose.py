@@ -95,7 +95,7 @@ class Again:
         usable = [round(g, 2) for g in found if 1 <= g <= MOST_GUIDANCE] or [1.0]
         return self.with_guidance(min(usable, key=lambda g: float((a * g * g + b * g + c).abs().max())))
 
-    def spread(self, change: AbstractContextManager[object]) -> float:
+    def noise_between_readings(self, change: AbstractContextManager[object]) -> float:
         """How far two readings are apart, over how far they are from what was noted."""
         with change:
             one, two = self(), self()
@@ -118,7 +118,7 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling and reading",
         lambda: again.under(without_dropout(net)),
     )
-    moves, still = again.spread(nullcontext()), again.spread(without_dropout(net))
+    moves, still = again.noise_between_readings(nullcontext()), again.noise_between_readings(without_dropout(net))
     if moves > RANDOM and still <= RANDOM:
         what = "two readings of the same rows differ; with every dropout off they do not"
         yield Hypothesis(

@@ -200,7 +200,7 @@ class FlowDryRun:
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log),
             forward=lambda host: DryForward(host, self.family.image_tokens, self.log, still),
             decoder=NoImages,
-            weights=still.kept(),
+            weights=still.keeper(),
             diagnostics=NoDiagnostics,
         )
         self.policy = FlowPolicy(config, shadows, parts=parts)

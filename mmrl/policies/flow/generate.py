@@ -142,6 +142,7 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
             samples[request.group_id].append(Sample(image=image))
+    nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
     layouts = [part.trajectory.layout for part in sampled]
     trace = join([part.trace for part in sampled])
     recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
@@ -152,12 +153,14 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         action_mask=torch.cat([part.action_mask for part in sampled]),
         trace=trace,
         recorded=recorded,
-        node_ids=torch.cat([node_ids(part.trajectory.layout, part.keys) for part in sampled]) if any_shared(layouts) else None,
+        node_ids=torch.cat([node_ids(part.trajectory.layout, part.keys) for part in sampled])
+        if has_shared_steps(layouts)
+        else None,
         weights_version=min(part.weights_version for part in sampled),
     )
 
 
-def any_shared(layouts: Sequence[Layout]) -> bool:
+def has_shared_steps(layouts: Sequence[Layout]) -> bool:
     """Is there a step that several rows took together?"""
     return any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
 

@@ -17,7 +17,7 @@ from mmrl.policies.shared.weights import Weights
 
 @runtime_checkable
 class FlowHost(Protocol):
-    """What generators, forwards, audits and diagnostics may ask of a flow policy."""
+    """The questions that generators, forwards, audits and diagnostics may ask of a flow policy."""
 
     @property
     def config(self) -> FlowPolicyConfig: ...

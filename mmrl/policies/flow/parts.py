@@ -1,4 +1,4 @@
-"""What a flow policy is built of; a dry run is built of others."""
+"""The parts that a flow policy is built of; a dry run is built of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ from mmrl.policies.flow.packing import cut_actions, cut_rows
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
-from mmrl.policies.shared.sharding import Peers, wrapped
+from mmrl.policies.shared.sharding import Peers, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
@@ -170,7 +170,7 @@ class FlowPolicy:
         for part in parts_of(self.pipeline):
             if part is not self.net.transformer:
                 part.to(accelerator.device)
-        self.module = wrapped(self.net, self.parameters(), accelerator, alike=True)
+        self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.peers = Peers(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process

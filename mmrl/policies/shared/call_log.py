@@ -127,7 +127,7 @@ class StillWeights(nn.Module):
         """0, with a gradient where gradients are on."""
         return 0.0 * self.weight if torch.is_grad_enabled() else torch.zeros(())
 
-    def kept(self) -> Callable[[nn.Module, Iterable[str], Decay, bool], Weights]:
+    def keeper(self) -> Callable[[nn.Module, Iterable[str], Decay, bool], Weights]:
         """The part of a policy that keeps its weights: it keeps these instead of its network's."""
         return lambda module, shadows, ema_decay, sharded: Weights(self, shadows, ema_decay)
 

@@ -16,7 +16,7 @@ class Sharded(Protocol):
         ...
 
 
-def wrapped(
+def wrap_module(
     net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
 ) -> nn.Module:
     """The module as accelerate trains it on its processes.
@@ -80,7 +80,7 @@ def refuse_settings(config: Mapping[str, Any]) -> None:
 
 
 def zero_stage(accelerator: Any) -> int:
-    """Of DeepSpeed; 0 without it."""
+    """The stage of DeepSpeed's ZeRO; 0 without it."""
     if accelerator.distributed_type.value != "DEEPSPEED":
         return 0
     return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]

@@ -6,7 +6,7 @@ from mmrl.policies.video.settings import VideoSettings
 
 
 def plan_of(family: Family, processor: object, settings: VideoSettings) -> Plan:
-    """What this model and these settings want of every clip."""
+    """The plan of every clip: what this model and these settings want of it."""
     able = family.sees_videos and getattr(processor, "video_processor", None) is not None
     return Plan(
         fps=settings.fps,

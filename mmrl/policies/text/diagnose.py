@@ -128,7 +128,7 @@ class Again:
         assert prompt.prompt is not None
         return self.policy.encode(prompt.prompt, prompt.seed)
 
-    def spread(self, calm: bool = False) -> float:
+    def noise_between_readings(self, calm: bool = False) -> float:
         """How far two readings with nothing changed are apart, over how far they are from what was noted."""
         with without_dropout(self.policy.net) if calm else nullcontext():
             one, two = self(calm=calm), self(calm=calm)
@@ -191,7 +191,7 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading",
         lambda: again.under(without_dropout(net), calm=True),
     )
-    moves, still = again.spread(), again.spread(calm=True)
+    moves, still = again.noise_between_readings(), again.noise_between_readings(calm=True)
     if moves > RANDOM and still <= RANDOM:
         what = "two readings of the same rows differ; with every dropout off they do not"
         yield Hypothesis(

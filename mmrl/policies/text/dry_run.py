@@ -123,7 +123,7 @@ class DryGenerator:
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, kinds_seen(self.inner.host.family, work.prompts), n, positions):
+            if self.log.note(length, num_kinds(self.inner.host.family, work.prompts), n, positions):
                 self.largest = work
         ids = torch.full((n, length), ord("a"))
         stopped = torch.full((n,), length < sampling.max_new_tokens)
@@ -142,7 +142,7 @@ class DryEvaluator:
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
         passes = 1 + (work.tokens.shape[1] > 1) if work.shared else 1
-        if self.log.note(passes, kinds_seen(self.family, work.prompts), len(work.prompt_index), positions_of(work)):
+        if self.log.note(passes, num_kinds(self.family, work.prompts), len(work.prompt_index), positions_of(work)):
             self.largest[self.log.phase] = work
         return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
 
@@ -171,7 +171,7 @@ class TextDryRun:
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.family, self.log, still)
 
-        parts = TextParts(load_meta, generator, evaluator, still.kept(), NoDiagnostics)
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
 
     @property
@@ -229,7 +229,7 @@ def positions_of(work: Evaluation) -> int:
     return (prompts if work.shared else rows) * length + rows * (longest - 1)
 
 
-def kinds_seen(family: Family, prompts: PromptBatch) -> int:
+def num_kinds(family: Family, prompts: PromptBatch) -> int:
     """How often the vision tower is called: once for the pictures and once for the clips of a batch."""
     return len({kind for media in prompts.media for kind in family.kinds(media)})
 

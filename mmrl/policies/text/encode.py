@@ -34,9 +34,9 @@ class Encoded:
     sizes: tuple[MediaSize, ...] = ()
     clips: tuple[ClipTime, ...] = ()
     prompt: Prompt | None = None
-    """What was encoded."""
+    """The prompt that was encoded."""
     seed: int = 0
-    """What views of this prompt are drawn from."""
+    """The seed that views of this prompt are drawn from."""
     views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
     """The prompt as views show it, once one was asked for."""
 
@@ -69,7 +69,7 @@ class Encoder:
         return found
 
     def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
-        """As `encode`; what `unreadable` has encoded is not encoded again."""
+        """Encode a prompt, unless `unreadable` has done so already; raises what `encode` raises."""
         known = self.ready.pop(id(prompt), None)
         return self.encode(prompt, seed) if known is None else replace(known, seed=seed)
 
@@ -192,17 +192,17 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
     """Prompts in order, moved to the device."""
     longest = max(map(len, prompts))
 
-    def padded(x: Tensor, value: int = 0) -> Tensor:
+    def pad_left(x: Tensor, value: int = 0) -> Tensor:
         return nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
 
     types = None
     if any(prompt.type_ids is not None for prompt in prompts):
         rows = [torch.zeros_like(one.token_ids) if one.type_ids is None else one.type_ids for one in prompts]
-        types = torch.stack([padded(row) for row in rows]).to(device)
+        types = torch.stack([pad_left(row) for row in rows]).to(device)
     return PromptBatch(
-        token_ids=torch.stack([padded(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
-        attention=torch.stack([padded(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
-        positions=torch.stack([padded(prompt.positions) for prompt in prompts], dim=1).to(device),
+        token_ids=torch.stack([pad_left(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
+        attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
+        positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
         type_ids=types,
         media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
     )

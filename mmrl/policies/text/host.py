@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class TextHost(Protocol):
-    """What generators, evaluators, audits and diagnostics may ask of a text policy."""
+    """The questions that generators, evaluators, audits and diagnostics may ask of a text policy."""
 
     @property
     def config(self) -> TextPolicyConfig: ...

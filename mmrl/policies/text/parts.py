@@ -1,4 +1,4 @@
-"""What a text policy is built of; a dry run, or an engine of its own, is built of others."""
+"""The parts that a text policy is built of; a dry run, or an engine with weights of its own, is built of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from mmrl.core.protocols import State, View
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.sharding import Peers, reshard, wrapped
+from mmrl.policies.shared.sharding import Peers, reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, whole
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.clips import plan_of
@@ -179,7 +179,7 @@ class TextPolicy:
         self._followed = False
 
     def save(self, folder: Path) -> None:
-        """What transformers (full fine-tuning) or peft (LoRA) load, and the processor. Every process must call it."""
+        """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
         prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
         weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict(keep_vars=True).items()}
         if self.is_main:
@@ -189,7 +189,7 @@ class TextPolicy:
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
         # LLaVA, for one, never uses the last layer of its vision part.
-        self.module = wrapped(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
+        self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
         self.peers = Peers(accelerator)
         self.net.passes, self.net.stand_in = self.peers.passes, self.stand_in().media if self.peers.many else None
@@ -238,7 +238,7 @@ class TextPolicy:
     def _known_views(self) -> frozenset[str]:
         return frozenset({"plain", *self.views})
 
-    def _shown(self, prompt: Encoded, view: str) -> Encoded:
+    def _show(self, prompt: Encoded, view: str) -> Encoded:
         """The prompt under a view; drawn once, so a rollout and all readings see the same."""
         if view == "plain":
             return prompt
@@ -252,7 +252,7 @@ class TextPolicy:
         used = sorted({(row.prompt, row.request.view) for row in rows})
         place = {key: i for i, key in enumerate(used)}
         completions = self.generator.write(
-            [self._shown(prompts[i], view) for i, view in used],
+            [self._show(prompts[i], view) for i, view in used],
             [place[row.prompt, row.request.view] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,
@@ -272,7 +272,7 @@ class TextPolicy:
             trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace, shared = trace.compact(), self.shares_prompts(torch.is_grad_enabled())
-        shown = [self._shown(prompt, view) for prompt in trace.prompts]
+        shown = [self._show(prompt, view) for prompt in trace.prompts]
         # One token alone needs no forward after the prompt's, but other processes may make one.
         least, logits = 2 if self.peers.sharded else 1, self.config.logit_chunk
         values = self.evaluator(

@@ -24,10 +24,10 @@ class TextTrace:
     lengths: Int[Tensor, " n"]
     """Tokens of each completion, the stop token included."""
     temperature: Float[Tensor, " n"]
-    """What logits are divided by; greedy rows are read at 1."""
+    """The number that logits are divided by; greedy rows are read at 1."""
     family: Family
     media_token_ids: frozenset[int] = frozenset()
-    """What no completion may hold."""
+    """Tokens that no completion may hold."""
 
     def __len__(self) -> int:
         return len(self.lengths)

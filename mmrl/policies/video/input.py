@@ -48,14 +48,14 @@ class VideoInput:
         """Let workers begin with the clips of these prompts; what is wrong with one is said when it is taken."""
         if not self.settings.workers:
             return
-        for video in dict.fromkeys(unshuffled(video) for prompt in prompts for video in videos_of(prompt)):
-            if video not in self._asked and not self._cached(video):
+        for video in dict.fromkeys(without_shuffle(video) for prompt in prompts for video in videos_of(prompt)):
+            if video not in self._asked and not self._has_cached(video):
                 self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
         self.used = True
-        own = unshuffled(video)
+        own = without_shuffle(video)
         frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
         future = self._asked.pop(own, None)
         if frames is None:
@@ -64,9 +64,9 @@ class VideoInput:
             frames = fetch(own, self.plan, self.settings.cache_mb > 0) if future is None else future.result()
             if self.settings.cache_mb:
                 self.cache.put(own, self.plan, frames)
-        return shuffled(frames, video.shuffle)
+        return shuffle_frames(frames, video.shuffle)
 
-    def _cached(self, video: Video) -> bool:
+    def _has_cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
 
 
@@ -74,11 +74,11 @@ def exists(video: Video) -> bool:
     return all(Path(source).is_file() for source in ([video.source] if isinstance(video.source, str) else video.source))
 
 
-def unshuffled(video: Video) -> Video:
+def without_shuffle(video: Video) -> Video:
     return replace(video, shuffle=None)
 
 
-def shuffled(frames: Frames, seed: int | None) -> Frames:
+def shuffle_frames(frames: Frames, seed: int | None) -> Frames:
     """The pictures in another order, the times as they were: what T-GRPO's probes show."""
     if seed is None:
         return frames

@@ -12,13 +12,13 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.policies.flow.test_costs import FROZEN, SMALL, varied
+from tests.policies.flow.test_costs import FROZEN, SMALL, any_variety
 from tests.support.flow_policies import counted, make, prompts
 
 
 def trainer_of(policy, algorithm):
     settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3))
-    rewards = RewardRunner([NamedReward("varied", varied)])
+    rewards = RewardRunner([NamedReward("any_variety", any_variety)])
     return Trainer(policy, algorithm, Shuffled(prompts(), seed=0), rewards, settings)
 
 

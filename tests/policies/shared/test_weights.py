@@ -61,7 +61,7 @@ def test_a_state_goes_on_with_its_number_of_updates():
 
 
 def test_a_state_without_a_number_of_updates_is_loaded():
-    """As text policies saved them when averages could only follow at a constant rate."""
+    """Text policies saved none while averages could only follow at a constant rate."""
     weights = Weights(network(), {"ema"}, 0.9, prefix="0.")
     state = weights.state_dict()
     assert set(state["weights"]) == {"weight", "bias", "1.weight", "1.bias"}, "the prefix is dropped where it stands"

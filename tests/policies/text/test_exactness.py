@@ -1,4 +1,4 @@
-"""What was noted while sampling, what both ways of reading say, and what transformers alone says are the same numbers."""
+"""The numbers noted while sampling, those of both ways of reading and those of transformers alone are the same."""
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ from mmrl.policies.text import diagnose as causes
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.generate import Completions, Generator
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
-from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
+from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rolled, stuck_in_training, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
 from tests.support.videos import even, write_video
 
@@ -35,7 +35,7 @@ def wrap(kind: type) -> Any:
 
 
 def then(change: Any) -> Any:
-    """As `after`: the model changes, the rollouts do not."""
+    """An `after` by which the model changes and the rollouts do not."""
 
     def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
         change(policy)
@@ -56,7 +56,7 @@ def stir(policy: TextPolicy) -> None:
 
 
 def prompts_changed(change: Any) -> Any:
-    """As `after`: training sees the prompts like this."""
+    """An `after` by which training sees the prompts like this."""
 
     def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
         trace = text_trace(rollouts.trace)
@@ -135,7 +135,7 @@ def wear(policy: TextPolicy, context: Any) -> None:
     policy.generator = Inside(policy.generator)
 
 
-def disabled(policy: TextPolicy) -> None:
+def disable_adapters(policy: TextPolicy) -> None:
     for module in policy.net.modules():
         if hasattr(module, "lora_B"):
             module._disable_adapters = True  # type: ignore[assignment]
@@ -159,7 +159,7 @@ FAULTS = {
     "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
     "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
     "sampling without adapter": Fault(causes.WEIGHTS, without_adapter, settings=LORA),
-    "training without adapter": Fault(causes.WEIGHTS, stir, then(disabled), settings=LORA),
+    "training without adapter": Fault(causes.WEIGHTS, stir, then(disable_adapters), settings=LORA),
     "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
     "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
     "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),
@@ -192,7 +192,7 @@ def table(tiny: Any, data: dict[str, list[Prompt]]) -> dict[tuple[str, str], str
     for kind, family in POLICIES.items():
         for name, fault in FAULTS.items():
             policy = policy_of(tiny(family), {"ema"}, **dict(fault.settings))
-            found[name, kind] = said(policy, GRPO, data[kind], fault)
+            found[name, kind] = message_of(policy, GRPO, data[kind], fault)
     return found
 
 
@@ -202,7 +202,7 @@ def test_every_fault_is_named(tiny, data, name, kind):
     fault = FAULTS[name]
     policy = policy_of(tiny(POLICIES[kind]), {"ema"}, **dict(fault.settings))
     before = [weight.detach().clone() for weight in policy.parameters()]
-    message = said(policy, GRPO, data[kind], fault)
+    message = message_of(policy, GRPO, data[kind], fault)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert moved == (fault.before in (swapped_in, without_adapter, stir)), "no update was made"

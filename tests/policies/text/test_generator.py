@@ -58,7 +58,7 @@ def with_engine(folder: str, shadows: Sequence[str] = ()) -> tuple[TextPolicy, E
 
 
 def move(policy: TextPolicy, by: float) -> None:
-    """As an update does."""
+    """Move the weights, and count an update."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for weight in policy.parameters():

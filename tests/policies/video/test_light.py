@@ -1,4 +1,4 @@
-"""What decodes clips starts in processes of its own, so it must not wait for torch."""
+"""Decoding clips starts in processes of its own, so it must not wait for torch."""
 
 import pkgutil
 import subprocess
