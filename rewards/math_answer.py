@@ -19,7 +19,7 @@ import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
-from typing import Any
+from typing import Any, cast
 
 from mmrl import Group, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
@@ -61,9 +61,10 @@ class MathAnswer:
         if answer == truth:
             return _score_of(1.0)
         try:
-            found = _worker()(_in_dollars(truth), _in_dollars(answer), timeout_s=self.limit_s)
+            answered = _worker()(_in_dollars(truth), _in_dollars(answer), timeout_s=self.limit_s)
         except (TimeoutError, WorkerError):
             return _score_of(nan, timeout=1.0)
+        found = cast(tuple[bool, bool] | None, answered)
         if found is None:
             raise ValueError(f"the answer {truth!r} of prompt {prompt_id!r} is no expression that math-verify can read")
         equal, parsed = found

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, cast
+from typing import Literal, Never, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -110,7 +110,7 @@ class Algorithm:
             self, aggregation=aggregation, shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping)
         )
 
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: Policy[Never]) -> None:
         """Refuse at build time what would train on nonsense.
 
         Raises:

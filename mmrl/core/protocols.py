@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,8 +29,6 @@ from mmrl.core.types import (
 
 State = dict[str, Any]
 """What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
-Sampling = Any
-"""How to sample; every modality has a type of its own: `text.settings.Sampling`, `flow.plan.RolloutPlan`."""
 
 
 @runtime_checkable
@@ -68,9 +66,13 @@ class Accelerator(Protocol):
     def end_training(self) -> None: ...
 
 
+SamplingT = TypeVar("SamplingT", contravariant=True)
+"""How a policy samples: Sampling (text), RolloutPlan (flow)."""
+
+
 @runtime_checkable
-class Policy(Protocol):
-    """A trainable generator: all the trainer knows of a modality."""
+class Policy(Protocol[SamplingT]):
+    """A trainable generator: all the trainer knows of a modality. `Policy[Never]` is any policy, sampling as it trains."""
 
     @property
     def offers(self) -> frozenset[str]:
@@ -82,7 +84,7 @@ class Policy(Protocol):
         """Weights kept beside the live ones: ref, ema."""
         ...
 
-    def rollout(self, requests: Sequence[Request], sampling: Sampling = None) -> Rollouts:
+    def rollout(self, requests: Sequence[Request], sampling: SamplingT | None = None) -> Rollouts:
         """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's plan)."""
         ...
 
@@ -206,8 +208,8 @@ class Hypothesis:
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
     must_equal: Literal["rollout", "reading"] = "rollout"
-    """rollout: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
-    what training reads, which it must not."""
+    """rollout: it is the cause if under the change the numbers of the rollout come out. reading: it is the cause if the change
+    moves what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
     control: bool = False

@@ -176,6 +176,7 @@ class Ranks:
             action_mask=torch.cat([_widen(part.action_mask, longest) for part in parts]),
             trace=NoTrace(),
             node_ids=node_ids,
+            weights_version=min(part.weights_version for part in parts),
         )
         return everyone, slice(start, start + len(rollouts))
 

@@ -95,6 +95,8 @@ class Rollouts:
     """What was noted while sampling; a row of NaN (injected) is evaluated again before the first update."""
     node_ids: Int[Tensor, "n t"] | None = None
     """Equal where rollouts share an action (trees); None: nothing is shared."""
+    weights_version: int = 0
+    """How many updates the weights had that sampled; of several writers the oldest."""
 
     def __len__(self) -> int:
         return len(self.group_ids)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
-from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler, Sampling
+from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
@@ -54,7 +54,7 @@ class Collector:
         self.parts = 1
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
-    def collect(self, sampling: Sampling = None) -> Collected:
+    def collect(self, sampling: object = None) -> Collected:
         """Rows of this rank whose groups the planner kept."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
@@ -85,7 +85,7 @@ class Collector:
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
     def sample_and_score(
-        self, requests: Sequence[Request], sampling: Sampling, rollouts: Rollouts | None, times: dict[str, float]
+        self, requests: Sequence[Request], sampling: object, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
         """The rollouts with the requested ones added, the groups these belong to, and their scores."""
         parts, again = self.split_requests(requests), list[Group]()
@@ -204,6 +204,7 @@ def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
         trace=policy.join([old.trace, new.trace]),
         recorded={reading: both(old.recorded[reading], new.recorded[reading]) for reading in old.recorded},
         node_ids=None if old.node_ids is None or new.node_ids is None else both(old.node_ids, new.node_ids),
+        weights_version=min(old.weights_version, new.weights_version),
     )
 
 

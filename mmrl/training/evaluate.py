@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from mmrl.core.protocols import Policy, Sampling
+from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
 from mmrl.training.diversity import diversity
@@ -39,7 +39,7 @@ class Variant:
 
     name: str
     """Its metrics are eval/<name>/..."""
-    sampling: Sampling = None
+    sampling: object = None
     weights: Weights = "live"
 
 
@@ -52,7 +52,7 @@ class Evaluator:
         prompts: Sequence[Prompt],
         rewards: RewardRunner,
         settings: EvaluationSettings,
-        sampling: Sampling = None,
+        sampling: object = None,
         ranks: Ranks | None = None,
         variants: Sequence[Variant] = (),
     ) -> None:
@@ -72,7 +72,7 @@ class Evaluator:
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
         return metrics, groups, scores
 
-    def answer(self, sampling: Sampling, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+    def answer(self, sampling: object, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []

@@ -17,7 +17,7 @@ from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run import build as building
 from mmrl.app.run import launch
 from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
-from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrapped
+from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
 from tests.support.fakes import FakeAccelerator as Fake
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -138,7 +138,7 @@ def test_what_deepspeed_may_do():
     for stage in (2, 3):
         refuse_unknown(zero({"stage": stage, "offload_optimizer": {"device": "none"}}, bf16={"enabled": "auto"}))
     with pytest.raises(ValueError, match=r"in different orders.*zero2\.yaml"):
-        wrapped(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
+        wrap_module(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
     assert not is_sharded(zero({"stage": 2})) and is_sharded(zero({"stage": 3}))
 
 

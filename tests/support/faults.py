@@ -31,14 +31,14 @@ def unchanged(policy: Any, rollouts: Rollouts) -> Rollouts:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a policy before it samples, and to it and its rollouts afterwards."""
+    """A change of a policy before it samples, and of it and its rollouts afterwards."""
 
     cause: str
-    """What the message must name."""
+    """The cause that the message must name."""
     before: Change = nothing
     after: Callable[[Any, Rollouts], Rollouts] = unchanged
     settings: tuple[tuple[str, Any], ...] = ()
-    """Of the policy."""
+    """Settings of the policy."""
     micro_batch: int = 100_000
 
     def inject(self, policy: Any) -> None:
@@ -62,7 +62,7 @@ def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **n
     return Trainer(policy, algorithm, Shuffled(prompts), RewardRunner([NamedReward("variety", variety)]), settings)
 
 
-def said(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:
+def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:
     """The message of the first step with this fault; "" if it was not stopped."""
     fault.inject(policy)
     trainer = trainer_of(policy, algorithm, prompts, micro_batch=fault.micro_batch, **numbers)

@@ -69,10 +69,10 @@ def logprobs(policy: FlowPolicy, rollouts: Rollouts, reading: Reading = LOGPROBS
 def latents(policy: FlowPolicy, asked: Sequence[Request], plan: RolloutPlan) -> Tensor:
     """The samples before they are decoded."""
     seen: list[Tensor] = []
-    decode = policy._images
-    policy._images = lambda samples: (seen.append(samples), decode(samples))[1]  # type: ignore[method-assign]
+    decoder = policy.decoder
+    policy.decoder = lambda latents: (seen.append(latents), decoder(latents))[1]
     policy.rollout(asked, plan)
-    policy._images = decode  # type: ignore[method-assign]
+    policy.decoder = decoder
     return torch.cat(seen)
 
 
@@ -84,7 +84,7 @@ def batch_of(rollouts: Rollouts) -> Batch:
 
 
 def gradients(policy: FlowPolicy, parts: Sequence[Batch]) -> list[Tensor]:
-    """Of the sum of share * logprobs over parts, each with a backward of its own."""
+    """The gradients of the sum of share * logprobs over parts, each with a backward of its own."""
     for weight in policy.parameters():
         weight.grad = None
     for part in parts:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
+from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
@@ -21,7 +22,7 @@ def picture(seed: int, width: int = 64, height: int = 48) -> Image.Image:
     return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def make(folder: str, shadows: Any = (), ema_decay: float = 0.5, **settings: Any) -> TextPolicy:
+def make(folder: str, shadows: Any = (), ema_decay: Decay = 0.5, **settings: Any) -> TextPolicy:
     settings.setdefault("sampling", Sampling(max_new_tokens=6))
     return TextPolicy(TextPolicyConfig(folder, **settings), shadows, ema_decay)
 
@@ -61,7 +62,7 @@ def logprobs(policy: TextPolicy, rollouts: Rollouts) -> Tensor:
 
 
 def gradients(policy: TextPolicy, rollouts: Rollouts) -> dict[str, Tensor]:
-    """Of a sum with a different weight for every token, so that no two of them can be mixed up unnoticed."""
+    """The gradients of a sum with another weight for every token, so that no two can be mixed up unnoticed."""
     weights = torch.linspace(0.5, 1.5, rollouts.action_mask.numel()).reshape(rollouts.action_mask.shape)
     named = {name: weight for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
     loss = (weights * logprobs(policy, rollouts)).sum()

@@ -10,7 +10,7 @@ import av
 import numpy as np
 
 SIDE = 32
-"""Of a square, in pixels; bit b stands in the middle row of the b-th column."""
+"""The side of a square in pixels; bit b stands in the middle row of the b-th column."""
 WIDTH, HEIGHT = 8 * SIDE, 3 * SIDE
 
 

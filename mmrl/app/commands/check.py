@@ -128,7 +128,7 @@ def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
     found.add(
         "geometry",
         f"{config.prompts_per_step} prompts x {config.algorithm.algorithm.group_size} samples, updates: {made.usual.updates}, "
-        f"parts of each: {made.usual.tallies['update'].parts / made.usual.updates:g}",
+        f"parts of each: {made.usual.counts['update'].parts / made.usual.updates:g}",
     )
     trouble = None if size is None else advice(made.memory, size, made.is_text)
     needed = f"about {sized(made.memory.peak)}"

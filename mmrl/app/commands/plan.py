@@ -12,7 +12,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import FEWEST, Calls, Rehearsal
+from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
 from mmrl.app.run.build import build, check_ranks, load_prompts, seen, with_local_model
 from mmrl.app.run.context import distributed_run, updates
@@ -116,10 +116,10 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
     kind.check_prompts(looked_at)
     algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
-    rehearsal = Rehearsal(config, algorithm, few, processes, length)
-    usual = rehearsal.calls()
-    memory = estimate(rehearsal.policy, config, processes)
-    most = rehearsal.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
+    counted = CountedRun(config, algorithm, few, processes, length)
+    usual = counted.calls()
+    memory = estimate(counted.dry_run, config, processes)
+    most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
     readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
     shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
     return Plan(shown, processes, len(few), usual, most, memory, readings)
@@ -136,7 +136,7 @@ def evaluations(config: RunConfig) -> int:
 
 def print_geometry(made: Plan) -> None:
     config, algorithm = made.config, made.config.algorithm.algorithm
-    each, tally = config.prompts_per_step // made.processes, made.usual.tallies["update"]
+    each, update = config.prompts_per_step // made.processes, made.usual.counts["update"]
     longest = made.usual.rounds if made.most is None else made.most.rounds
     rows = {
         "algorithm": config.algorithm.label,
@@ -149,7 +149,7 @@ def print_geometry(made: Plan) -> None:
         "samples scored per step": ranged(made.usual.scored, None if made.most is None else made.most.scored),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
-        "parts of an update": f"{tally.parts / made.usual.updates:g} of at most {config.micro_batch} "
+        "parts of an update": f"{update.parts / made.usual.updates:g} of at most {config.micro_batch} "
         + ("positions" if made.is_text else "denoising steps"),
         "read before updates": ", ".join(made.readings) or "nothing",
         "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
@@ -173,7 +173,7 @@ def print_calls(made: Plan) -> None:
     grid.add_column("rows" if made.is_text else "latents")
     grid.add_column("positions" if made.is_text else "image tokens")
     for phase, said in PHASES.items():
-        low, high = made.usual.tallies[phase], None if made.most is None else made.most.tallies[phase]
+        low, high = made.usual.counts[phase], None if made.most is None else made.most.counts[phase]
         names = ["parts", "passes", *(["vision"] if made.is_text else []), "rows", "positions"]
         grid.add_row(said, *(ranged(getattr(low, name), None if high is None else getattr(high, name)) for name in names))
     console.print(grid)

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
 from mmrl.training.evaluate import Variant
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Modality(Protocol):
         self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
     ) -> Policy: ...
 
-    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
+    def build_dry_run(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> "DryRun":
         """A policy without weights that counts what it is asked; completions have `length` tokens."""
         ...
 

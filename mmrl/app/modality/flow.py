@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import Loading
@@ -17,6 +17,9 @@ from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.training.evaluate import Variant
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
 
 EVALUATION_STEPS = 28
 
@@ -105,10 +108,12 @@ class FlowModality:
             logging.disable_progress_bar()
         return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
 
-    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
-        from mmrl.policies.flow.dry_run import FlowRehearsal
+    def build_dry_run(
+        self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
+    ) -> "DryRun":
+        from mmrl.policies.flow.dry_run import FlowDryRun
 
-        return FlowRehearsal(policy, shadows)
+        return FlowDryRun(policy, shadows)
 
     def box_space(self, policy: FlowPolicyConfig) -> str | None:
         return None

@@ -10,7 +10,7 @@ from PIL import Image
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.text.encode import open_picture
 from mmrl.policies.text.rollout import view_seed
-from mmrl.policies.video.input import as_video, shuffled
+from mmrl.policies.video.input import as_video, shuffle_frames
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> l
         if video is None:
             found.append((f"picture-{i}", open_picture(media, prompt.id).resize(left.pop(0), Image.Resampling.BICUBIC)))
             continue
-        frames = shuffled(policy.encode.videos(replace(video, shuffle=None)), video.shuffle)
+        frames = shuffle_frames(policy.encode.videos(replace(video, shuffle=None)), video.shuffle)
         named = zip(frames.times, frames.pixels, strict=True)
         found += [(f"clip-{i}-frame-{k:03d}-at-{time:.2f}s", Image.fromarray(pixels)) for k, (time, pixels) in enumerate(named)]
     return found

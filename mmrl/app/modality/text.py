@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.app.modality.base import Loading
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.core.protocols import Policy, View
@@ -14,6 +13,9 @@ from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import Variant
 from mmrl.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
 
 LOADING = Loading(
     task="image-text-to-text",
@@ -57,11 +59,6 @@ class TextModality:
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
             )
-        if not isinstance(algorithm.ema_decay, SteadyDecay | None):
-            raise ValueError(
-                f"algorithm {label} has an ema_decay, but averages of a text policy follow at a constant rate: "
-                'leave algorithm.ema_decay out, or take kind = "SteadyDecay"'
-            )
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
     def build(
@@ -71,14 +68,17 @@ class TextModality:
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
     ) -> Policy:
+        from mmrl.policies.shared.weights import USUAL_DECAY
         from mmrl.policies.text.policy import TextPolicy
 
-        return TextPolicy(policy, shadows, views=views, **({} if ema_decay is None else {"ema_decay": ema_decay(0)}))
+        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views)
 
-    def rehearse(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> Any:
-        from mmrl.policies.text.dry_run import TextRehearsal
+    def build_dry_run(
+        self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
+    ) -> "DryRun":
+        from mmrl.policies.text.dry_run import TextDryRun
 
-        return TextRehearsal(policy, shadows, views, length)
+        return TextDryRun(policy, shadows, views, length)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":

@@ -14,9 +14,9 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
-from mmrl.core.protocols import Planner
+from mmrl.core.protocols import Planner, Policy
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
-from mmrl.policies.shared.call_log import Diary, Tally
+from mmrl.policies.shared.call_log import CallCount, DryRun
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.trainer import Trainer
 
@@ -28,8 +28,8 @@ FEWEST = 32
 class Calls:
     """What a step asks of the policy of one process."""
 
-    tallies: dict[str, Tally]
-    """Of rollout, read (no gradient) and update (gradient)."""
+    counts: dict[str, CallCount]
+    """By phase: rollout, read (no gradient) and update (gradient)."""
     rounds: int
     scored: int
     """Samples that rewards see, probes included."""
@@ -75,7 +75,7 @@ class StandIn:
 
 
 @dataclass
-class Rehearsal:
+class CountedRun:
     """A run without weights: the policy that counts, and the trainer that asks it."""
 
     config: RunConfig
@@ -85,11 +85,14 @@ class Rehearsal:
     processes: int = 1
     length: int | None = None
     """Of every completion; None: max_new_tokens."""
-    policy: Any = field(init=False)
+    dry_run: DryRun = field(init=False)
+    policy: Policy[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
-        self.policy = modality_of(self.config.policy).rehearse(self.config.policy, shadows, self.algorithm.views, self.length)
+        modality = modality_of(self.config.policy)
+        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, self.length)
+        self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False) -> Calls:
         """Of the second step: the first one also looks whether sampling and training agree.
@@ -98,10 +101,10 @@ class Rehearsal:
             worst: the planner samples as often as it can.
         """
         trainer, rewards = self.trainer(worst)
-        self.policy.diary = Diary()
+        self.dry_run.log.clear()
         with quiet():
             trainer.step()
-            self.policy.diary = Diary()
+            self.dry_run.log.clear()
             for reward in rewards:
                 reward.scored = 0
                 if reward.planner is not None:
@@ -109,7 +112,7 @@ class Rehearsal:
             metrics = trainer.step()
         updates = self.algorithm.epochs * self.algorithm.minibatches
         trained = round(metrics["rollout/actions"] / metrics["rollout/length"])
-        return Calls(self.policy.diary.tallies, int(metrics["rollout/rounds"]), rewards[0].scored, trained, updates)
+        return Calls(self.dry_run.log.counts, int(metrics["rollout/rounds"]), rewards[0].scored, trained, updates)
 
     def trainer(self, worst: bool) -> tuple[Trainer, list[StandIn]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""

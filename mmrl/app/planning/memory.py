@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmrl.app.config.run import RunConfig
+from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.training.optim import OptimizerSettings
 
@@ -47,18 +48,18 @@ class Memory:
         return remembered + self.stays.get("gradients", 0) * (1 + shadows)
 
 
-def estimate(policy: Any, config: RunConfig, processes: int = 1) -> Memory:
-    """Of a policy that has rehearsed a step: its diary says how large its largest pieces of work are."""
-    weights = list(policy.network.parameters())
+def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
+    """The memory of a run of which a step was gone through: its log says how large the largest pieces of work are."""
+    weights = list(dry_run.network.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
-    size, shadows = size_of(trained), sorted(policy.shadows)
+    size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
     stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
-    stays |= policy.beside()
+    stays |= dry_run.beside()
     stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
     stays |= {f"weights kept beside: {name}": size for name in shadows}
     if processes > 1:
         stays["gradients on their way between processes"] = size
-    phases = dict(policy.activations())
+    phases = dict(dry_run.activations())
     if shadows and "read" in phases:
         # The live weights are put aside while others are looked through.
         phases["read"] += size
@@ -66,7 +67,7 @@ def estimate(policy: Any, config: RunConfig, processes: int = 1) -> Memory:
         # Its updates of all weights are computed together on a card.
         phases["optimizer step"] = size
     counts = (sum(weight.numel() for weight in some) for some in (weights, trained))
-    return Memory(stays, phases, policy.parts_of_activations(), *counts)
+    return Memory(stays, phases, dry_run.parts_of_activations(), *counts)
 
 
 def states(optimizer: OptimizerSettings) -> int:

@@ -1,7 +1,7 @@
 """Flow-matching image generators as policies. The names that plug-ins and examples use, each imported on first use."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmrl.policies.flow.policy import FlowPolicy
@@ -12,7 +12,7 @@ _HOMES = {"FlowPolicy": "policy", "FlowPolicyConfig": "settings", "FlowTrace": "
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl.policies.flow' has no attribute {name!r}; it offers {__all__}")
     return getattr(import_module(f"mmrl.policies.flow.{_HOMES[name]}"), name)

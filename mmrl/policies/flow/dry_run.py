@@ -3,28 +3,34 @@
 Latents are four numbers each while it counts; the largest forward is then taken in full size through networks without weights.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmrl.core.types import Request
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
-from mmrl.policies.flow.loading import FAMILIES, add_trainable, load_index
+from mmrl.policies.flow.generate import LocalGenerator, Sampled
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.loading import FAMILIES, Index, add_trainable, load_index
+from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.call_log import Diary, Unexamined, with_gradients
-from mmrl.policies.shared.meta_models import counting, pretended, size_of
+from mmrl.policies.flow.trace import SigmaPlan
+from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
+from mmrl.policies.shared.weights import Weights
 
 
-def pretended_load(config: FlowPolicyConfig) -> FlowFamily:
-    """What `flow_loading.load` gives, without weights, tokenizers and text encoders: it needs the folder's configs alone.
+def load_meta(config: FlowPolicyConfig) -> FlowFamily:
+    """The family as `loading.load` gives it, without weights, tokenizers and text encoders: it needs the folder's configs alone.
 
     Raises:
         FileNotFoundError: no such folder or hub model, or a part of it without a config.
@@ -52,7 +58,7 @@ def pretended_load(config: FlowPolicyConfig) -> FlowFamily:
         vae.enable_slicing()
     if config.vae_tiling:
         vae.enable_tiling()
-    pretended(transformer, vae)
+    fake_weights(transformer, vae)
     tokens = kind.usual_prompt_tokens if config.max_prompt_tokens is None else config.max_prompt_tokens
     return kind(pipeline, config.height, config.width, tokens)
 
@@ -63,18 +69,18 @@ def scale_of(vae: Any) -> int:
     return 2 ** (len(channels) - 1) if channels else 2 ** len(vae.temperal_downsample)
 
 
-def tokens_of(model: str, index: dict[str, Any], name: str) -> int:
+def tokens_of(model: str, index: Index, name: str) -> int:
     """The longest text that an encoder reads, 0 where it does not say."""
     return getattr(config_of(model, index, name), "max_position_embeddings", 0)
 
 
-def config_of(model: str, index: dict[str, Any], name: str) -> Any:
+def config_of(model: str, index: Index, name: str) -> Any:
     """The config of a part that transformers wrote."""
     library, class_name = index[name]
     return getattr(import_module(library), class_name).config_class.from_pretrained(model, subfolder=name)
 
 
-def part_of(model: str, index: dict[str, Any], name: str) -> Any:
+def part_of(model: str, index: Index, name: str) -> Any:
     """A network on the meta device, or a scheduler.
 
     Raises:
@@ -95,7 +101,7 @@ def part_of(model: str, index: dict[str, Any], name: str) -> Any:
 
 
 def encoders_of(config: FlowPolicyConfig) -> dict[str, int]:
-    """Text encoder -> bytes of its weights, as `flow_loading.load` keeps them."""
+    """Text encoder -> bytes of its weights, as `loading.load` keeps them."""
     index = load_index(config.model)
     each = 2 if config.dtype == "bfloat16" else 4
     found: dict[str, int] = {}
@@ -112,107 +118,118 @@ def is_network(library: str, class_name: str) -> bool:
     return isinstance(cls, type) and issubclass(cls, nn.Module)
 
 
-class FewLatents:
-    """The family with latents of four numbers."""
-
-    latent_shape = (1, 2, 2)
-
-    def __init__(self, family: FlowFamily) -> None:
-        self.full = family
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.full, name)
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return latents
+def without_latents(family: FlowFamily) -> FlowFamily:
+    """The same family with latents of four numbers and prompts without embeddings."""
+    answers: dict[str, object] = {
+        "latent_shape": (1, 2, 2),
+        "image_tokens": family.image_tokens,
+        "pack": lambda self, latents: latents,
+        "encode": lambda self, text, device: {},
+        "count_tokens": lambda self, text: (0, 0),
+    }
+    kind = cast("type[FlowFamily]", type("DryFamily", (type(family),), answers))
+    return kind(family.pipeline, family.height, family.width, family.prompt_tokens)
 
 
-class Nothing:
-    """Weights that are never looked at."""
+@dataclass
+class DryGenerator:
+    """Draws nothing, and has its forwards counted as those of sampling."""
 
-    def __init__(self, shadows: Iterable[str], weight: nn.Parameter) -> None:
-        self.shadows = dict.fromkeys(sorted(shadows))
-        self.named = {"nothing": weight}
+    inner: LocalGenerator
+    log: CallLog
+    exact: bool = True
 
-    def swapped_in(self, model: str) -> AbstractContextManager[Any]:
-        return nullcontext() if model == "policy" else torch.no_grad()
+    def follow(self, weights: Weights, version: int) -> None:
+        """There are no weights."""
 
-    def follow(self) -> None:
-        """Nothing moves."""
+    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> Sampled:
+        with self.log.rollout():
+            return self.inner.write(requests, sigma_plan)
 
 
-class FlowRehearsal(FlowPolicy):
-    """Answers every request with no picture, and every velocity with 0.
+@dataclass
+class DryForward:
+    """Velocities of 0; counts the forwards that a network would have made."""
+
+    host: FlowHost
+    image_tokens: int
+    log: CallLog
+    still: StillWeights
+    largest: dict[str, tuple[int, float | None]] = field(default_factory=dict[str, tuple[int, float | None]])
+    """Phase -> latents and guidance of the largest forward."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        config = self.host.config
+        count = self.host.net.passes(guidance) * (config.forward_rows if config.equal_forwards else len(x))
+        if self.log.note(1, 0, count, count * self.image_tokens):
+            self.largest[self.log.phase] = (len(x), guidance)
+        return torch.zeros_like(x) + self.still.zero()
+
+
+class NoImages:
+    """Decodes nothing."""
+
+    def __init__(self, host: FlowHost) -> None:
+        """`host` is not asked."""
+
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+        """No image for every row."""
+        return [None] * len(latents)
+
+
+class FlowDryRun:
+    """A FlowPolicy of parts that answer every request with no picture and every velocity with 0.
 
     Raises:
         FileNotFoundError: a config is missing.
         ValueError: as FlowPolicy.
     """
 
-    load = staticmethod(pretended_load)
-
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = ()) -> None:
-        super().__init__(config, shadows)
-        self.diagnostics: Any = Unexamined()
-        self.diary = Diary()
-        self.nothing = nn.Parameter(torch.zeros(()))
-        self.full_family = self.family
-        self.family = cast("FlowFamily", FewLatents(self.family))
-        self.weights = Nothing(self.shadows, self.nothing)  # type: ignore[assignment] - all of Weights that a rehearsal needs
-        self.encoder = cast(Any, NoPrompts())
-        self.sampling = False
-
-    def rollout(self, requests: Sequence[Any], sampling: Any = None) -> Any:
-        self.sampling = True
-        try:
-            return super().rollout(requests, sampling)
-        finally:
-            self.sampling = False
-
-    def _forward(
-        self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float | None = None
-    ) -> Tensor:
-        count = self.net.passes(guidance) * (self.config.forward_rows if self.config.equal_forwards else len(x))
-        grad = torch.is_grad_enabled()
-        phase = "rollout" if self.sampling else "update" if grad else "read"
-        self.diary.note(phase, (len(x), guidance), 1, 0, count, count * self.full_family.image_tokens)
-        return torch.zeros_like(x) + (0.0 * self.nothing if grad else 0.0)
-
-    def _images(self, samples: Tensor) -> list[Any]:
-        return [None] * len(samples)
+        self.family, self.log, still = load_meta(config), CallLog(), StillWeights()
+        small = without_latents(self.family)
+        parts = FlowParts(
+            load=lambda config: small,
+            generator=lambda host: DryGenerator(LocalGenerator(host), self.log),
+            forward=lambda host: DryForward(host, self.family.image_tokens, self.log, still),
+            decoder=NoImages,
+            weights=still.keeper(),
+            diagnostics=NoDiagnostics,
+        )
+        self.policy = FlowPolicy(config, shadows, parts=parts)
 
     @property
     def network(self) -> nn.Module:
-        """What trains, and what it is built on."""
-        return self.net.transformer
+        """The transformer that trains, and what it is built on, without weights."""
+        return self.policy.net.transformer
 
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
-        return {"vae": size_of(self.pipeline.vae.parameters()), **encoders_of(self.config)}
+        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders_of(self.policy.config)}
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest forward keeps at a time; `decode` turns latents into pictures."""
-        with_gradients(self.network)
+        make_gradients(self.network)
+        config, asked = self.policy.config, self.policy.forward
+        assert isinstance(asked, DryForward)
         found: dict[str, int] = {}
-        for phase, (_, (count, guidance)) in self.diary.largest.items():
-            found[phase] = measured(partial(forward, self, count, guidance, phase == "update"))
-        rows = 1 if self.config.vae_slicing else self.config.decode_rows
+        for phase in self.log.largest:
+            count, guidance = asked.largest[phase]
+            found[phase] = peak_bytes(partial(forward, self, count, guidance, phase == "update"))
+        rows = 1 if config.vae_slicing else config.decode_rows
         with torch.no_grad():
-            found["decode"] = measured(partial(self.full_family.decode, torch.zeros(rows, *self.full_family.latent_shape)))
+            found["decode"] = peak_bytes(partial(self.family.decode, torch.zeros(rows, *self.family.latent_shape)))
         return found
 
-    def parts_of_activations(self) -> dict[str, int]:
-        """Latents are kept in the memory of the host."""
-        return {}
-
-
-class NoPrompts:
-    """Encodes nothing."""
-
-    def __call__(self, texts: Sequence[str], device: torch.device) -> list[Condition]:
-        return [{} for _ in texts]
-
-    def empty(self, device: torch.device) -> Condition:
+    def parts_of_activations(self) -> Mapping[str, int]:
+        """Nothing: latents are kept in the memory of the host."""
         return {}
 
 
@@ -226,17 +243,18 @@ def condition_of(family: FlowFamily, dtype: torch.dtype) -> Condition:
     return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
 
 
-def measured(work: Callable[[], Any]) -> int:
-    with counting() as live:
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that live at a time while this works."""
+    with count_bytes() as live:
         work()
     return live.peak
 
 
-def forward(policy: FlowRehearsal, count: int, guidance: float | None, with_gradient: bool) -> None:
+def forward(dry_run: FlowDryRun, count: int, guidance: float | None, with_gradient: bool) -> None:
     """One forward in full size, and the backward pass that follows it."""
-    family, net = policy.full_family, policy.net
-    rows = policy.config.forward_rows if policy.config.equal_forwards else count
-    condition = condition_of(family, torch.bfloat16 if policy.config.dtype == "bfloat16" else torch.float32)
+    family, net, config = dry_run.family, dry_run.policy.net, dry_run.policy.config
+    rows = config.forward_rows if config.equal_forwards else count
+    condition = condition_of(family, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     x = family.pack(torch.zeros(rows, *family.latent_shape))
     empty = condition if net.passes(guidance) == 2 else None
     with torch.set_grad_enabled(with_gradient):

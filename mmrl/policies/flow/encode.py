@@ -39,7 +39,7 @@ class Encoder:
 
     @torch.no_grad()
     def empty(self, device: torch.device) -> Condition:
-        """What guidance leads away from."""
+        """The condition that guidance leads away from: that of the empty prompt."""
         if self.nothing is None:
             self.nothing = self.family.encode(self.family.empty_prompt, device)
         return self.nothing

@@ -63,7 +63,7 @@ def read_trace(
         flat["sampled_mean"] = trace.latents[trace.means[rows, columns]]
     if "target_velocity" in asked:
         flat["target_velocity"] = trace.targets(rows, columns)
-    return {name: spread(flat[name], rows, columns, mask) if name in flat else of_the_schedule(trace, name) for name in asked}
+    return {name: scatter(flat[name], rows, columns, mask) if name in flat else of_the_schedule(trace, name) for name in asked}
 
 
 def densities(
@@ -89,7 +89,7 @@ def densities(
     return {"mean": means, "logprobs": logprobs}
 
 
-def spread(
+def scatter(
     values: Float[Tensor, "m ..."], rows: Int[Tensor, " m"], columns: Int[Tensor, " m"], mask: Bool[Tensor, "n t"]
 ) -> Tensor:
     """Values where the mask is True, 0 elsewhere."""

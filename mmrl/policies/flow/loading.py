@@ -13,7 +13,7 @@ from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
 from mmrl.policies.shared.weights import whole
 
 FAMILIES: dict[str, type[FlowFamily]] = {
@@ -21,12 +21,12 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "FluxPipeline": Flux,
     "QwenImagePipeline": QwenImage,
 }
-"""Class of a diffusers pipeline -> what is particular to it."""
+"""Class of a diffusers pipeline -> its family."""
+Index = dict[str, Any]
+"""A pipeline's model_index.json."""
 LIBRARIES = ("diffusers", "transformers")
-"""Where the parts of a pipeline may come from."""
+"""The libraries that the parts of a pipeline may come from."""
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
-ADAPTER = "default"
-"""How diffusers calls an adapter that was given no name."""
 
 
 def load(config: FlowPolicyConfig) -> FlowFamily:
@@ -43,7 +43,7 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     dtypes = {"default": half, "vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
     pipeline = getattr(import_module("diffusers"), index["_class_name"]).from_pretrained(config.model, dtype=dtypes, **absent)
-    for part in parts(pipeline):
+    for part in parts_of(pipeline):
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
@@ -57,12 +57,12 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
     return kind(pipeline, config.height, config.width, tokens)
 
 
-def load_index(model: str) -> dict[str, Any]:
-    """What the pipeline is made of, after checking that it is one that can be trained here."""
+def load_index(model: str) -> Index:
+    """The parts that the pipeline is made of, after checking that it is one that can be trained here."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
     try:
-        index: dict[str, Any] = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
+        index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
             f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
@@ -88,13 +88,13 @@ def load_index(model: str) -> dict[str, Any]:
     return index
 
 
-def parts(pipeline: Any) -> list[nn.Module]:
+def parts_of(pipeline: Any) -> list[nn.Module]:
     """The networks of a pipeline."""
     return [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
 
 
 def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | None) -> None:
-    """All weights of the transformer, or those of an adapter; what trains is float32."""
+    """Let all weights of the transformer train, or those of an adapter, in float32."""
     transformer = pipeline.transformer
     if lora is None:
         transformer.requires_grad_(True)
@@ -106,21 +106,15 @@ def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | 
 
 
 def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> None:
-    """A new one, or the one in `lora.adapter`."""
+    """Put LoRA layers into the transformer, new ones or those in `lora.adapter`; only they train."""
     transformer = pipeline.transformer
     if lora.adapter is not None:
-        if not Path(lora.adapter).expanduser().is_dir():
-            raise FileNotFoundError(f"policy.lora.adapter: there is no folder {lora.adapter!r}")
+        check_adapter_folder(lora.adapter)
         pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
-        if transformer.peft_config[ADAPTER].lora_dropout:
-            raise ValueError(f"policy.lora.adapter {lora.adapter!r} was made with dropout, which training does not use")
+        refuse_dropout(lora.adapter, transformer.peft_config[ADAPTER])
     else:
-        from peft import LoraConfig
-
-        targets = list(family.lora_targets if lora.targets == "auto" else lora.targets)
-        transformer.add_adapter(
-            LoraConfig(r=lora.rank, lora_alpha=lora.alpha, init_lora_weights="gaussian", target_modules=targets)
-        )
+        targets = family.lora_targets if lora.targets == "auto" else lora.targets
+        transformer.add_adapter(lora_config(lora, targets, start="gaussian"))
     for name, weight in transformer.named_parameters():
         if "lora_" in name:
             weight.data = weight.data.float()
@@ -129,7 +123,7 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
 
 
 def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:
-    """The adapter, as pipeline.load_lora_weights takes it. Every process must call it."""
+    """Write the adapter as pipeline.load_lora_weights takes it. Every process must call it."""
     from peft.utils import get_peft_model_state_dict
 
     weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items() if "lora_" in name}
@@ -143,7 +137,7 @@ def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -
 
 
 def save_pipeline(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:
-    """The whole pipeline, as from_pretrained takes it. Every process must call it."""
+    """Write the whole pipeline as from_pretrained takes it. Every process must call it."""
     weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items()}
     if is_main:
         with torch.device("meta"):

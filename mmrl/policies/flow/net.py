@@ -58,5 +58,5 @@ class FlowNet(nn.Module):
         with self._precision():
             return self.family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()

@@ -22,10 +22,10 @@ def cut_actions(batch: Batch, most: int) -> Iterator[Batch]:
         here = torch.zeros_like(mask)
         here[piece[:, 0], columns] = True
         steps = slice(int(columns.min()), int(columns.max()) + 1)
-        yield masked(batch.take(rows, steps), here[rows][:, steps])
+        yield with_mask(batch.take(rows, steps), here[rows][:, steps])
 
 
-def masked(batch: Batch, mask: Bool[Tensor, "n t"]) -> Batch:
+def with_mask(batch: Batch, mask: Bool[Tensor, "n t"]) -> Batch:
     """The same batch of which only the actions in `mask` train."""
     return replace(batch, rollouts=replace(batch.rollouts, action_mask=mask), share=batch.share * mask)
 

@@ -13,7 +13,7 @@ class FlowPolicyConfig:
     model: str
     """A folder, or a name on the Hugging Face hub."""
     height: int = 512
-    """Of the images, in pixels; while training and while evaluating."""
+    """Height of the images in pixels, while training and while evaluating."""
     width: int = 512
     guidance: float | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""

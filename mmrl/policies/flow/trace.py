@@ -1,4 +1,4 @@
-"""What sampling along a plan leaves behind, so that its transitions can be evaluated again."""
+"""The record of sampling along a plan, from which its transitions can be evaluated again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class SigmaPlan:
 
     @property
     def timesteps(self) -> Float[Tensor, " t"]:
-        """What the network is fed at every step."""
+        """The times that the network is given at every step."""
         return truncated_timesteps(self.sigmas).float() if self.plan.truncated_timesteps else timesteps(self.sigmas)
 
     @cached_property
@@ -58,7 +58,7 @@ class FlowTrace:
     sigma: Float[Tensor, "n t"]
     """t of the latent that the network sees."""
     timesteps: Float[Tensor, "n t"]
-    """What the network is fed for it, 1000 = noise."""
+    """The time that the network is given for it, 1000 = noise."""
 
     def __len__(self) -> int:
         return len(self.prompt_index)
@@ -80,7 +80,7 @@ class FlowTrace:
         return any(step.trained for sigma_plan in self.sigma_plans for step in sigma_plan.plan.steps)
 
     def inputs(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
-        """What the network sees."""
+        """The latents that the network sees."""
         before = self.latents[self.before[rows, columns]]
         if not self.is_forward:
             return before
@@ -94,7 +94,7 @@ class FlowTrace:
 def trace_of_steps(
     trajectory: Trajectory, sigma_plan: SigmaPlan, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
 ) -> FlowTrace:
-    """Of what the trajectory went through, the part that trains."""
+    """The record of those transitions of a trajectory that may train."""
     layout, n, t = trajectory.layout, len(trajectory.layout), sigma_plan.plan.num_steps
     kept: list[Tensor] = []
     count = 0

@@ -1,1 +1,1 @@
-"""What text and flow policies share: weights, shards, adapters, models without memory."""
+"""The tools that text and flow policies share: weights, shards, adapters, models without memory."""

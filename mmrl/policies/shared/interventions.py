@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,19 @@ RANDOM = 0.05
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+@runtime_checkable
+class Half(Protocol):
+    """A network that may compute under autocast to bfloat16."""
+
+    half_precision: bool
+
+    @property
+    def device(self) -> torch.device: ...
+
+
 @contextmanager
 def without_dropout(net: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode and nothing is dropped."""
+    """A block in which every module is in evaluation mode and nothing is dropped."""
     modes = {module: module.training for module in net.modules()}
     rates = {module: module.p for module in modes if isinstance(module, nn.modules.dropout._DropoutNd)}
     functional = nn.functional.dropout
@@ -35,8 +45,8 @@ def without_dropout(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_precision(net: Any, name: str) -> Iterator[None]:
-    """Inside, `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
+def in_precision(net: Half, name: str) -> Iterator[None]:
+    """A block in which `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
     half, matmul, conv = net.half_precision, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     net.half_precision = False
     if name == "float32":
@@ -51,22 +61,8 @@ def in_precision(net: Any, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def adapters_switched(net: nn.Module, on: bool) -> Iterator[None]:
-    """Inside, every LoRA layer computes with its adapter or without."""
-    layers: list[Any] = [module for module in net.modules() if hasattr(module, "lora_B")]
-    kept = [layer._disable_adapters for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = not on
-    try:
-        yield
-    finally:
-        for layer, disabled in zip(layers, kept, strict=True):
-            layer._disable_adapters = disabled
-
-
-@contextmanager
-def holding(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, the attribute has this value."""
+def holding(owner: object, name: str, value: object) -> Iterator[None]:
+    """A block in which the attribute has this value."""
     kept = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -75,20 +71,20 @@ def holding(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, kept)
 
 
-def dropouts(net: nn.Module) -> list[str]:
+def dropout_layers(net: nn.Module) -> list[str]:
     """Layers that would drop something in training mode; loading a model leaves none."""
     return [name for name, module in net.named_modules() if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0]
 
 
 def distance(one: Tensor, two: Tensor, noted: Tensor, mask: Tensor) -> float:
-    """How far two readings are distance, over how far the first is from what was noted."""
+    """How far two readings are apart, over how far the first is from what was noted."""
     known = mask & noted.isfinite() & one.isfinite()
     gap = torch.where(known, (one - noted).abs(), 0.0).max()
     return float(torch.where(known, (one - two).abs(), 0.0).max() / gap.clamp(min=1e-12))
 
 
-def best_of(readings: Sequence[Read], noted: Tensor, mask: Tensor) -> Tensor:
-    """Every row from the reading that is nearest to what was noted of it."""
+def nearest_reading(readings: Sequence[Read], noted: Tensor, mask: Tensor) -> Tensor:
+    """(n, t): every row from the reading that is nearest to what was noted of it."""
     values = torch.stack([read() for read in readings])
     known = mask & noted.isfinite()
     gaps = torch.where(known, (values - noted).abs().nan_to_num(torch.inf, torch.inf), 0.0).amax(2)

@@ -1,11 +1,11 @@
 """Models without weights that still know every shape, and a count of the bytes that live while they work.
 
-A pretended model holds fake tensors: sizes, types and storages as real ones have, and no memory. Its inputs (ids, grids, masks)
-are real, so that whatever looks at their values may do so.
+A model that was built on torch's meta device is given fake tensors: sizes, types and storages as real ones have, and no memory.
+Its inputs (ids, grids, masks) are real, so that code may look at their values.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
+Operator = Callable[..., object]
+"""One of torch's operators, such as aten.index.Tensor."""
 
 
-def pretended(*modules: nn.Module) -> None:
-    """Make the weights of modules built on the meta device, and their buffers, fake tensors on the CPU, in place."""
+def fake_weights(*modules: nn.Module) -> None:
+    """Turn the weights of modules built on the meta device, and their buffers, into fake tensors on the CPU, in place."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made: dict[int, Tensor] = {}
 
@@ -45,10 +47,12 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self.known: dict[int, Any] = {}
+        self.known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         """Storage -> a weak reference that forgets it."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: Sequence[type], args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         for tensor in tensors_in((args, kwargs)):
             self.note(tensor, made_here=False)
         out = func(*args, **(kwargs or {}))
@@ -62,23 +66,25 @@ class LiveBytes(TorchDispatchMode):
         if key in self.known:
             return
 
-        def gone(_: Any) -> None:
+        def forget(_: object) -> None:
             self.now -= size
             del self.known[key]
 
-        self.known[key] = weakref.ref(storage, gone)
+        self.known[key] = weakref.ref(storage, forget)
         self.now += size
         self.peak = max(self.peak, self.now)
 
-    def again(self) -> None:
-        """The largest count from here on."""
+    def reset_peak(self) -> None:
+        """Look for the largest count from here on."""
         self.peak = self.now
 
 
 class KnownMasks(TorchDispatchMode):
     """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
             first = args[1][0]
             if len(args[1]) == 1 and first is not None and first.dtype == torch.bool and not isinstance(first, FakeTensor):
@@ -86,13 +92,14 @@ class KnownMasks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def tensors_in(values: Any) -> Iterable[Tensor]:
+def tensors_in(values: object) -> Iterable[Tensor]:
+    """The dense tensors in nested values."""
     return (value for value in tree_leaves(values) if isinstance(value, Tensor) and value.layout == torch.strided)
 
 
 @contextmanager
-def counting() -> Iterator[LiveBytes]:
-    """Inside, everything that is computed is counted; on real tensors and on fake ones alike."""
+def count_bytes() -> Iterator[LiveBytes]:
+    """Count the bytes of everything that is computed in a block; on real tensors and on fake ones alike."""
     live = LiveBytes()
     with KnownMasks(), live:
         yield live

@@ -1,7 +1,7 @@
 """Several processes, as a policy sees them: wrapped modules, and what all processes must do equally often."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -9,7 +9,16 @@ from torch import nn
 from mmrl.core.ranks import is_sharded, zero_stage
 
 
-def wrapped(
+@runtime_checkable
+class Sharded(Protocol):
+    """A module of FSDP2."""
+
+    def reshard(self) -> None:
+        """Keep this process's part of the weights alone."""
+        ...
+
+
+def wrap_module(
     net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
 ) -> nn.Module:
     """The module as accelerate trains it on its processes.
@@ -74,9 +83,9 @@ def refuse_settings(config: Mapping[str, Any]) -> None:
 
 def reshard(net: nn.Module) -> None:
     """Sharded modules keep weights gathered from a forward to its backward pass; the optimizer and shadows write to shards."""
-    modules: list[Any] = [module for module in net.modules() if hasattr(module, "reshard")]
-    for module in modules:
-        module.reshard()
+    for module in net.modules():
+        if isinstance(module, Sharded):
+            module.reshard()
     engines: list[Any] = [weight for weight in net.parameters() if hasattr(weight, "_z3_optimizer")][:1]
     for weight in engines:
         weight._z3_optimizer.empty_partition_cache()

@@ -1,7 +1,7 @@
 """Vision-language models as policies. The names that plug-ins and examples use, each imported on first use."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.lora import LoraSettings
@@ -21,7 +21,7 @@ _HOMES = {
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl.policies.text' has no attribute {name!r}; it offers {__all__}")
     return getattr(import_module(f"mmrl.policies.text.{_HOMES[name]}"), name)

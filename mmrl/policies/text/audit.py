@@ -2,22 +2,22 @@
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.text.audit_positions import check_positions
-from mmrl.policies.text.encode import Encoded, check_media, named
+from mmrl.policies.text.encode import Encoded, check_media, name_in_file
+from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.templates import answer_template, messages
 from mmrl.policies.text.trace import TextTrace
 
 KEPT = 0.9
-"""Of a text's letters that tokens must give back, where a tokenizer does not give back all."""
+"""The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
 
 
 def audit(trace: TextTrace) -> None:
-    """Placeholders == vision features, patch rows == what the grids tell, and no media token in a completion.
+    """Check that placeholders are as many as vision features, patch rows as the grids say, and no completion holds a media token.
 
     Raises:
         ValueError: naming the prompt, when one of these does not hold.
@@ -37,8 +37,8 @@ def audit(trace: TextTrace) -> None:
             )
 
 
-def audit_rollouts(policy: Any, rollouts: Rollouts) -> None:
-    """All of `audit`; besides positions, the whole text of every prompt, and that tokens, mask and text of a sample are one.
+def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
+    """Check all of `audit`; besides positions, the whole text of every prompt, and that tokens, mask and text of a sample agree.
 
     Raises:
         ValueError: naming prompt and sample.
@@ -70,10 +70,11 @@ def audit_rollouts(policy: Any, rollouts: Rollouts) -> None:
 
 
 def name_of(prompt: Encoded) -> str:
-    return f"prompt {prompt.prompt_id!r}" if prompt.prompt is None else named(prompt.prompt)
+    """The prompt by its id, and its place where that is known."""
+    return f"prompt {prompt.prompt_id!r}" if prompt.prompt is None else name_in_file(prompt.prompt)
 
 
-def check_sample(policy: Any, place: str, sample: Sample, tokens: Sequence[int]) -> None:
+def check_sample(policy: TextHost, place: str, sample: Sample, tokens: Sequence[int]) -> None:
     """Raise ValueError unless the tokens that train are those of the text that rewards saw."""
     if tuple(tokens) != sample.token_ids:
         raise ValueError(f"{place}: the tokens that train are not those of the sample that was scored: look for mixed-up rows")
@@ -83,12 +84,12 @@ def check_sample(policy: Any, place: str, sample: Sample, tokens: Sequence[int])
     if sample.role == "injected":
         return
     ended = bool(tokens) and tokens[-1] in policy.eos_token_ids
-    (text,) = policy._decode([list(tokens[:-1] if ended else tokens)])
+    (text,) = policy.decode([list(tokens[:-1] if ended else tokens)])
     if text != sample.text:
         raise ValueError(f"{place}: its tokens read {text[:60]!r}, but rewards saw {(sample.text or '')[:60]!r}")
 
 
-def check_text(policy: Any, encoded: Encoded) -> None:
+def check_text(policy: TextHost, encoded: Encoded) -> None:
     """Raise ValueError unless the tokens of the prompt spell its whole chat, in order and to its end."""
     most = policy.config.max_prompt_tokens
     if most is not None and len(encoded) > most:
@@ -101,11 +102,11 @@ def check_text(policy: Any, encoded: Encoded) -> None:
     for mark in sorted(marks, key=len, reverse=True):
         whole = whole.replace(mark, "\0")
     media = torch.tensor(sorted(policy.media_token_ids))
-    told = squeezed(spelled(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
-    pieces = [piece for piece in whole.split("\0") if squeezed(piece)]
+    told = essence(spelling(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
+    pieces = [piece for piece in whole.split("\0") if essence(piece)]
     at = 0
     for i, piece in enumerate(pieces):
-        wanted = [squeezed(piece), given_back(policy, piece)]
+        wanted = [essence(piece), round_trip(policy, piece)]
         last = i == len(pieces) - 1
         found = [(told.rfind(text) if last else told.find(text, at), text) for text in wanted if text]
         start, text = max(found, key=lambda pair: pair[0])
@@ -117,16 +118,17 @@ def check_text(policy: Any, encoded: Encoded) -> None:
         at = start + len(text)
 
 
-def spelled(policy: Any, tokens: list[int]) -> str:
+def spelling(policy: TextHost, tokens: list[int]) -> str:
+    """The text of tokens, special ones included."""
     return policy.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def given_back(policy: Any, piece: str) -> str:
+def round_trip(policy: TextHost, piece: str) -> str:
     """The piece as this tokenizer gives it back, if that is nearly all of it; else nothing."""
-    back = squeezed(spelled(policy, policy.tokenizer(piece, add_special_tokens=False)["input_ids"]))
-    return back if len(back) >= KEPT * len(squeezed(piece)) else ""
+    back = essence(spelling(policy, policy.tokenizer(piece, add_special_tokens=False)["input_ids"]))
+    return back if len(back) >= KEPT * len(essence(piece)) else ""
 
 
-def squeezed(text: str) -> str:
-    """Without white space, which some tokenizers add or drop, and in one Unicode form."""
+def essence(text: str) -> str:
+    """The text without white space, which some tokenizers add or drop, and in one Unicode form."""
     return "".join(unicodedata.normalize("NFKC", text).split())

@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
 from mmrl.core.types import Video
 from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.families.base import Family
 from mmrl.policies.text.families.qwen_vl import QwenVL
+from mmrl.policies.text.host import TextHost
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.input import exists, unshuffled, videos_of
+from mmrl.policies.video.input import exists, videos_of, without_shuffle
 
 SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
 ONE_DIGIT = 0.0501
@@ -20,14 +19,14 @@ CLOSE = 1e-6
 Place = tuple[int, int, int]
 
 
-def check_positions(policy: Any, encoded: Encoded) -> None:
+def check_positions(policy: TextHost, encoded: Encoded) -> None:
     """Raise ValueError unless every token stands where the model was taught to expect it."""
     positions = encoded.positions
     if positions.shape[1] != len(encoded.token_ids):
         raise ValueError(f"it has {len(encoded.token_ids)} tokens and positions for {positions.shape[1]}")
     if encoded.type_ids is not None and len(encoded.type_ids) != len(encoded.token_ids):
         raise ValueError(f"it has {len(encoded.token_ids)} tokens and token types for {len(encoded.type_ids)}")
-    family: Family = policy.family
+    family = policy.family
     if isinstance(family, QwenVL):
         clips = [frames_of(policy, video) for video in videos_of(encoded.prompt)] if encoded.prompt is not None else []
         check_qwen(policy, family, encoded, clips)
@@ -41,21 +40,21 @@ def check_positions(policy: Any, encoded: Encoded) -> None:
         raise ValueError("positions of its text run backwards")
 
 
-def frames_of(policy: Any, video: Video) -> Frames:
+def frames_of(policy: TextHost, video: Video) -> Frames:
     """The frames of a clip, from the cache or decoded again; what workers were asked for stays theirs."""
-    videos, own = policy.encode.videos, unshuffled(video)
+    videos, own = policy.encode.videos, without_shuffle(video)
     kept = videos.cache.get(own, videos.plan) if exists(own) else None
     return kept or fetch(own, videos.plan, False)
 
 
-def check_qwen(policy: Any, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
+def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
     config = family.config
     kinds = {config.image_token_id: 1, config.video_token_id: 2}
     types = torch.tensor([kinds.get(token, 0) for token in encoded.token_ids.tolist()])
     if encoded.type_ids is None or not torch.equal(encoded.type_ids.long(), types):
         raise ValueError("its token types do not mark exactly the placeholders of pictures (1) and clips (2)")
     if config.model_type.startswith("qwen3"):
-        check_told_times(policy, encoded, clips)
+        check_times_in_text(policy, encoded, clips)
     expected = torch.tensor(list(walk(family, encoded, clips))).T
     if expected.shape != encoded.positions.shape:
         raise ValueError(f"its positions are {tuple(encoded.positions.shape)} numbers instead of {tuple(expected.shape)}")
@@ -69,7 +68,7 @@ def check_qwen(policy: Any, family: QwenVL, encoded: Encoded, clips: Sequence[Fr
         )
 
 
-def check_told_times(policy: Any, encoded: Encoded, clips: Sequence[Frames]) -> None:
+def check_times_in_text(policy: TextHost, encoded: Encoded, clips: Sequence[Frames]) -> None:
     """Qwen3-VL reads the time of every pair of frames."""
     told = [float(x) for x in SECONDS.findall(policy.tokenizer.decode(encoded.token_ids.tolist()))]
     pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
@@ -80,13 +79,13 @@ def check_told_times(policy: Any, encoded: Encoded, clips: Sequence[Frames]) -> 
 
 
 def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[Place]:
-    """Where every token stands, one after the other (M-RoPE, arXiv:2409.12191).
+    """Positions (time, height, width) of the tokens, one after the other (M-RoPE, arXiv:2409.12191).
 
     Text counts on. A picture or clip spreads over time, height and width from there; what follows begins after the largest.
     """
     config = family.config
     merge, tokens = config.vision_config.spatial_merge_size, encoded.token_ids.tolist()
-    grids = {config.image_token_id: pictures(encoded), config.video_token_id: shown_clips(family, encoded, clips)}
+    grids = {config.image_token_id: pictures(encoded), config.video_token_id: clips_of(family, encoded, clips)}
     here, i = 0, 0
     while i < len(tokens):
         if tokens[i] not in grids:
@@ -108,8 +107,8 @@ def pictures(encoded: Encoded) -> Iterator[tuple[list[int], int, int]]:
         yield list(range(t)), h, w
 
 
-def shown_clips(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[int], int, int]]:
-    """When each pair of frames is, in positions from the first one, and its patches."""
+def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[int], int, int]]:
+    """The moment of each pair of frames, in positions from the first one, and its patches."""
     grids, kind = encoded.media.get("video_grid_thw"), family.config.model_type
     for (t, h, w), clip in zip([] if grids is None else grids.tolist(), clips, strict=True):
         if kind.startswith("qwen3"):

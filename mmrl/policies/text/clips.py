@@ -1,14 +1,12 @@
 """How a model's own processor samples clips."""
 
-from typing import Any
-
 from mmrl.policies.text.families import Family
 from mmrl.policies.video.sampling import Plan
 from mmrl.policies.video.settings import VideoSettings
 
 
-def plan_of(family: Family, processor: Any, settings: VideoSettings) -> Plan:
-    """What this model and these settings want of every clip."""
+def plan_of(family: Family, processor: object, settings: VideoSettings) -> Plan:
+    """The plan of every clip: what this model and these settings want of it."""
     able = family.sees_videos and getattr(processor, "video_processor", None) is not None
     return Plan(
         fps=settings.fps,

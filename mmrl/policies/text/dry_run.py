@@ -1,47 +1,50 @@
 """A text policy that goes through all motions of a run without its weights: it counts what a model would be asked, and how much.
 
-Prompts are read by the model's own processor, completions have a length that is told, and every value is 0.
+Prompts are read by the model's own processor, completions have a length that is given, and every value is 0.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
-from mmrl.policies.shared.call_log import Diary, Unexamined, with_gradients
-from mmrl.policies.shared.meta_models import KnownMasks, counting, pretended, size_of
+from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.meta_models import KnownMasks, count_bytes, fake_weights, size_of
+from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
-from mmrl.policies.text.encode import PromptBatch
-from mmrl.policies.text.evaluate import Score
+from mmrl.policies.text.encode import Encoded, PromptBatch
+from mmrl.policies.text.evaluate import Evaluation
 from mmrl.policies.text.families import Family, family_of
-from mmrl.policies.text.generate import Completions, Job, draw
+from mmrl.policies.text.generate import Completions, Generation, LocalGenerator, draw
+from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded
-from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 
-JOINED = "flash_pretended"
-"""To towers that cut pictures into windows, a name with flash means: one call, told where windows begin."""
+JOINED = "flash_meta"
+"""A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
 
-def pretended_load(config: TextPolicyConfig) -> Loaded:
-    """What `loading.load` gives, without weights: it needs the files of the config and of the processor alone.
+def load_meta(config: TextPolicyConfig) -> Loaded:
+    """The model and its processor as `loading.load` gives them, without weights: configs and the processor's files are enough.
 
     Raises:
         FileNotFoundError: neither a folder nor a model whose config the hub gave, or no processor.
         ValueError: a model that takes no pictures, or of which nothing would train.
     """
-    model, family = pretended_model(config)
+    model, family = meta_model(config)
     processor = load_processor(config, family)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer))
 
 
-def pretended_model(config: TextPolicyConfig) -> tuple[Any, Family]:
+def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
     """The model as `loading.load` prepares it, without weights, from its config.json.
 
     Raises:
@@ -69,7 +72,7 @@ def pretended_model(config: TextPolicyConfig) -> tuple[Any, Family]:
         enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     join_windows(model)
-    pretended(model)
+    fake_weights(model)
     return model.eval(), family
 
 
@@ -82,27 +85,75 @@ def join_windows(model: nn.Module) -> None:
 
     for part in model.modules():
         config: Any = getattr(part, "config", None)
-        told = "cu_seqlens" in inspect.signature(part.forward).parameters
-        if told and getattr(config, "_attn_implementation", None) == "sdpa":
-            ALL_ATTENTION_FUNCTIONS.register(JOINED, joined)
+        takes_windows = "cu_seqlens" in inspect.signature(part.forward).parameters
+        if takes_windows and getattr(config, "_attn_implementation", None) == "sdpa":
+            ALL_ATTENTION_FUNCTIONS.register(JOINED, attend_to_all)
             config._attn_implementation_internal = JOINED
 
 
-def joined(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, **__: Any) -> tuple[Tensor, None]:
+def attend_to_all(
+    module: object, query: Tensor, key: Tensor, value: Tensor, *_: object, scaling: float, **__: object
+) -> tuple[Tensor, None]:
     """Attention over everything: bytes are those of attention inside windows, values are not."""
     seen = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
     return seen.transpose(1, 2).contiguous(), None
 
 
-class TextRehearsal(TextPolicy):
-    """Answers every request with completions of `length` tokens and every reading with zeros.
+@dataclass
+class DryGenerator:
+    """Writes the letter a, `length` times, and counts what a model would have been asked."""
+
+    inner: LocalGenerator
+    length: int
+    log: CallLog
+    largest: Generation | None = None
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """There are no weights."""
+
+    def write(
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+    ) -> Completions:
+        work = self.inner.generation(prompts, prompt_index, seeds, sampling)
+        n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
+        positions = work.prompts.token_ids.numel() + n * (length - 1)
+        with self.log.rollout():
+            if self.log.note(length, num_kinds(self.inner.host.family, work.prompts), n, positions):
+                self.largest = work
+        ids = torch.full((n, length), ord("a"))
+        stopped = torch.full((n,), length < sampling.max_new_tokens)
+        return Completions(ids, torch.zeros(n, length), torch.full((n,), length), stopped)
+
+
+@dataclass
+class DryEvaluator:
+    """Reads zeros, and counts what a model would have been asked."""
+
+    family: Family
+    log: CallLog
+    still: StillWeights
+    largest: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
+    """By phase."""
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        passes = 1 + (work.tokens.shape[1] > 1) if work.shared else 1
+        if self.log.note(passes, num_kinds(self.family, work.prompts), len(work.prompt_index), positions_of(work)):
+            self.largest[self.log.phase] = work
+        return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
+
+
+class TextDryRun:
+    """A TextPolicy of parts that answer every request with completions of `length` tokens and every reading with zeros.
 
     Raises:
         FileNotFoundError: no config or no processor of the model.
         ValueError: settings that contradict each other.
     """
-
-    load = staticmethod(pretended_load)
 
     def __init__(
         self,
@@ -111,86 +162,75 @@ class TextRehearsal(TextPolicy):
         views: Mapping[str, View] | None = None,
         length: int | None = None,
     ) -> None:
-        self.nothing = nn.Parameter(torch.zeros(()))
-        super().__init__(config, shadows, views=views)
-        self.diagnostics: Any = Unexamined()
         self.length = config.sampling.max_new_tokens if length is None else length
-        self.diary = Diary()
+        self.log, still = CallLog(), StillWeights()
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [self.nothing]
+        def generator(host: TextHost) -> DryGenerator:
+            return DryGenerator(LocalGenerator(host), self.length, self.log)
 
-    def advance(self) -> None:
-        """Nothing moves."""
+        def evaluator(host: TextHost) -> DryEvaluator:
+            return DryEvaluator(host.family, self.log, still)
+
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
+        self.policy = TextPolicy(config, shadows, views=views, parts=parts)
 
     @property
     def network(self) -> nn.Module:
-        """What trains, and what it is built on."""
-        return self.net.model
+        """The model that trains, and what it is built on, without weights."""
+        return self.policy.net.model
 
     def beside(self) -> dict[str, int]:
-        """Part -> bytes of further networks."""
+        """Part -> bytes of further networks: there are none."""
         return {}
+
+    def largest(self) -> tuple[Generation | None, dict[str, Evaluation]]:
+        """The largest completions and, by phase, the largest readings that were asked for since the log was cleared."""
+        writer, reader = self.policy.generator, self.policy.evaluator
+        assert isinstance(writer, DryGenerator)
+        assert isinstance(reader, DryEvaluator)
+        known = self.log.largest
+        read = {phase: work for phase, work in reader.largest.items() if phase in known}
+        return (writer.largest if "rollout" in known else None), read
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
         found: dict[str, int] = {}
-        with_gradients(self.network)
-        for phase, (_, work) in self.diary.largest.items():
-            with counting() as live:
-                if phase == "rollout":
-                    decode(work, self.net, self.length)
-                else:
-                    forward(work, self, with_gradient=phase == "update")
+        make_gradients(self.network)
+        written, read = self.largest()
+        if written is not None:
+            with count_bytes() as live:
+                decode(written, self.policy.net, self.length)
+            found["rollout"] = live.peak
+        for phase, work in read.items():
+            with count_bytes() as live:
+                forward(work, self.policy, with_gradient=phase == "update")
             found[phase] = live.peak
         return found
 
     def parts_of_activations(self) -> dict[str, int]:
-        """What takes much of them: the cache of keys and values at the end of the rollout, logits that exist at one time."""
+        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes."""
         found: dict[str, int] = {}
-        if "rollout" in self.diary.largest:
-            found["cache of keys and values at the end of the rollout"] = cache_size(self.diary.largest["rollout"][1], self)
-        rows = [work.mask.sum() for phase, (_, work) in self.diary.largest.items() if phase != "rollout"]
-        if rows:
-            vocabulary = len(self.net.banned)
-            found["logits that exist at one time"] = (
-                4 * vocabulary * min(int(max(rows)), max(1, self.config.logit_chunk // vocabulary))
-            )
+        written, read = self.largest()
+        if written is not None:
+            size = cache_size(written, self.policy.net, self.length)
+            found["cache of keys and values at the end of the rollout"] = size
+        if read:
+            vocabulary = len(self.policy.net.banned)
+            rows = max(int(work.mask.sum()) for work in read.values())
+            at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
+            found["logits that exist at one time"] = 4 * vocabulary * at_once
         return found
 
-    def _weights(self, model: str) -> AbstractContextManager[Any]:
-        return nullcontext() if model == "policy" else torch.no_grad()
 
-    def _run(self, work: Callable[[TextNet], Any]) -> Any:
-        if isinstance(work, Job):
-            return self._written(work)
-        assert isinstance(work, Score)
-        longest = work.tokens.shape[1]
-        passes = 1 + (longest > 1) if work.shared else 1
-        phase = "update" if torch.is_grad_enabled() else "read"
-        self.diary.note(phase, work, passes, kinds_seen(self.family, work.prompts), len(work.prompt_index), fed(work))
-        empty = torch.zeros(work.mask.shape)
-        return {name: empty + 0.0 * self.nothing if torch.is_grad_enabled() else empty for name in work.quantities}
-
-    def _written(self, job: Job) -> Completions:
-        n, length = len(job.prompt_index), min(self.length, job.sampling.max_new_tokens)
-        prompt_positions = job.prompts.token_ids.numel()
-        seen = kinds_seen(self.family, job.prompts)
-        self.diary.note("rollout", job, length, seen, n, prompt_positions + n * (length - 1))
-        ids = torch.full((n, length), ord("a"))
-        stopped = torch.full((n,), length < job.sampling.max_new_tokens)
-        return Completions(ids, torch.zeros(n, length), torch.full((n,), length), stopped)
-
-
-def fed(work: Score) -> int:
-    """Tokens that a forward is fed, padding included; the last one of a completion predicts nothing."""
+def positions_of(work: Evaluation) -> int:
+    """Tokens that a forward is given, padding included; the last one of a completion predicts nothing."""
     rows, longest = work.tokens.shape
     prompts, length = work.prompts.token_ids.shape
     return (prompts if work.shared else rows) * length + rows * (longest - 1)
 
 
-def kinds_seen(family: Family, prompts: PromptBatch) -> int:
-    """The vision tower is called once for the pictures and once for the clips of a batch."""
+def num_kinds(family: Family, prompts: PromptBatch) -> int:
+    """How often the vision tower is called: once for the pictures and once for the clips of a batch."""
     return len({kind for media in prompts.media for kind in family.kinds(media)})
 
 
@@ -217,7 +257,7 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     return processor
 
 
-def forward(work: Score, policy: TextRehearsal, with_gradient: bool) -> None:
+def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
     """One evaluation, and the backward pass that follows it."""
     net = policy.net
     net.train(with_gradient and policy.config.gradient_checkpointing)
@@ -231,42 +271,41 @@ def forward(work: Score, policy: TextRehearsal, with_gradient: bool) -> None:
 
 
 @torch.no_grad()
-def decode(job: Job, net: TextNet, length: int) -> Tensor:
+def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
     """Read the prompts, and write the last token of completions of this length."""
-    index, n = job.prompt_index, len(job.prompt_index)
+    index, n = generation.prompt_index, len(generation.prompt_index)
 
     def work(net: TextNet) -> Tensor:
-        last, cache = net.prefill(job.prompts)
+        last, cache = net.prefill(generation.prompts)
         cache.reorder_cache(index)
         hidden = last[index]
         if length > 1:
             grow(cache, length - 2)
-            attention = torch.nn.functional.pad(job.prompts.attention[index], (0, length - 1), value=1)
-            positions = job.prompts.next_positions[:, index] + length - 2
+            attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
+            positions = generation.prompts.next_positions[:, index] + length - 2
             hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
         logits = net.logits(hidden, torch.ones(n))
-        return draw(logits, torch.rand(n), job.sampling)[0]
+        return draw(logits, torch.rand(n), generation.sampling)[0]
 
     return net(work)
 
 
-def cache_size(job: Job, policy: TextRehearsal) -> int:
+def cache_size(generation: Generation, net: TextNet, length: int) -> int:
     """Bytes of keys and values of all rows, in the types that the model caches."""
 
     def work(net: TextNet) -> int:
-        _, cache = net.prefill(job.prompts)
-        cache.reorder_cache(job.prompt_index)
-        grow(cache, policy.length - 1)
+        _, cache = net.prefill(generation.prompts)
+        cache.reorder_cache(generation.prompt_index)
+        grow(cache, length - 1)
         return sum(size_of([layer.keys, layer.values]) for layer in cache.layers)
 
     with torch.no_grad(), KnownMasks():
-        return policy.net(work)
+        return net(work)
 
 
-def grow(cache: Any, count: int) -> None:
+def grow(cache: Cache, count: int) -> None:
     """Remember `count` more tokens of every row, as if they had been decoded."""
-    layers: list[Any] = cache.layers if count > 0 else []
-    for i, layer in enumerate(layers):
+    for i, layer in enumerate(cache.layers if count > 0 else []):
         shape = (*layer.keys.shape[:2], count, layer.keys.shape[-1])
         value_shape = (*layer.values.shape[:2], count, layer.values.shape[-1])
         cache.update(layer.keys.new_zeros(shape), layer.values.new_zeros(value_shape), i)

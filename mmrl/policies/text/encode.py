@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
 from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.templates import answer_template, messages
+from mmrl.policies.text.templates import Message, answer_template, messages
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, as_video, clip_time, processor_arguments
 
@@ -33,9 +34,9 @@ class Encoded:
     sizes: tuple[MediaSize, ...] = ()
     clips: tuple[ClipTime, ...] = ()
     prompt: Prompt | None = None
-    """What was encoded."""
+    """The prompt that was encoded."""
     seed: int = 0
-    """What views of this prompt are drawn from."""
+    """The seed that views of this prompt are drawn from."""
     views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
     """The prompt as views show it, once one was asked for."""
 
@@ -68,7 +69,7 @@ class Encoder:
         return found
 
     def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
-        """As `encode`; what `unreadable` has encoded is not encoded again."""
+        """Encode a prompt, unless `unreadable` has done so already; raises what `encode` raises."""
         known = self.ready.pop(id(prompt), None)
         return self.encode(prompt, seed) if known is None else replace(known, seed=seed)
 
@@ -90,7 +91,7 @@ class Encoder:
             self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
             encoded = self._encode(prompt.id, chat, pictures, clips)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
-            raise type(error)(f"{named(prompt)}: {error}") from error
+            raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
 
     def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
@@ -105,7 +106,7 @@ class Encoder:
         if num_frames and num_pictures and not self.family.mixes_kinds:
             raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
 
-    def _encode(self, prompt_id: str, chat: list[dict[str, Any]], pictures: list[Any], clips: list[Frames]) -> Encoded:
+    def _encode(self, prompt_id: str, chat: list[Message], pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
@@ -129,7 +130,7 @@ class Encoder:
         return Encoded(prompt_id, token_ids, positions, types, media, sizes, tuple(map(clip_time, clips)))
 
 
-def named(prompt: Prompt) -> str:
+def name_in_file(prompt: Prompt) -> str:
     """The prompt by its id, and its file and row where the data set noted them."""
     place = prompt.columns.get("file_row")
     return f"prompt {prompt.id!r}" + (f" ({place})" if place else "")
@@ -148,15 +149,13 @@ def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> N
             )
 
 
-def open_picture(source: Any, prompt_id: str) -> Any:
+def open_picture(source: object, prompt_id: str) -> Image.Image:
     """A picture as PIL's RGB image, turned upright as its camera noted.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source).convert("RGB")
     if not isinstance(source, str | Path):
@@ -193,17 +192,22 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
     """Prompts in order, moved to the device."""
     longest = max(map(len, prompts))
 
-    def padded(x: Tensor, value: int = 0) -> Tensor:
+    def pad_left(x: Tensor, value: int = 0) -> Tensor:
         return nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
 
     types = None
     if any(prompt.type_ids is not None for prompt in prompts):
         rows = [torch.zeros_like(one.token_ids) if one.type_ids is None else one.type_ids for one in prompts]
-        types = torch.stack([padded(row) for row in rows]).to(device)
+        types = torch.stack([pad_left(row) for row in rows]).to(device)
     return PromptBatch(
-        token_ids=torch.stack([padded(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
-        attention=torch.stack([padded(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
-        positions=torch.stack([padded(prompt.positions) for prompt in prompts], dim=1).to(device),
+        token_ids=torch.stack([pad_left(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
+        attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
+        positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
         type_ids=types,
         media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
     )
+
+
+def stand_in_prompt() -> Prompt:
+    """A prompt with a small grey picture, for a process that has none of its own to look at."""
+    return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))

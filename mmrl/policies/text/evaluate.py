@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.core.tensors import pad_actions
 from mmrl.policies.text.divergence import group_divergence
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
+from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.trace import TextTrace
 
@@ -18,8 +20,8 @@ QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 
 
 @dataclass(frozen=True)
-class Score:
-    """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Score(...)(net)` gives {quantity: (n, t)}.
+class Evaluation:
+    """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Evaluation(...)(net)` gives {quantity: (n, t)}.
 
     Two exact ways. Shared: every prompt is read once, with gradient, and its cache expanded to its rows. Repeated: every
     row holds its prompt; pictures still pass the vision tower once per prompt. Logits exist only where `mask` is True, and
@@ -47,10 +49,10 @@ class Score:
             chosen[0, 0] = True
         rows = chosen.nonzero()[:, 0]
         out: dict[str, Tensor] = {}
-        if self.of_tokens:
+        if self.token_quantities:
             values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
             empty = values.new_zeros(self.mask.shape)
-            out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.of_tokens, values, strict=True)}
+            out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
         if "group_divergence" in self.quantities:
             with torch.no_grad():
                 allowed = ~net.banned
@@ -58,7 +60,7 @@ class Score:
         return out
 
     @property
-    def of_tokens(self) -> tuple[str, ...]:
+    def token_quantities(self) -> tuple[str, ...]:
         """Quantities of single tokens."""
         return tuple(name for name in self.quantities if name != "group_divergence")
 
@@ -105,7 +107,7 @@ class Score:
             logprobs = net.logits(hidden, temperature).log_softmax(-1)
             columns = {"logprobs": lambda: logprobs.gather(-1, tokens[:, None])[:, 0]}
             columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
-            return torch.stack([columns[name]() for name in self.of_tokens])
+            return torch.stack([columns[name]() for name in self.token_quantities])
 
         if len(tokens) <= self.chunk:
             return some(hidden, tokens, temperature)
@@ -113,7 +115,7 @@ class Score:
         return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)
 
 
-def score_of(
+def evaluation_of(
     net: TextNet,
     trace: TextTrace,
     prompts: Sequence[Encoded],
@@ -123,13 +125,13 @@ def score_of(
     shared: bool,
     logits: int,
     least: int = 1,
-) -> Score:
+) -> Evaluation:
     """The work of evaluating a compact trace whose prompts are shown as `prompts`.
 
     So many logits exist at the same time; completions are padded to `least` tokens.
     """
     device, tokens = net.device, pad_actions(trace.tokens, least)
-    return Score(
+    return Evaluation(
         prompts=collate_prompts(prompts, net.pad_token_id, device),
         prompt_index=trace.prompt_index.to(device),
         tokens=tokens.to(device),
@@ -140,3 +142,28 @@ def score_of(
         shared=shared,
         chunk=max(1, logits // len(net.banned)),
     )
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Evaluates completions: with the policy's network, or as a dry run."""
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        """{quantity: (n, t)}, with a gradient where gradients are on."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEvaluator:
+    """Evaluates with the network that trains."""
+
+    host: TextHost
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        net = self.host.net
+        # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
+        net.train(torch.is_grad_enabled() and self.host.config.gradient_checkpointing)
+        try:
+            return self.host.run(work)
+        finally:
+            net.eval()

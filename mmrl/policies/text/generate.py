@@ -2,21 +2,60 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.policies.text.encode import PromptBatch
-from mmrl.policies.text.net import TextNet
+from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.settings import Sampling
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    @property
+    def exact(self) -> bool:
+        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
+        ...
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Take over the live weights, which have had `version` updates, before the next `write`.
+
+        The policy calls it before it samples for the first time, and again once the weights have moved (an update, a state
+        that was loaded). Every process calls it, equally often, so it may gather what is sharded (`weights.state_dict()`).
+        """
+        ...
+
+    def write(
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+    ) -> "Completions":
+        """n completions: row i continues prompts[prompt_index[i]] and depends on seeds[i] = (seed, sample) alone.
+
+        It writes under the weights that are swapped in, `weights.active`; an engine that holds the live ones alone hands other
+        requests to a LocalGenerator. Without rows it only takes part in what other processes do, and its answer is not
+        looked at.
+
+        Raises:
+            ValueError: settings it cannot follow.
+            RuntimeError: an engine that is gone, or answers with other weights than it was given.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Completions:
-    """What was written, on the CPU."""
+    """Written completions, on the CPU."""
 
     tokens: Int[Tensor, "n t"]
     logprobs: Float[Tensor, "n t"]
@@ -24,11 +63,13 @@ class Completions:
     lengths: Int[Tensor, " n"]
     stopped: Bool[Tensor, " n"]
     """False where max_new_tokens cut the completion."""
+    weights_version: int = 0
+    """How many updates the weights had that wrote."""
 
 
 @dataclass(frozen=True)
 class Stops:
-    """What ends a completion: a token, or a text."""
+    """The ends of a completion: tokens, or texts."""
 
     token_ids: tuple[int, ...]
     decode: Callable[[list[list[int]]], list[str]]
@@ -56,7 +97,7 @@ def noise(seeds: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "n t"]
     return rows
 
 
-def filtered(logprobs: Float[Tensor, "n v"], sampling: Sampling) -> Float[Tensor, "n v"]:
+def filter_probabilities(logprobs: Float[Tensor, "n v"], sampling: Sampling) -> Float[Tensor, "n v"]:
     """Probabilities after top_k, top_p (of what top_k left) and min_p; not normalized."""
     if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
         return logprobs.exp()
@@ -78,7 +119,7 @@ def draw(
     if uniform is None:
         chosen = logprobs.argmax(-1)
     else:
-        cumulative = filtered(logprobs, sampling).cumsum(-1)
+        cumulative = filter_probabilities(logprobs, sampling).cumsum(-1)
         total = cumulative[:, -1]
         # Rounding must not lift the target to the total: no token lies beyond it.
         target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
@@ -87,8 +128,8 @@ def draw(
 
 
 @dataclass(frozen=True)
-class Job:
-    """Completions to draw: row i continues prompt `prompt_index[i]`. `Job(...)(net)` draws them."""
+class Generation:
+    """Completions to draw: row i continues prompt `prompt_index[i]`. `Generation(...)(net)` draws them."""
 
     prompts: PromptBatch
     prompt_index: Int[Tensor, " n"]
@@ -135,7 +176,7 @@ class Job:
             if t + 1 == longest or not self.anyone(num_live > 0):
                 break
             if 2 * num_live <= len(ids):
-                chosen, state = state.without_finished(cache, chosen)
+                chosen, state = state.drop_finished(cache, chosen)
             positions = state.positions + t
             hidden = net.extend(cache, chosen[:, None], positions, state.attention[:, : read + t + 1])
             state = replace(state, hidden=hidden[:, -1])
@@ -153,9 +194,49 @@ class Rows:
     positions: Int[Tensor, "a m 1"]
     attention: Int[Tensor, "m k"]
 
-    def without_finished(self, cache: Any, chosen: Int[Tensor, " m"]) -> tuple[Tensor, "Rows"]:
+    def drop_finished(self, cache: Cache, chosen: Int[Tensor, " m"]) -> tuple[Tensor, "Rows"]:
         """Drop finished rows here and in the cache; one row stays in any case."""
         keep = self.live.nonzero()[:, 0] if bool(self.live.any()) else torch.zeros(1, dtype=torch.long, device=self.live.device)
         cache.reorder_cache(keep)
         kept = Rows(self.ids[keep], self.live[keep], self.hidden[keep], self.positions[:, keep], self.attention[keep])
         return chosen[keep], kept
+
+
+@dataclass(frozen=True)
+class LocalGenerator:
+    """Writes with the network that trains, so its log-probabilities are exact and its weights never late."""
+
+    host: TextHost
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Nothing has to be taken over."""
+
+    def write(
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+    ) -> Completions:
+        generation = self.generation(prompts, prompt_index, seeds, sampling)
+        return replace(self.host.run(generation), weights_version=self.host.weights.num_updates)
+
+    def generation(
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+    ) -> Generation:
+        """The work of one forward; without rows, of keeping up with other processes that have some."""
+        host, idle = self.host, not prompt_index
+        return Generation(
+            prompts=collate_prompts([host.stand_in()] if idle else prompts, host.net.pad_token_id, host.net.device),
+            prompt_index=torch.tensor([0] if idle else list(prompt_index)),
+            seeds=[(0, 0)] if idle else seeds,
+            sampling=sampling,
+            stops=Stops(host.eos_token_ids, host.decode, sampling.stop),
+            anyone=host.ranks.anyone,
+            idle=idle,
+        )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mmrl.core.offline import offline_note
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -136,17 +136,14 @@ def check_head(model: Any) -> None:
 
 def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
     """Put LoRA layers into the model and freeze the rest; the answer is peft's wrapper."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel, get_peft_model
 
     if lora.adapter is not None:
-        if not Path(lora.adapter).expanduser().is_dir():
-            raise FileNotFoundError(f"policy.lora.adapter: there is no folder {lora.adapter!r}")
+        check_adapter_folder(lora.adapter)
         adapter = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
-        if getattr(adapter.peft_config["default"], "lora_dropout", 0):
-            raise ValueError(f"policy.lora.adapter {lora.adapter!r} was made with dropout: set lora_dropout to 0 in its config")
+        refuse_dropout(lora.adapter, adapter.peft_config[ADAPTER])
         return adapter
-    targets = linear_layers(model, family) if lora.targets == "auto" else list(lora.targets)
-    return get_peft_model(model, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets))
+    return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
 
 
 def linear_layers(model: Any, family: Family) -> str:
@@ -206,7 +203,7 @@ def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return found
 
 
-def never_written(loaded: Loaded) -> frozenset[int]:
+def banned_tokens(loaded: Loaded) -> frozenset[int]:
     """Tokens a completion must not hold: those of media, padding, beginning of text, and ids the tokenizer cannot write."""
     tokenizer = loaded.processor.tokenizer
     empty = range(len(tokenizer), loaded.model.get_output_embeddings().weight.shape[0])

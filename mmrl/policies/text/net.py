@@ -1,8 +1,8 @@
 """The one module that every forward goes through, so that wrappers for many processes see all of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,30 @@ from mmrl.policies.text.families import Family, Media
 T = TypeVar("T")
 NEVER = torch.finfo(torch.float32).min
 """The logit of a banned token. Finite, so that 0 * log 0 stays 0 in an entropy and in every gradient."""
+
+
+@runtime_checkable
+class CacheLayer(Protocol):
+    """Keys and values of one layer, (n, heads, positions, size)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """The cache of transformers' language models: keys and values of the tokens read so far, row by row."""
+
+    @property
+    def layers(self) -> Sequence[CacheLayer]: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> object:
+        """Append to a layer."""
+        ...
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        ...
 
 
 class TextNet(nn.Module):
@@ -56,7 +80,7 @@ class TextNet(nn.Module):
         with self._precision():
             return work(self)
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()
 
     @property
@@ -73,7 +97,7 @@ class TextNet(nn.Module):
         logits = self.model.get_output_embeddings()(hidden).float() / temperature[:, None]
         return logits.masked_fill(self.banned, NEVER)
 
-    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Any]:
+    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
         """Hidden state after each prompt, and the cache of keys and values."""
         out = self.core(
             input_ids=prompts.token_ids,
@@ -86,7 +110,7 @@ class TextNet(nn.Module):
         return out.last_hidden_state[:, -1], out.past_key_values
 
     def extend(
-        self, cache: Any, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Int[Tensor, "n k"]
+        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Int[Tensor, "n k"]
     ) -> Float[Tensor, "n r d"]:
         """Hidden states of tokens that follow what is cached; `attention` covers both, and the cache grows."""
         out = self.core(
@@ -101,11 +125,11 @@ class TextNet(nn.Module):
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
         return {} if type_ids is None else {self.family.type_name: type_ids}
 
-    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> dict[str, Any]:
+    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
         if not any(media):
             return {}
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, object] = {}
         split = [self.family.kinds(one) for one in media]
         for kind in ("image", "video"):
             own = [kinds.get(kind, {}) for kinds in split]
@@ -117,7 +141,7 @@ class TextNet(nn.Module):
                 features = look(**self.family.collate(own), return_dict=True)
                 starts = torch.tensor([0, *counts]).cumsum(0).tolist()
                 index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
-                outputs[kind] = picked(features, index)
+                outputs[kind] = pick_entries(features, index)
         return {"mm_encoder_outputs": outputs}
 
 
@@ -126,10 +150,10 @@ def axes(positions: Int[Tensor, "a n p"]) -> Tensor:
     return positions[0] if len(positions) == 1 else positions
 
 
-def picked(features: Any, index: list[int]) -> Any:
-    """Some entries of a vision output, repeated where the index repeats them."""
+def pick_entries(features: Any, index: list[int]) -> Any:
+    """Some entries of a vision output of transformers, repeated where the index repeats them."""
 
-    def take(entries: Any) -> Any:
+    def take(entries: Tensor | Sequence[Tensor]) -> Tensor | list[Tensor]:
         return entries[index] if isinstance(entries, Tensor) else [entries[i] for i in index]
 
     features.pooler_output = take(features.pooler_output)

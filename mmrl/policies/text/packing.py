@@ -17,7 +17,7 @@ class Cost:
     prompts: Sequence[int]
     """Row -> its prompt."""
     prompt_lengths: Sequence[int]
-    """Of each row's prompt."""
+    """Tokens of each row's prompt."""
     lengths: Sequence[int]
 
     def __call__(self, rows: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.generate import Completions
+from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace
 
 
@@ -67,7 +68,7 @@ def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) 
 
 
 def view_seed(request: Request) -> int:
-    """Of a prompt and its group, which belongs to one step: the same in every reading of the step, another in the next."""
+    """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
     digest = hashlib.blake2b(f"{request.prompt.id}/{request.group_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -87,7 +88,7 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
 
 
-def given_tokens(request: Request, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
+def tokens_of(request: Request, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
     """A given completion as tokens, with the token that ends it.
 
     Raises:
@@ -98,6 +99,15 @@ def given_tokens(request: Request, tokenizer: Any, stop: int, banned: frozenset[
     if found:
         raise ValueError(f"the text given for prompt {request.prompt.id!r} holds the tokens {found}, which no answer may hold")
     return tokens if tokens[-1:] == [stop] else [*tokens, stop]
+
+
+def check_sampling(sampling: object, usual: Sampling) -> Sampling:
+    """The settings to sample with; raise ValueError for those of another kind of policy."""
+    if sampling is None:
+        return usual
+    if not isinstance(sampling, Sampling):
+        raise ValueError(f"a text policy samples with mmrl.policies.text.Sampling, not with {type(sampling).__name__}")
+    return sampling
 
 
 def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[str], views: frozenset[str]) -> None:
@@ -112,7 +122,7 @@ def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[st
 
 
 def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[str]:
-    """What rewards read: the text without the token that ended it; given text stays as it was given."""
+    """The texts that rewards read: without the token that ended them; given text stays as it was given."""
     plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
     texts = decode(plain) if rows else []
     return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
@@ -162,7 +172,7 @@ def assemble(
     """
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]
-    lengths = integers(len(row.tokens) for row in kept)
+    lengths = integer_tensor(len(row.tokens) for row in kept)
     tokens = stack_ragged([torch.tensor(row.tokens) for row in kept]) if kept else torch.zeros(0, 0, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
     for noted, row in zip(logprobs, kept, strict=True):
@@ -173,7 +183,7 @@ def assemble(
     used = sorted({row.prompt for row in kept})
     trace = TextTrace(
         prompts=tuple(prompts[place] for place in used),
-        prompt_index=integers(used.index(row.prompt) for row in kept),
+        prompt_index=integer_tensor(used.index(row.prompt) for row in kept),
         tokens=tokens,
         lengths=lengths,
         temperature=torch.full((len(kept),), temperature or 1.0),
@@ -182,13 +192,13 @@ def assemble(
     )
     return Rollouts(
         groups=groups,
-        group_ids=integers(row.request.group_id for row in kept),
-        sample_ids=integers(id for id in sample_ids if id >= 0),
+        group_ids=integer_tensor(row.request.group_id for row in kept),
+        sample_ids=integer_tensor(id for id in sample_ids if id >= 0),
         action_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
         trace=trace,
         recorded={ROLLOUT_LOGPROBS: logprobs},
     )
 
 
-def integers(values: Iterable[int]) -> Int[Tensor, " n"]:
+def integer_tensor(values: Iterable[int]) -> Int[Tensor, " n"]:
     return torch.tensor(list(values), dtype=torch.long)

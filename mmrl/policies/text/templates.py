@@ -1,13 +1,14 @@
 """A prompt as chat messages: where pictures stand, and what the model is told about its answer."""
 
 import re
-from typing import Any
 
 from mmrl.core.types import Prompt
 from mmrl.policies.video.input import as_video
 
 MARKERS = re.compile("<(image|video)>")
 QUESTION = "{question}"
+Message = dict[str, object]
+"""One message of a chat, or one piece of its content, as chat templates take them."""
 ANSWER_FORMATS = {
     "none": QUESTION,
     "direct": QUESTION + "\nReply with the final answer only, inside <answer> and </answer>.",
@@ -29,7 +30,7 @@ def answer_template(answer_format: str) -> str:
     return answer_format
 
 
-def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[dict[str, Any]]:
+def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[Message]:
     """The prompt as a chat of one turn. Media stand at their `<image>` and `<video>` markers, or first when it has none.
 
     Raises:
@@ -48,9 +49,11 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[dic
         )
     before, after = template.split(QUESTION, 1)
     texts[0], texts[-1] = before + texts[0], texts[-1] + after
-    parts: list[dict[str, Any]] = []
+    parts: list[Message] = []
     for i, text in enumerate(texts):
-        parts += [{"type": markers[i - 1]}] if i else []
-        parts += [{"type": "text", "text": text}] if text else []
-    system = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
+        if i:
+            parts.append({"type": markers[i - 1]})
+        if text:
+            parts.append({"type": "text", "text": text})
+    system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
     return [*system, {"role": "user", "content": parts}]

@@ -1,4 +1,4 @@
-"""What the text policy records of its rollouts."""
+"""The record that a text policy keeps of its rollouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ class TextTrace:
     lengths: Int[Tensor, " n"]
     """Tokens of each completion, the stop token included."""
     temperature: Float[Tensor, " n"]
-    """What logits are divided by; greedy rows are read at 1."""
+    """The number that logits are divided by; greedy rows are read at 1."""
     family: Family
     media_token_ids: frozenset[int] = frozenset()
-    """What no completion may hold."""
+    """Tokens that no completion may hold."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -53,7 +53,7 @@ class TextTrace:
         )
 
 
-def of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
+def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
     """A trace like this one, whose single row answers `prompt` with one token that nobody sampled."""
     return replace(
         trace,

@@ -36,7 +36,7 @@ class Frames:
     fps: float
     """Frames per second of the file, on average."""
     digest: str = ""
-    """Of the file's content."""
+    """A digest of the file's content."""
 
 
 def fetch(video: Video, plan: Plan, hashed: bool = True) -> Frames:
@@ -64,7 +64,7 @@ def fetch(video: Video, plan: Plan, hashed: bool = True) -> Frames:
 
 
 def choice_of(video: Video, plan: Plan) -> Choice:
-    """What `fetch` would show, without decoding."""
+    """The frames that `fetch` would show, without decoding them."""
     timeline = read_timeline(video.source) if isinstance(video.source, str) else sequence_timeline(video, plan)
     return choose(timeline, video, plan)
 
@@ -83,7 +83,7 @@ def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: Plan) ->
     said: list[str] = []
     for name in ("decord", "pyav") if plan.backend == "auto" else (plan.backend,):
         try:
-            return resized(DECODERS[name](path, timeline, indices), len(indices), plan.budget)
+            return resize(DECODERS[name](path, timeline, indices), len(indices), plan.budget)
         except MissingError as error:
             said.append(f"{name} is not installed ({error})")
         except BudgetError:
@@ -136,7 +136,7 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
                 if frame is None or frame.pts != wanted[place]:
                     raise ValueError(f"the frame at {timeline.times[indices[place]]:.3f} s does not come out of the decoder")
                 ready, place = frame.pts, place + 1
-                yield upright(frame)[None]
+                yield turn_upright(frame)[None]
     except FFmpegError as error:
         raise ValueError(f"{error.strerror} ({error})") from None
 
@@ -152,8 +152,8 @@ def moments_of(file: Any, stream: Any) -> tuple[list[int], list[int]]:
     return sorted({moment for moment, _ in known}), [moment for moment, key in known if key]
 
 
-def upright(frame: Any) -> np.ndarray:
-    """As the camera noted: decord turns frames by itself."""
+def turn_upright(frame: Any) -> np.ndarray:
+    """The frame turned as the camera noted: decord does so by itself."""
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
 
 
@@ -164,7 +164,7 @@ def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | No
     """Pictures of a sequence. Raises FileNotFoundError, or ValueError for a file that is no picture or of another size."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    def opened(source: str) -> np.ndarray:
+    def open_upright(source: str) -> np.ndarray:
         try:
             with Image.open(source) as picture:
                 return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
@@ -176,13 +176,13 @@ def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | No
     def pieces() -> Iterator[np.ndarray]:
         shape = None
         for i in indices:
-            frame = opened(sources[i])
+            frame = open_upright(sources[i])
             shape = shape or frame.shape
             if frame.shape != shape:
                 raise ValueError(f"{sources[i]!r} is not as large as the first picture: pictures of a sequence have one size")
             yield frame[None]
 
-    return resized(pieces(), len(indices), budget)
+    return resize(pieces(), len(indices), budget)
 
 
 def sequence_timeline(video: Video, plan: Plan) -> Timeline:
@@ -196,7 +196,7 @@ def sequence_timeline(video: Video, plan: Plan) -> Timeline:
     return Timeline(tuple(i / fps for i in range(len(video.source))), len(video.source) / fps, 0, 0)
 
 
-def resized(pieces: Iterator[np.ndarray], number: int, budget: Budget | None) -> np.ndarray:
+def resize(pieces: Iterator[np.ndarray], number: int, budget: Budget | None) -> np.ndarray:
     """All frames in one array; bicubic, as the processors resize."""
     from PIL import Image
 

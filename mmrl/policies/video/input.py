@@ -4,12 +4,10 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
-from mmrl.core.types import ClipTime, Prompt, Video
+from mmrl.core.samples import ClipTime, Prompt, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import Plan
@@ -19,7 +17,7 @@ from mmrl.policies.video.workers import Workers
 SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
 
 
-def as_video(media: Any) -> Video | None:
+def as_video(media: object) -> Video | None:
     """A Video, or the path of a video file; None for anything else."""
     if isinstance(media, Video):
         return media
@@ -50,14 +48,14 @@ class VideoInput:
         """Let workers begin with the clips of these prompts; what is wrong with one is said when it is taken."""
         if not self.settings.workers:
             return
-        for video in dict.fromkeys(unshuffled(video) for prompt in prompts for video in videos_of(prompt)):
-            if video not in self._asked and not self._cached(video):
+        for video in dict.fromkeys(without_shuffle(video) for prompt in prompts for video in videos_of(prompt)):
+            if video not in self._asked and not self._has_cached(video):
                 self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
         self.used = True
-        own = unshuffled(video)
+        own = without_shuffle(video)
         frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
         future = self._asked.pop(own, None)
         if frames is None:
@@ -66,9 +64,9 @@ class VideoInput:
             frames = fetch(own, self.plan, self.settings.cache_mb > 0) if future is None else future.result()
             if self.settings.cache_mb:
                 self.cache.put(own, self.plan, frames)
-        return shuffled(frames, video.shuffle)
+        return shuffle_frames(frames, video.shuffle)
 
-    def _cached(self, video: Video) -> bool:
+    def _has_cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
 
 
@@ -76,11 +74,11 @@ def exists(video: Video) -> bool:
     return all(Path(source).is_file() for source in ([video.source] if isinstance(video.source, str) else video.source))
 
 
-def unshuffled(video: Video) -> Video:
+def without_shuffle(video: Video) -> Video:
     return replace(video, shuffle=None)
 
 
-def shuffled(frames: Frames, seed: int | None) -> Frames:
+def shuffle_frames(frames: Frames, seed: int | None) -> Frames:
     """The pictures in another order, the times as they were: what T-GRPO's probes show."""
     if seed is None:
         return frames
@@ -88,13 +86,14 @@ def shuffled(frames: Frames, seed: int | None) -> Frames:
     return replace(frames, pixels=frames.pixels[order])
 
 
-def processor_arguments(clips: list[Frames], options: dict[str, Any]) -> dict[str, Any]:
-    """What the processor is called with: frames, never a path, and a clock that ticks once a second.
+def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict[str, object]:
+    """Arguments for the model's processor: frames, never a path, and a clock that ticks once a second.
 
     Frame k stands at `frames_indices[k]` ticks, so times are right whatever the frame rate does.
     """
     if not clips:
         return {}
+    import torch
     from transformers.video_utils import VideoMetadata
 
     told = [

@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the policy wants of every clip."""
+    """The frames that a policy wants of every clip."""
 
     fps: float = 2.0
     min_frames: int = 4
@@ -81,7 +81,7 @@ class Choice:
     """Seconds between frames that the sampler aimed at."""
     start: float
     seconds: float
-    """Of the part of the file that is shown."""
+    """The length of the part of the file that is shown."""
 
 
 def choose(timeline: Timeline, video: Video, plan: Plan) -> Choice:

@@ -18,6 +18,7 @@ from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Plan
 
 Job = tuple[Video, Plan, bool]
+Jobs = queue.SimpleQueue[tuple["Future[Frames]", Job] | None]
 COMMAND = (sys.executable, "-m", "mmrl.policies.video.worker")
 
 
@@ -28,6 +29,7 @@ class Worker:
     timeout: float
     command: tuple[str, ...] = COMMAND
     process: Any = None
+    """Its Popen, with pipes."""
 
     def __call__(self, job: Job) -> Frames:
         """Raises what the process raised; RuntimeError when it died or said nothing in time."""
@@ -84,7 +86,7 @@ class Workers:
     number: int
     timeout: float = 120.0
     command: tuple[str, ...] = COMMAND
-    _jobs: Any = field(default_factory=queue.SimpleQueue, init=False)
+    _jobs: Jobs = field(default_factory=queue.SimpleQueue, init=False)
     _workers: list[Worker] = field(default_factory=list[Worker], init=False)
 
     def ask(self, video: Video, plan: Plan, hashed: bool) -> "Future[Frames]":
@@ -101,13 +103,13 @@ class Workers:
         weakref.finalize(self, stop, self._jobs, list(self._workers))
 
 
-def stop(jobs: Any, workers: list[Worker]) -> None:
+def stop(jobs: Jobs, workers: list[Worker]) -> None:
     for worker in workers:
         jobs.put(None)
         worker.stop()
 
 
-def work(jobs: Any, worker: Worker) -> None:
+def work(jobs: Jobs, worker: Worker) -> None:
     """Until a None comes: take a job, answer it."""
     while (job := jobs.get()) is not None:
         future, asked = job

@@ -15,13 +15,13 @@ from mmrl.app import cli
 from mmrl.app.commands import plan
 from mmrl.app.config import run as configs
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import Rehearsal
+from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Prompt
-from mmrl.policies.shared.call_log import PHASES, Tally
-from mmrl.policies.shared.meta_models import counting, size_of
-from mmrl.policies.text.generate import Job
+from mmrl.policies.shared.call_log import PHASES, CallCount
+from mmrl.policies.shared.meta_models import count_bytes, size_of
+from mmrl.policies.text.generate import Generation
 from mmrl.policies.text.policy import TextPolicy
 from tests.support.flow_runs import Make
 from tests.support.text_policies import picture
@@ -69,42 +69,42 @@ def prompts() -> list[Prompt]:
     return [Prompt(f"p{i}", "which is it" + "?" * i, (picture(i), picture(i + 9)), answer="7") for i in range(8)]
 
 
-def rehearsal(name: str, *words: str) -> Rehearsal:
+def counted_run(name: str, *words: str) -> CountedRun:
     words = ("algorithm.group_size=3", f"algorithm.preset={name}", *words)
     local = with_local_model(configs.load("tiny/image", [*SMALL, *words]).config)
     algorithm = modality_of(local.policy).adapt_algorithm(local.algorithm.algorithm, local.policy, name)
-    return Rehearsal(local, algorithm, prompts())
+    return CountedRun(local, algorithm, prompts())
 
 
-def hooked(policy: TextPolicy) -> tuple[dict[str, Tally], list[Any]]:
+def hooked(policy: TextPolicy) -> tuple[dict[str, CallCount], list[Any]]:
     """Counts at the module below the head and at the vision tower; the handles that remove them."""
-    tallies, sampling = {phase: Tally() for phase in PHASES}, list[bool]()
+    counts, sampling = {phase: CallCount() for phase in PHASES}, list[bool]()
 
     def phase() -> str:
         return "rollout" if sampling else "update" if torch.is_grad_enabled() else "read"
 
     def core(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        tally = tallies[phase()]
-        tally.passes, tally.positions = tally.passes + 1, tally.positions + kwargs["input_ids"].numel()
+        count = counts[phase()]
+        count.passes, count.positions = count.passes + 1, count.positions + kwargs["input_ids"].numel()
 
     def vision(module: Any, args: Any) -> None:
-        tallies[phase()].vision += 1
+        counts[phase()].vision += 1
 
     def net(module: Any, args: Any) -> None:
-        sampling[:] = [True] if isinstance(args[0], Job) else []
-        tally = tallies[phase()]
-        tally.parts, tally.rows = tally.parts + 1, tally.rows + len(args[0].prompt_index)
+        sampling[:] = [True] if isinstance(args[0], Generation) else []
+        count = counts[phase()]
+        count.parts, count.rows = count.parts + 1, count.rows + len(args[0].prompt_index)
 
     handles = [
         policy.net.register_forward_pre_hook(net),
         policy.net.core.register_forward_pre_hook(core, with_kwargs=True),
         policy.net.core.visual.register_forward_pre_hook(vision),
     ]
-    return tallies, handles
+    return counts, handles
 
 
-def counted(policy: TextPolicy, made: Rehearsal, worst: bool) -> dict[str, Tally]:
-    """What hooks count in the second step of a real model, with the rehearsal's rewards."""
+def counted(policy: TextPolicy, made: CountedRun, worst: bool) -> dict[str, CallCount]:
+    """What hooks count in the second step of a real model, with the dry run's rewards."""
     policy.views = dict(made.algorithm.views)
     made.policy = policy
     trainer, rewards = made.trainer(worst)
@@ -112,34 +112,34 @@ def counted(policy: TextPolicy, made: Rehearsal, worst: bool) -> dict[str, Tally
     for reward in rewards:
         if reward.planner is not None:
             reward.planner.looked = 0
-    tallies, handles = hooked(policy)
+    counts, handles = hooked(policy)
     trainer.step()
     for handle in handles:
         handle.remove()
-    return tallies
+    return counts
 
 
 @pytest.mark.parametrize("name", few(COUNTED, COUNTED[:2]))
 def test_calls_of_a_step_are_those_of_a_real_model(policy, name):
-    made = rehearsal(name)
+    made = counted_run(name)
     told = made.calls()
-    assert counted(policy, made, worst=False) == told.tallies
-    assert told.tallies["update"].parts >= 2 and told.trained == 12
+    assert counted(policy, made, worst=False) == told.counts
+    assert told.counts["update"].parts >= 2 and told.trained == 12
 
 
 @pytest.mark.parametrize("name", few(["dapo", "deepvideo_r1"], ["deepvideo_r1"]))
 def test_the_most_a_planner_can_ask_for(policy, name):
     words = ["algorithm.planner.max_rounds=3"] if name == "dapo" else []
-    made = rehearsal(name, *words)
+    made = counted_run(name, *words)
     least, most = made.calls(), made.calls(worst=True)
     found = counted(policy, made, worst=True)
-    for phase, tally in most.tallies.items() if name == "deepvideo_r1" else ():
+    for phase, count in most.counts.items() if name == "deepvideo_r1" else ():
         # Its hints are cut from completions, and a real model writes other ones.
-        tally.positions = found[phase].positions
-    assert found == most.tallies
+        count.positions = found[phase].positions
+    assert found == most.counts
     assert (least.rounds, most.rounds) == (1, 3)
     # dapo: 12 rows in each round; deepvideo_r1: 12 plain, 2 guides for each of 4 groups, 12 with hints
-    assert (least.tallies["rollout"].rows, most.tallies["rollout"].rows) == (12, 36 if name == "dapo" else 32)
+    assert (least.counts["rollout"].rows, most.counts["rollout"].rows) == (12, 36 if name == "dapo" else 32)
 
 
 MODELS: dict[str, list[str]] = {
@@ -157,7 +157,7 @@ def track(owner: Any, name: str, peaks: dict[str, int], phase: Callable[..., str
     def tracked(*args: Any) -> Any:
         if torch.is_grad_enabled() and name != "update":
             return method(*args)
-        with counting() as live:
+        with count_bytes() as live:
             out = method(*args)
         key = phase(*args)
         peaks[key] = max(peaks.get(key, 0), live.peak)
@@ -176,11 +176,11 @@ def test_estimated_bytes_are_those_of_tensors(name, cache):
     job.trainer.step()
     peaks: dict[str, int] = {}
     track(job.trainer, "update", peaks, lambda batch: "update")
-    track(policy, "_run", peaks, lambda work: "rollout" if isinstance(work, Job) else "read")
+    track(policy, "run", peaks, lambda work: "rollout" if isinstance(work, Generation) else "read")
     job.trainer.step()
     trained = size_of(policy.parameters())
     kept = [tensor for state in job.trainer.optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
-    shadows = [tensor for shadow in policy._shadows.values() for tensor in shadow.weights]
+    shadows = [tensor for shadow in policy.weights.shadows.values() for tensor in shadow.weights]
     stays = size_of(policy.net.model.parameters()) + trained + size_of(kept) + size_of(shadows)
     assert sum(made.stays.values()) == pytest.approx(stays, rel=0.01)
     assert made.stays["gradients"] == trained
@@ -202,8 +202,8 @@ def test_estimated_bytes_of_image_generators(family, make: Make):
     job.trainer.step()
     peaks: dict[str, int] = {}
     track(job.trainer, "update", peaks, lambda batch: "update")
-    track(policy, "_forward", peaks, lambda *_: "forward")
-    track(policy, "_images", peaks, lambda *_: "decode")
+    track(policy, "forward", peaks, lambda *_: "forward")
+    track(policy, "decoder", peaks, lambda *_: "decode")
     job.trainer.step()
     networks = [part for part in policy.pipeline.components.values() if isinstance(part, torch.nn.Module)]
     weights = sum(size_of(network.parameters()) for network in networks)
@@ -263,7 +263,7 @@ def test_geometry_is_refused_as_train_refuses_it(make: Make):
 
 def test_two_processes_share_a_step(make: Make):
     one, two = (plan.draw_up(make(), processes) for processes in (1, 2))
-    assert two.usual.tallies["rollout"].rows * 2 == one.usual.tallies["rollout"].rows
+    assert two.usual.counts["rollout"].rows * 2 == one.usual.counts["rollout"].rows
     assert two.memory.peak > one.memory.peak - one.memory.phases["update"] / 2
 
 

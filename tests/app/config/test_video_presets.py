@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.views import MaskPatches
@@ -14,6 +15,7 @@ from mmrl.app.config.algorithm import PART_SLOTS, presets
 from mmrl.app.config.slots import kinds
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
+from mmrl.policies.shared.weights import USUAL_DECAY
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -59,7 +61,7 @@ def test_the_policy_gets_views_and_shadows(preset: str):
     job = build(configs.load("tiny/image", [f"algorithm.preset={preset}", "policy.model=tiny:qwen3_vl"]))
     assert set(job.policy.views) == set(PRESETS[preset].views)  # type: ignore[attr-defined]
     assert job.policy.shadows == PRESETS[preset].shadows
-    assert job.policy.ema_decay == (0.9995 if preset == "grpo_care" else 0.99)  # type: ignore[attr-defined]
+    assert job.policy.ema_decay == (SteadyDecay(0.9995) if preset == "grpo_care" else USUAL_DECAY)  # type: ignore[attr-defined]
 
 
 def test_image_generators_have_no_views():

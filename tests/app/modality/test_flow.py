@@ -81,8 +81,6 @@ def test_algorithms_of_the_other_kind_are_refused(make: Make):
         build(configs.resolve(resolved.table))
     with pytest.raises(ValueError, match=r"algorithm cps has a schedule .*\(Full\), but policy\.kind is 'text'.*grpo"):
         build(configs.load("tiny/image", ["algorithm.preset=cps"]))
-    with pytest.raises(ValueError, match=r"has an ema_decay, but .* text policy"):
-        build(configs.load("tiny/image", ["algorithm.ema_decay.kind=WarmDecay"]))
 
 
 def test_rewards_that_read_boxes_are_refused(make: Make):
@@ -141,6 +139,26 @@ def test_the_average_follows_as_the_algorithm_says(make: Make):
     assert decay(with_preset(make, "awm")) == RampDecay(most=0.3)
     changed = with_preset(make, "awm")
     assert decay(configs.resolve(changed.table, ["algorithm.ema_decay.kind=WarmDecay"])) == WarmDecay()
+
+
+def test_the_average_of_a_text_policy_follows_as_the_algorithm_says():
+    words = [
+        "algorithm.ema_decay.kind=RampDecay",
+        "algorithm.ema_decay.slope=0.25",
+        "evaluation.weights=ema",
+        "mean_ratio_bound=1.0",
+    ]
+    words += ["algorithm.group_size=2", "prompts_per_step=2", "policy.sampling.max_new_tokens=4", "optimizer.lr=1e-2"]
+    job = build(configs.load("tiny/image", words))
+    policy: Any = job.policy
+    assert policy.ema_decay == RampDecay(slope=0.25)
+    average = [weight.detach().clone() for weight in policy.parameters()]
+    for update in range(3):
+        job.trainer.step()
+        d = min(0.25 * update, 0.5)
+        average = [d * a + (1 - d) * b.detach() for a, b in zip(average, policy.parameters(), strict=True)]
+        for found, expected in zip(policy.weights.shadows["ema"].weights, average, strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def numbers(run: RunDir) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What every method costs in forwards: a counter at the transformer against formulas written out by hand.
+"""The cost of every method in forwards: a counter at the transformer against formulas written out by hand.
 
 T steps, c = 2 passes with guidance else 1, w steps of a window, K branches: per image and multiplied by the images of a group.
 """
@@ -51,7 +51,7 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
 }
 
 
-def varied(group: Group) -> list[float]:
+def any_variety(group: Group) -> list[float]:
     return [float(i) for i in range(len(group.samples))]
 
 
@@ -75,7 +75,9 @@ def counted_step(policy: FlowPolicy, algorithm: Algorithm) -> dict[str, int]:
 
     policy.rollout = noticed  # type: ignore[method-assign]
     settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3))
-    trainer = Trainer(policy, algorithm, Shuffled(prompts(), seed=0), RewardRunner([NamedReward("varied", varied)]), settings)
+    trainer = Trainer(
+        policy, algorithm, Shuffled(prompts(), seed=0), RewardRunner([NamedReward("any_variety", any_variety)]), settings
+    )
     trainer.step()
     seen.update(dict.fromkeys(seen, 0))
     policy.net.transformer.register_forward_pre_hook(note, with_kwargs=True)

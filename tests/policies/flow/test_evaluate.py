@@ -68,7 +68,7 @@ def test_equal_forwards_make_ratios_one_in_bfloat16(tiny, family):
 
 
 def slow_velocity(policy: FlowPolicy, text: str, x: Tensor, timestep: float, guidance: float) -> Tensor:
-    """Of one latent, through the pipeline's own parts; two forwards where the pipeline takes two."""
+    """The velocity of one latent, through the pipeline's own parts; two forwards where the pipeline takes two."""
     pipeline, name = policy.pipeline, type(policy.pipeline).__name__
     transformer, tokens = pipeline.transformer, policy.family.prompt_tokens
     time = torch.tensor([timestep])

@@ -12,11 +12,22 @@ from mmrl.core.types import Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
 from mmrl.policies.flow import diagnose as causes
+from mmrl.policies.flow.generate import Sampled
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.interventions import adapters_switched
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
 from mmrl.training.preflight import TrainingStoppedError
-from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
+from tests.support.faults import (
+    Dropping,
+    Fault,
+    Mixing,
+    Noisy,
+    message_of,
+    rolled,
+    stuck_in_training,
+    trainer_of,
+)
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
 
 ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
@@ -48,7 +59,7 @@ def guidance(value: float) -> Any:
 
 
 def traced(change: Any) -> Any:
-    """As `after`: training sees this trace."""
+    """An `after` by which training sees this trace."""
 
     def after(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
         assert isinstance(rollouts.trace, FlowTrace)
@@ -58,13 +69,19 @@ def traced(change: Any) -> Any:
 
 
 def wear(policy: FlowPolicy, context: Any) -> None:
-    sample = policy._sample
+    inner = policy.generator
 
-    def inside(*args: Any) -> Any:
-        with context():
-            return sample(*args)
+    class Inside:
+        exact = True
 
-    policy._sample = inside  # type: ignore[method-assign]
+        def follow(self, weights: Weights, version: int) -> None:
+            inner.follow(weights, version)
+
+        def write(self, *asked: Any, **_: Any) -> Sampled:
+            with context():
+                return inner.write(*asked)
+
+    policy.generator = Inside()
 
 
 def swapped_in(policy: FlowPolicy) -> None:
@@ -74,10 +91,10 @@ def swapped_in(policy: FlowPolicy) -> None:
 
 
 def without_adapter(policy: FlowPolicy) -> None:
-    wear(policy, lambda: adapters_switched(policy.net, False))
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
 
 
-def disabled(policy: FlowPolicy) -> None:
+def disable_adapters(policy: FlowPolicy) -> None:
     for module in policy.net.modules():
         if hasattr(module, "lora_B"):
             module._disable_adapters = True  # type: ignore[assignment]
@@ -96,7 +113,7 @@ FAULTS = {
     "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
     "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
     "sampling without adapter": Fault(causes.WEIGHTS, without_adapter),
-    "training without adapter": Fault(causes.WEIGHTS, after=then(disabled)),
+    "training without adapter": Fault(causes.WEIGHTS, after=then(disable_adapters)),
     "prompts permuted in training": Fault(
         causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),
@@ -113,7 +130,7 @@ def table(tiny: Any) -> dict[tuple[str, str], str]:
     """(fault, kind of prompts) -> what the run said."""
     found: dict[tuple[str, str], str] = {}
     for name, fault in FAULTS.items():
-        found[name, "flow"] = said(make(tiny("sd3"), ["ema"]), ALGORITHM, prompts(), fault, ratio_bound=1e-6)
+        found[name, "flow"] = message_of(make(tiny("sd3"), ["ema"]), ALGORITHM, prompts(), fault, ratio_bound=1e-6)
     return found
 
 
@@ -122,7 +139,7 @@ def test_every_fault_is_named(tiny, name):
     fault = FAULTS[name]
     policy = make(tiny("sd3"), ["ema"])
     before = [weight.detach().clone() for weight in policy.parameters()]
-    message = said(policy, ALGORITHM, prompts(), fault, ratio_bound=1e-6)
+    message = message_of(policy, ALGORITHM, prompts(), fault, ratio_bound=1e-6)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert moved == (fault.before is swapped_in), "no update was made"
@@ -143,7 +160,7 @@ def test_a_deterministic_step_under_a_ratio_is_named(tiny, schedule):
 
 
 def test_a_noiseless_step_that_trains_is_named(tiny):
-    """Of cps the density has no deviation in it, so nothing else would notice."""
+    """The density of cps has no deviation in it, so nothing else would notice."""
     plan = Full(num_steps=4, dynamics="cps", level=0.5).at(0)
     object.__setattr__(plan.steps[1], "level", 0.0)
     policy = make(tiny("sd3"))

@@ -1,11 +1,12 @@
-"""What was noted while sampling, what both ways of reading say, and what transformers alone says are the same numbers."""
+"""The numbers noted while sampling, those of both ways of reading and those of transformers alone are the same."""
 
 import pytest
 import torch
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
-from mmrl.policies.text.policy import Sampling, stand_in
+from mmrl.policies.text.encode import stand_in_prompt
+from mmrl.policies.text.policy import Sampling
 from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,
@@ -157,7 +158,7 @@ def test_rows_without_pictures_reach_the_vision_weights_that_pictures_reach(tiny
     policy = make(tiny(family))
     pictured, plain = policy.rollout([Request(prompts()[0], 1, 0)]), policy.rollout([Request(prompts()[2], 2, 0)])
     before = gradients(policy, plain)
-    policy.net.stand_in, policy.net.passes = policy.encode(stand_in()).media, lambda count: max(1, count)
+    policy.net.stand_in, policy.net.passes = policy.encode(stand_in_prompt()).media, lambda count: max(1, count)
     after = gradients(policy, plain)
     assert after.keys() == gradients(policy, pictured).keys() > before.keys()
     assert all((after[name] == 0).all() for name in after.keys() - before.keys())

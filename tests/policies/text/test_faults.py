@@ -1,6 +1,6 @@
 """Faults between sampling and training of a vision-language model: the run stops before its first update and names the cause."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -8,11 +8,13 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Prompt, Rollouts, Video
-from mmrl.policies.shared.interventions import adapters_switched
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import diagnose as causes
 from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.generate import Completions, Generator
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
-from tests.support.faults import Dropping, Fault, Mixing, Noisy, rolled, said, stuck_in_training, trainer_of
+from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rolled, stuck_in_training, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
 from tests.support.videos import even, write_video
 
@@ -33,7 +35,7 @@ def wrap(kind: type) -> Any:
 
 
 def then(change: Any) -> Any:
-    """As `after`: the model changes, the rollouts do not."""
+    """An `after` by which the model changes and the rollouts do not."""
 
     def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
         change(policy)
@@ -54,7 +56,7 @@ def stir(policy: TextPolicy) -> None:
 
 
 def prompts_changed(change: Any) -> Any:
-    """As `after`: training sees the prompts like this."""
+    """An `after` by which training sees the prompts like this."""
 
     def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
         trace = text_trace(rollouts.trace)
@@ -81,20 +83,29 @@ def faster(policy: TextPolicy, encoded: Encoded) -> Encoded:
     return replace(encoded, positions=positions)
 
 
+@dataclass
+class Around:
+    """A generator that does something around another one."""
+
+    inner: Generator
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        self.inner.follow(weights, version)
+
+
 def sampled_with(change: Any) -> tuple[Any, Any]:
     """(before, after): sampling saw the prompts like this, training sees them right."""
     right: dict[str, Encoded] = {}
 
     def before(policy: TextPolicy) -> None:
-        write = policy._write
+        class Wrong(Around):
+            def write(self, *asked: Any, **_: Any) -> Completions:
+                prompts, *rest = asked
+                right.update({prompt.prompt_id: prompt for prompt in prompts})
+                return self.inner.write(change(policy, tuple(prompts)), *rest)
 
-        def wrong(rows: Any, shelf: Any, sampling: Any) -> None:
-            for place in range(len(shelf.wanted)):
-                right[shelf[place].prompt_id] = shelf[place]
-            shelf.done = dict(enumerate(change(policy, tuple(shelf.done[i] for i in range(len(shelf.wanted))))))
-            write(rows, shelf, sampling)
-
-        policy._write = wrong  # type: ignore[method-assign]
+        policy.generator = Wrong(policy.generator)
 
     after = prompts_changed(lambda policy, encoded: [right[one.prompt_id] for one in encoded])
     return before, after
@@ -107,25 +118,24 @@ def on_one_axis(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encode
 def swapped_in(policy: TextPolicy) -> None:
     """Sampling looks through the average."""
     stir(policy)
-    wear(policy, lambda: policy._weights("ema"))
+    wear(policy, lambda: policy.weights.swapped_in("ema"))
 
 
 def without_adapter(policy: TextPolicy) -> None:
     stir(policy)
-    wear(policy, lambda: adapters_switched(policy.net, False))
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
 
 
 def wear(policy: TextPolicy, context: Any) -> None:
-    write = policy._write
+    class Inside(Around):
+        def write(self, *asked: Any, **_: Any) -> Completions:
+            with context():
+                return self.inner.write(*asked)
 
-    def inside(*args: Any) -> None:
-        with context():
-            write(*args)
-
-    policy._write = inside  # type: ignore[method-assign]
+    policy.generator = Inside(policy.generator)
 
 
-def disabled(policy: TextPolicy) -> None:
+def disable_adapters(policy: TextPolicy) -> None:
     for module in policy.net.modules():
         if hasattr(module, "lora_B"):
             module._disable_adapters = True  # type: ignore[assignment]
@@ -149,7 +159,7 @@ FAULTS = {
     "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
     "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
     "sampling without adapter": Fault(causes.WEIGHTS, without_adapter, settings=LORA),
-    "training without adapter": Fault(causes.WEIGHTS, stir, then(disabled), settings=LORA),
+    "training without adapter": Fault(causes.WEIGHTS, stir, then(disable_adapters), settings=LORA),
     "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
     "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
     "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),
@@ -182,7 +192,7 @@ def table(tiny: Any, data: dict[str, list[Prompt]]) -> dict[tuple[str, str], str
     for kind, family in POLICIES.items():
         for name, fault in FAULTS.items():
             policy = policy_of(tiny(family), {"ema"}, **dict(fault.settings))
-            found[name, kind] = said(policy, GRPO, data[kind], fault)
+            found[name, kind] = message_of(policy, GRPO, data[kind], fault)
     return found
 
 
@@ -192,7 +202,7 @@ def test_every_fault_is_named(tiny, data, name, kind):
     fault = FAULTS[name]
     policy = policy_of(tiny(POLICIES[kind]), {"ema"}, **dict(fault.settings))
     before = [weight.detach().clone() for weight in policy.parameters()]
-    message = said(policy, GRPO, data[kind], fault)
+    message = message_of(policy, GRPO, data[kind], fault)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     assert moved == (fault.before in (swapped_in, without_adapter, stir)), "no update was made"

@@ -5,7 +5,7 @@ import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
-from mmrl.policies.text.generate import draw, filtered, noise
+from mmrl.policies.text.generate import draw, filter_probabilities, noise
 from mmrl.policies.text.policy import Sampling
 from tests.support.text_policies import FP32_BOUND, bias_toward, hotter, ids_of, logprobs, make, mixed, prompts, text_of
 
@@ -13,7 +13,7 @@ PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])
 
 
 def kept(sampling: Sampling) -> list[int]:
-    return filtered(PROBABILITIES.log(), sampling)[0].nonzero()[:, 0].tolist()
+    return filter_probabilities(PROBABILITIES.log(), sampling)[0].nonzero()[:, 0].tolist()
 
 
 def test_filters_keep_what_they_say():

@@ -1,4 +1,4 @@
-"""What is read of whole groups and of answers: token divergence against a slow reference, tokens of the answer, masked views."""
+"""Readings of whole groups and of answers: token divergence against a slow reference, tokens of the answer, masked views."""
 
 import math
 from dataclasses import replace

@@ -8,7 +8,17 @@ import torch
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, picture, prompts, text_trace
+from mmrl.policies.text.rollout import check_sampling
+from tests.support.text_policies import (
+    FP32_BOUND,
+    ids_of,
+    logprobs,
+    make,
+    mixed,
+    picture,
+    prompts,
+    text_trace,
+)
 
 PROMPT = Prompt("p", "where?", (picture(0),))
 
@@ -63,7 +73,7 @@ def test_requests_nobody_can_serve_are_refused(tiny):
     with pytest.raises(ValueError, match="group 0 holds prompts 'p' and 'none'"):
         policy.rollout([Request(PROMPT, 1, 0), Request(prompts()[2], 1, 0)])
     with pytest.raises(ValueError, match="not with dict"):
-        policy.rollout([Request(PROMPT, 1, 0)], {"temperature": 0})
+        check_sampling({"temperature": 0}, policy.config.sampling)
     rollouts = policy.rollout([Request(PROMPT, 1, 0)])
     for reading, message in (
         (LOGPROBS._replace(model="ema"), "model 'ema'"),

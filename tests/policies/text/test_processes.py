@@ -44,7 +44,7 @@ leave(accelerator, out, {"rows": rows, "state": state})
 
 
 def run(kind: Kind, model: str, folder: Path) -> dict[str, Any]:
-    """What each process read, joined, and the state all of them hold."""
+    """The readings of each process, joined, and the state that all of them hold."""
     script = folder / "run.py"
     script.write_text(SCRIPT)
     parts = results(script, kind, folder / kind, model)

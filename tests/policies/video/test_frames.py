@@ -14,7 +14,7 @@ from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.types import Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.input import VideoInput, shuffled
+from mmrl.policies.video.input import VideoInput, shuffle_frames
 from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
 from mmrl.policies.video.settings import VideoSettings
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
@@ -284,7 +284,7 @@ def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
     order = np.random.RandomState(3).permutation(12)
     assert np.array_equal(mixed.pixels, plain.pixels[order]) and not np.array_equal(mixed.pixels, plain.pixels)
     assert np.array_equal(videos(Video(files["even.mp4"], frames=12, shuffle=3)).pixels, mixed.pixels)
-    assert not np.array_equal(shuffled(plain, 4).pixels, mixed.pixels)
+    assert not np.array_equal(shuffle_frames(plain, 4).pixels, mixed.pixels)
     assert len(videos.cache) == 1
 
 

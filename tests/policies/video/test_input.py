@@ -1,4 +1,4 @@
-"""What a model is told of a clip: which frames, at which times; rollouts, readings and transformers alone agree on it."""
+"""The frames of a clip that a model sees, and their times; rollouts, readings and transformers alone agree on it."""
 
 import re
 from dataclasses import replace

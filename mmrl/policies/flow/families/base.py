@@ -1,4 +1,4 @@
-"""What may differ between flow-matching pipelines, with the answers most of them share."""
+"""The questions that flow-matching pipelines answer differently, with the answers most of them share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 
 Condition = Mapping[str, Tensor]
-"""What the text encoders made of one prompt, by the name the family gives it; no dimension for a batch."""
+"""The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
 ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
@@ -30,12 +30,12 @@ class FlowFamily:
     height: int
     width: int
     prompt_tokens: int
-    """What the long text encoder takes."""
+    """Tokens that the long text encoder takes."""
     usual_guidance: ClassVar[float]
     usual_prompt_tokens: ClassVar[int]
     lora_targets: ClassVar[tuple[str, ...]]
     empty_prompt: ClassVar[str] = ""
-    """What stands for no prompt in guidance."""
+    """The text that stands for no prompt in guidance."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
     keep_norm: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class FlowFamily:
         return spacing_of(scheduler) if scheduler.use_dynamic_shifting else LinearShift(scheduler.shift)
 
     def pack(self, latents: Float[Tensor, "n c h w"]) -> Tensor:
-        """As the transformer takes them: a token for every 2 x 2 latents."""
+        """Latents in the form that the transformer takes: a token for every 2 x 2 of them."""
         n, c, h, w = latents.shape
         return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
 
@@ -103,7 +103,7 @@ class FlowFamily:
         return {name: torch.stack([condition[name] for condition in conditions]) for name in conditions[0]}
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
         raise NotImplementedError

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
@@ -44,7 +43,7 @@ class QwenImage(FlowFamily):
         return {"embeds": padded, "mask": torch.arange(padded.shape[1]) < lengths[:, None]}
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         _, h, w = self.latent_shape
         return transformer(

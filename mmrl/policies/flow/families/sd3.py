@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
@@ -63,7 +62,7 @@ class StableDiffusion3(FlowFamily):
         return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer_max_length
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         return transformer(
             hidden_states=x,

@@ -1,4 +1,4 @@
-"""What may differ between vision-language models, with the answers most of them share."""
+"""The questions that vision-language models answer differently, with the answers most of them share."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Family:
 
     @property
     def video_options(self) -> dict[str, Any]:
-        """What the processor's call needs for clips besides frames and times."""
+        """Arguments that the processor needs for clips besides frames and times."""
         return {}
 
     def video_budget(self, processor: Any, settings: VideoSettings) -> Budget | None:

@@ -26,10 +26,10 @@ class LlavaOnevision(Family):
         if len(media["image_sizes"]) > 1:
             return len(media["image_sizes"]) * (side**2 + 1)
         height, width = media["image_sizes"][0].tolist()
-        rows, columns = self._unpadded(height, width, side)
+        rows, columns = self._size_without_padding(height, width, side)
         return side**2 + rows * (columns + 1)
 
-    def _unpadded(self, height: int, width: int, side: int) -> tuple[int, int]:
+    def _size_without_padding(self, height: int, width: int, side: int) -> tuple[int, int]:
         """Rows and columns of features of the tiled view, after cropping the padding and shrinking to the tile limit."""
         from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 

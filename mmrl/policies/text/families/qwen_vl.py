@@ -50,7 +50,7 @@ class QwenVL(Family):
         return {"do_resize": False, "cap_pixels_per_frame": False}
 
     def video_budget(self, processor: Any, settings: VideoSettings) -> Budget:
-        """What the settings say; else as the model's video processor, of Qwen2-VL and Qwen2.5-VL within a total besides."""
+        """The areas that the settings name; else the video processor's, with a total for Qwen2-VL and Qwen2.5-VL."""
         video = processor.video_processor
         side = video.patch_size * video.merge_size
         low, high = float(video.size["shortest_edge"]), float(video.size["longest_edge"])
@@ -108,7 +108,7 @@ class QwenVL(Family):
         positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **told)
         if timed:
             for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
-                if not evenly_spaced(clip):
+                if not is_evenly_spaced(clip):
                     pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
                     ticks = ((pairs - pairs[0]) * self.config.vision_config.tokens_per_second + CLOSE).long()
                     first = positions[0, start].clone()
@@ -143,7 +143,7 @@ def mrope_positions(
 
 
 def after_clips(positions: Int[Tensor, "3 p"], type_ids: Int[Tensor, " p"]) -> Int[Tensor, "3 p"]:
-    """What follows a clip begins past the largest of its positions (arXiv:2409.12191).
+    """Positions in which the text after a clip begins past the largest of the clip's (arXiv:2409.12191).
 
     transformers from 5.3 on begins past its height or width only, inside the time of a clip that is longer than that.
     """
@@ -160,7 +160,7 @@ def runs(type_ids: Int[Tensor, " p"], kind: int) -> list[tuple[int, int]]:
     return list(zip((marks == 1).nonzero()[:, 0].tolist(), (marks == -1).nonzero()[:, 0].tolist(), strict=True))
 
 
-def evenly_spaced(clip: Frames) -> bool:
+def is_evenly_spaced(clip: Frames) -> bool:
     """Is every frame within one frame of the file from where an even spacing puts it?"""
     return all(abs(time - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, time in enumerate(clip.times))
 
