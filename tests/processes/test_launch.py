@@ -16,7 +16,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run import build as building
 from mmrl.app.run import launch
-from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.ranks import Ranks, is_sharded
 from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
 from tests.support.fakes import FakeAccelerator as Fake
 
@@ -187,21 +187,6 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
         assert ranks.log == [*loading, "wait", *making, "wait"]
     else:
         assert ranks.log == ["wait", *loading, "wait", *making]
-
-
-def test_one_process_waits_for_nobody():
-    ranks = Ranks()
-    assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
-
-
-def test_the_optimizer_comes_back():
-    weight = torch.nn.Parameter(torch.ones(3))
-    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
-    weight.grad = torch.tensor([1.0, 2.0, 3.0])
-    first.step()
-    load_whole_state(second, whole_state(first))
-    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
-    assert second.state[weight]["step"] == 1
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
