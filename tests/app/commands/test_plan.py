@@ -276,7 +276,7 @@ def test_evaluations_are_counted_as_the_trainer_makes_them(make: Make):
         job, seen_at = build(make(*words)), list[int]()
         job.trainer.evaluator.run = lambda step, seen_at=seen_at: (seen_at.append(step), ({}, [], None))[1]  # type: ignore
         job.trainer.step = lambda trainer=job.trainer: setattr(trainer, "index", trainer.index + 1) or {}  # type: ignore
-        job.trainer.health.evaluated = lambda *args: None  # type: ignore[method-assign]
+        job.trainer.health.after_evaluation = lambda *args: None  # type: ignore[method-assign]
         job.trainer.fit()
         assert len(seen_at) == plan.evaluations(job.config) == expected
 
