@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.toml.tables import KeyPath, Table, dotted
+from mmrl.app.toml.tables import KeyPath, Table, dotted_key
 
 KEYS: dict[KeyPath, KeyPath] = {
     ("budget",): ("micro_batch",),
@@ -23,7 +23,7 @@ def refuse_old_names(table: Table) -> None:
     """
     for old, new in KEYS.items():
         if has(table.values, old):
-            raise ValueError(f"{table.at(old)} is called {dotted(new)} now: write {new[-1]} in its place")
+            raise ValueError(f"{table.at(old)} is called {dotted_key(new)} now: write {new[-1]} in its place")
 
     def refuse(path: KeyPath, kind: str) -> str:
         raise ValueError(f"{table.at(path)} is {kind!r}, which is called {KINDS[kind]} now: write {KINDS[kind]!r}")

@@ -14,7 +14,7 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import read, refuse_missing, settings, typed
+from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
@@ -107,18 +107,18 @@ def reward_of(
     if is_url(use):
         check_keys(args, [*beside, *SERVED], path, table)
         remote = {"url": use, **settings(RemoteReward, given, path, table, beside=beside)}
-        return lambda: made(RemoteReward, remote, path, table).connect()
+        return lambda: instance(RemoteReward, remote, path, table).connect()
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     if style:
-        return lambda: adapters.adapt(style, function, given | made_inside(inside), table.at(path))
+        return lambda: adapters.adapt(style, function, given | values_inside(inside), table.at(path))
     adapters.refuse_foreign(function, use, table.at(path))
     values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
     check_keys(inside, known_keys(function), path, table)
     if inspect.isclass(function):
         refuse_missing(function, [*values, *inside], path, table)
-        return lambda: made(function, values | made_inside(inside), path, table, is_checked=not inside)
-    return lambda: partial(function, **values, **made_inside(inside)) if args else function
+        return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
+    return lambda: partial(function, **values, **values_inside(inside)) if args else function
 
 
 def known_keys(function: Function) -> list[str]:
@@ -126,7 +126,7 @@ def known_keys(function: Function) -> list[str]:
     return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
-def made(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
+def instance(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
     """An object of a class.
 
     Args:
@@ -150,14 +150,14 @@ def rewards_inside(value: Any, path: KeyPath, table: Table) -> Callable[[], Any]
         if isinstance(value.get("use"), str):
             return reward_of(value["use"], inside, path, table, ("use",))
         entries = {key: rewards_inside(item, (*path, key), table) for key, item in value.items()}
-        return lambda: made_inside(entries)
+        return lambda: values_inside(entries)
     if isinstance(value, list):
         items = [rewards_inside(item, (*path, str(i)), table) for i, item in enumerate(value)]
         return lambda: [item() for item in items]
     return lambda: value
 
 
-def made_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def values_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return {key: make() for key, make in entries.items()}
 
 
@@ -183,7 +183,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         raise ValueError(f"{table.at((*path, missing[0]))} is missing: the data set {data.use!r} needs {', '.join(missing)}")
     for key, value in data.args.items():
         hint, at = hints.get(key, object), (*path, key)
-        typed(hint, read(hint, value, at, table), at, table)
+        typed_value(hint, read(hint, value, at, table), at, table)
     return partial(load, **data.args)
 
 
@@ -215,7 +215,7 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
     def make(prompts: Prompts, seed: int) -> PromptSampler:
         if config.kind == SEQUENCES and not isinstance(prompts, Sequence):
             raise ValueError(f'{where}: {SEQUENCES} needs all prompts at once, and the data set is a stream: take "{STREAMS}"')
-        sampler = made(partial(cls, prompts, seed), values, path, table)
+        sampler = instance(partial(cls, prompts, seed), values, path, table)
         check_declared("sampler", sampler, where)
         return sampler
 

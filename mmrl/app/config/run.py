@@ -22,7 +22,7 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
-from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
+from mmrl.app.toml.tables import KeyPath, Table, dotted_key, leaves
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
@@ -203,7 +203,7 @@ class Resolved:
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """Dotted key, value and origin of everything, defaults included."""
         for path, value in leaves(as_table(self.config)):
-            yield dotted(path), value, self.origin(path)
+            yield dotted_key(path), value, self.origin(path)
 
     def origin(self, path: KeyPath) -> str:
         said = self.table.origin(path)

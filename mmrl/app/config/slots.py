@@ -34,14 +34,14 @@ class Slot:
 
     def fits(self, part: Callable[..., Any]) -> bool:
         """Does a class or function answer the slot's call, argument by argument? A function takes its settings after them."""
-        found = called_with(part, self.method)
+        found = call_parameters(part, self.method)
         if found is None or (self.method == "__call__" and [p.name for p in found[: len(self.arguments)]] != [*self.arguments]):
             return False
         return self.could_take(part)
 
     def could_take(self, part: Callable[..., Any]) -> bool:
         """Could it be called with so many arguments, whatever it calls them?"""
-        found = called_with(part, self.method)
+        found = call_parameters(part, self.method)
         if found is None:
             return False
         needed = [p for p in found if p.default is p.empty] if inspect.isclass(part) else ()
@@ -87,7 +87,7 @@ def place(slot: str) -> str:
     return f"[[{name}]]" if SLOTS[slot].many else f"[{name}]"
 
 
-def called_with(part: Callable[..., Any], method: str) -> list[inspect.Parameter] | None:
+def call_parameters(part: Callable[..., Any], method: str) -> list[inspect.Parameter] | None:
     """The positional parameters of a method of a class, or of a function that is called itself; None where there is none."""
     if not inspect.isclass(part):
         return positional(part) if method == "__call__" else None

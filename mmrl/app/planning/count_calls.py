@@ -102,7 +102,7 @@ class CountedRun:
         """
         trainer, rewards = self.trainer(worst)
         self.dry_run.log.clear()
-        with quiet():
+        with silence():
             trainer.step()
             self.dry_run.log.clear()
             for reward in rewards:
@@ -134,7 +134,7 @@ class CountedRun:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Inside, warnings of training are not shown, and chance outside is left alone."""
     log = logging.getLogger("mmrl")
     before, state = log.level, torch.get_rng_state()

@@ -94,11 +94,11 @@ def default_name(spec: str) -> str:
 
 def folders(kind: str) -> list[Path]:
     """Where bare names are looked up, first come first served."""
-    found = [Path.cwd() / kind, shipped(kind)]
+    found = [Path.cwd() / kind, shipped_folder(kind)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in found) if folder.is_dir()]
 
 
-def shipped(kind: str) -> Path:
+def shipped_folder(kind: str) -> Path:
     """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "_shipped" / kind

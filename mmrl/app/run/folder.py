@@ -137,7 +137,7 @@ class RunDir:
                 file.unlink()
 
     @contextmanager
-    def recording_warnings(self, step: Callable[[], int]) -> Iterator[None]:
+    def record_warnings(self, step: Callable[[], int]) -> Iterator[None]:
         """Inside, what the logger `mmrl` warns of is also written to warnings.jsonl, with the step it happened at."""
         handler = WarningsFile(self.warnings_file, step)
         logger = logging.getLogger("mmrl")

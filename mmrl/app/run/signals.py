@@ -39,7 +39,7 @@ class Listener:
 
 
 @contextmanager
-def listening(stop: Stop) -> Iterator[None]:
+def listen(stop: Stop) -> Iterator[None]:
     """Inside, SIGTERM and Ctrl-C are requests to `stop`; only in the main thread, for Python allows no handlers elsewhere."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -125,7 +125,9 @@ def settings(
     written = {f"{f.name}_" if f.name in RESERVED else f.name: f.name for f in own}
     check_keys(given, [*beside, *written], path, table)
     return {
-        name: typed(fields_of(function)[name], field_value(function, name, given[key], (*path, key), table), (*path, key), table)
+        name: typed_value(
+            fields_of(function)[name], field_value(function, name, given[key], (*path, key), table), (*path, key), table
+        )
         for key, name in written.items()
         if key in given
     }
@@ -143,7 +145,7 @@ def refuse_missing(function: Callable[..., Any], given: Collection[str], path: K
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
-def typed(hint: Any, value: Any, path: KeyPath, table: Table) -> Any:
+def typed_value(hint: Any, value: Any, path: KeyPath, table: Table) -> Any:
     """A value as its type, as far as pydantic knows the type: a plug-in may name classes of its own.
 
     Raises:

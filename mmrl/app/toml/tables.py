@@ -63,7 +63,7 @@ class Table:
         elif isinstance(holder, dict):
             holder[path[-1]] = value
         else:
-            raise ValueError(f"{origin}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+            raise ValueError(f"{origin}: {dotted_key(path)} cannot be set: {dotted_key(path[:-1])} is {holder!r}, not a table")
         self.origins = {known: by for known, by in self.origins.items() if known[: len(path)] != path}
         self.origins |= {path + below: origin for below, _ in leaves(value)}
 
@@ -75,7 +75,7 @@ class Table:
     def at(self, path: KeyPath) -> str:
         """`configs/a.toml: optimizer.lr`: the start of an error about this value, said or missing."""
         above = next((by for depth in range(len(path), -1, -1) if (by := self.origin(path[:depth]))), "config")
-        return f"{above}: {dotted(path)}" if path else above
+        return f"{above}: {dotted_key(path)}" if path else above
 
 
 def leaves(values: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -111,7 +111,7 @@ def check_depth(value: Any, origin: str, levels: int = 0) -> None:
         inside = [item for holder in holders for item in holder]
 
 
-def dotted(path: KeyPath) -> str:
+def dotted_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
@@ -119,7 +119,7 @@ def _step(holder: Any, key: str, path: KeyPath) -> Any:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
-        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+        raise ValueError(f"{COMMAND_LINE}: {dotted_key(path)} cannot be set: {dotted_key(path[:-1])} is {holder!r}, not a table")
     return holder.setdefault(key, {})
 
 
@@ -127,5 +127,5 @@ def _index(holder: list[Any], path: KeyPath) -> int:
     key = path[-1]
     if not key.isdigit() or int(key) >= len(holder):
         entries = f"{len(holder)} entries, 0 to {len(holder) - 1}" if holder else "no entries"
-        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} is not there: {dotted(path[:-1])} has {entries}")
+        raise ValueError(f"{COMMAND_LINE}: {dotted_key(path)} is not there: {dotted_key(path[:-1])} has {entries}")
     return int(key)
