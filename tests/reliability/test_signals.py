@@ -144,9 +144,9 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
 
 SECOND = """
 import os, signal, sys
-from mmrl.app.run.signals import listening
+from mmrl.app.run.signals import listen
 from mmrl.training.stopping import Stop
-with listening(Stop()):
+with listen(Stop()):
     os.kill(os.getpid(), signal.SIGINT)
     print("still here", flush=True)
     os.kill(os.getpid(), signal.SIGINT)

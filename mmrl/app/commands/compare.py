@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -88,11 +87,11 @@ def run_names(a: Path, b: Path) -> tuple[str, str]:
     return (a.name, b.name) if a.name != b.name else (f"{a.parent.name}/{a.name}", f"{b.parent.name}/{b.name}")
 
 
-def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Dotted names of the settings that differ, with both values; where a run lies is none of them."""
     left, right = flat(a), flat(b)
 
-    def setting_text(side: Mapping[str, Any], name: str) -> str:
+    def setting_text(side: Mapping[str, object], name: str) -> str:
         return str(side[name]) if name in side else "(not set)"
 
     names = [name for name in dict.fromkeys([*left, *right]) if name != "output"]

@@ -63,7 +63,7 @@ def assemble(table: Table) -> Assembly:
     return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
 
 
-def preset(name: Any, where: str = "algorithm.preset") -> Algorithm:
+def preset(name: object, where: str = "algorithm.preset") -> Algorithm:
     """The preset of this name.
 
     Raises:
@@ -100,7 +100,7 @@ class _Builder:
             raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted_key(path)}]]")
         return tuple(self._entry(name, item, (*path, str(i)), None) for i, item in enumerate(value))
 
-    def part(self, slot: str, value: Any, path: KeyPath, own: Any) -> Any:
+    def part(self, slot: str, value: object, path: KeyPath, own: object) -> Any:
         """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
         if not isinstance(value, Mapping):
             raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted_key(path)}] with kind = "..."')
@@ -118,7 +118,7 @@ class _Builder:
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
         return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
 
-    def _own(self, slot: str, use: str, given: Mapping[str, Any], path: KeyPath, words: Sequence[str]) -> Any:
+    def _own(self, slot: str, use: str, given: Mapping[str, object], path: KeyPath, words: Sequence[str]) -> Any:
         """A part of the user's own, which must answer the slot's call."""
         where, found = self.table.at(path), plugins.load(use, "algorithms")
         check_fit(slot, found, where)
@@ -127,7 +127,7 @@ class _Builder:
         check_declared(slot, part, where)
         return part
 
-    def _altered_list(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
+    def _altered_list(self, name: str, value: Mapping[str, object], path: KeyPath, own: Sequence[object]) -> Any:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
         for key, item in value.items():
@@ -154,7 +154,7 @@ class _Builder:
 
 
 def part_of(
-    found: Callable[..., Any], given: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str], skip: int
+    found: Callable[..., object], given: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str], skip: int
 ) -> Any:
     """An object of a class of the user's own, or the function with its settings, which come after `skip` arguments."""
     if inspect.isclass(found) and is_dataclass(found):
@@ -166,7 +166,7 @@ def part_of(
     return partial(found, **values) if values else found
 
 
-def differences(before: Any, after: Any, path: str) -> list[str]:
+def differences(before: object, after: object, path: str) -> list[str]:
     """Dotted paths of what differs between two slots' contents."""
     if before == after:
         return []

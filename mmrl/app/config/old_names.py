@@ -50,7 +50,7 @@ def is_of_a_run(file: Path) -> bool:
     return file.name == "config.toml" and (file.parent / "versions.json").is_file()
 
 
-def has(values: Any, path: KeyPath) -> bool:
+def has(values: object, path: KeyPath) -> bool:
     """Does a table hold a value at a path?"""
     for key in path:
         if not isinstance(values, dict) or key not in values:
@@ -59,7 +59,7 @@ def has(values: Any, path: KeyPath) -> bool:
     return True
 
 
-def map_kinds(values: Any, path: KeyPath, new: Callable[[KeyPath, str], str]) -> None:
+def map_kinds(values: object, path: KeyPath, new: Callable[[KeyPath, str], str]) -> None:
     """Replace every old kind inside a table, in place, by `new` of its path and itself."""
     if isinstance(values, list):
         for i, item in enumerate(values):

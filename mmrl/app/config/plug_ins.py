@@ -92,7 +92,7 @@ def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[
 
 
 def reward_of(
-    use: str, args: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()
+    use: str, args: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str] = ()
 ) -> Callable[[], Function]:
     """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`.
 
@@ -126,7 +126,7 @@ def known_keys(function: Function) -> list[str]:
     return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
-def instance(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
+def instance(cls: Function, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
     """An object of a class.
 
     Args:
@@ -143,7 +143,7 @@ def instance(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Tab
         raise ValueError(f"{table.origin(path) or 'config'}: {error}") from error
 
 
-def rewards_inside(value: Any, path: KeyPath, table: Table) -> Callable[[], Any]:
+def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], Any]:
     """A setting of a reward, in which every table with a `use` will be the reward it names."""
     if isinstance(value, Mapping):
         inside = {key: item for key, item in value.items() if key != "use"}
@@ -161,7 +161,7 @@ def values_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return {key: make() for key, make in entries.items()}
 
 
-def has_reward(value: Any) -> bool:
+def has_reward(value: object) -> bool:
     """Does a setting hold a table with a `use`, at any depth?"""
     if isinstance(value, list):
         return any(map(has_reward, value))

@@ -264,7 +264,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     return Resolved(make(RunConfig, table.values, (), table, ready=ready), table, name)
 
 
-def read_policy(given: Mapping[str, Any], table: Table) -> PolicyConfig:
+def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
     """The settings of `[policy]`, by its kind.
 
     Raises:
@@ -330,13 +330,13 @@ def algorithm_table(assembly: Assembly) -> dict[str, Any]:
     return table
 
 
-def part_table(part: Any, path: str, assembly: Assembly) -> dict[str, Any]:
+def part_table(part: object, path: str, assembly: Assembly) -> dict[str, Any]:
     named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
     own = as_plain(part).items() if is_dataclass(part) else ()
     return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
     if is_dataclass(value) and not isinstance(value, type):
         pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}

@@ -31,7 +31,7 @@ class Seen:
         return [f"the model reads {self.num_tokens} tokens{cut}{media}:", *(f"    {line}" for line in self.text.splitlines())]
 
 
-def prompt_view(policy: Any, request: Request) -> Seen:
+def prompt_view(policy: object, request: Request) -> Seen:
     """What the policy is shown for a request, under the request's view."""
     return LOOKS["text" if hasattr(policy, "tokenizer") else "flow"](policy, request)
 

@@ -154,7 +154,7 @@ class Log:
     def metric(self, name: str, value: float) -> None:
         self.extra(name, [value] * len(self.parts))
 
-    def extra(self, name: str, values: Sequence[Any]) -> None:
+    def extra(self, name: str, values: Sequence[object]) -> None:
         for parts, value in zip(self.parts, values, strict=True):
             if isinstance(value, int | float):
                 parts[name] = float(value)
@@ -164,7 +164,9 @@ class Log:
         return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
 
 
-def scorer_of(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def scorer_of(
+    function: Callable[..., Any], settings: Mapping[str, object], where: str
+) -> tuple[Callable[..., Any], dict[str, object]]:
     """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["images"]:
@@ -177,13 +179,13 @@ def scorer_of(function: Callable[..., Any], settings: Mapping[str, Any], where: 
     return scorer, {}
 
 
-def refuse_unknown(settings: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: str) -> None:
     for key in settings:
         if key not in known:
             raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
 
 
-def scores_of(answer: Any) -> list[Any]:
+def scores_of(answer: object) -> list[Any]:
     """The scores of (scores, extras), of GenEval's five values, or bare; of a table of scores its `avg`, others as parts."""
     scores = answer[0] if isinstance(answer, tuple) else answer
     if not isinstance(scores, Mapping):
@@ -214,7 +216,7 @@ def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
 
 
-def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
+def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     """Answers of all samples, cut into groups.
 
     Raises:
@@ -227,7 +229,7 @@ def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: Any, read: Callable[[Any], Answers]) -> Any:
+def then(outcome: object, read: Callable[[Any], Answers]) -> Any:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
@@ -240,7 +242,7 @@ def first_of(answers: Any) -> Any:
     return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
-def picture_at(media: Any) -> Any:
+def picture_at(media: object) -> Any:
     """A picture by path as a picture, read when it is looked at."""
     if not isinstance(media, str | Path):
         return media

@@ -163,7 +163,7 @@ def reach_neighbours(file: Path) -> None:
             raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
 
 
-def modalities(function: Any) -> tuple[str, ...]:
+def modalities(function: object) -> tuple[str, ...]:
     """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
     owner = function if hasattr(function, "__module__") else type(function)
     document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mmrl.app.run.sample_files import first_size
 from mmrl.core.types import MediaSize
 
 TRAIN, EVAL = "train", "eval"
+K = TypeVar("K")
 NUM_RESAMPLES = 2000
 Kind = Literal["iou", "share", "reward", "part"]
 """iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several."""
@@ -301,7 +302,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
     ]
 
 
-def paired_changes(before: Mapping[Any, list[Row]], after: Mapping[Any, list[Row]]) -> list[Change]:
+def paired_changes(before: Mapping[K, list[Row]], after: Mapping[K, list[Row]]) -> list[Change]:
     """Every figure that both sides know, over the prompts (keys) that both have; samples of a prompt are averaged first."""
     prompts = [prompt for prompt in before if prompt in after]
     found: list[Change] = []

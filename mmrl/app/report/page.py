@@ -215,7 +215,7 @@ def rectangle(box: Box, width: int, height: int) -> Rectangle:
     )
 
 
-def description(config: Mapping[str, Any]) -> str:
+def description(config: Mapping[str, object]) -> str:
     """'grpo, model Qwen/Qwen2.5-VL-3B-Instruct, data geometry3k, rewards math_answer and short'."""
 
     def setting(table: str, *names: str) -> str:

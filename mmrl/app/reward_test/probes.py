@@ -80,7 +80,7 @@ def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random)
     return probes
 
 
-def answer_text(answer: Any, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
+def answer_text(answer: object, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
     """An answer as models write it: boxes as JSON in their space, spans in seconds, all else as itself."""
     if boxes_of(answer):
         digits = 3 if space == "norm1" else 1 if decimals else 0
@@ -127,14 +127,14 @@ def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
     return "".join(rng.choice(string.ascii_lowercase) for _ in range(8))
 
 
-def answer_moved_to(answer: Any, old: MediaSize | None, new: MediaSize | None) -> Any:
+def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None) -> Any:
     """Another prompt's answer; its boxes at the same place of this prompt's picture."""
     if not boxes_of(answer) or old is None or new is None:
         return answer
     return tuple(replace(box.to("norm1", old), label=box.label).to("pixel", new) for box in boxes_of(answer))
 
 
-def boxes_of(answer: Any) -> tuple[Box, ...]:
+def boxes_of(answer: object) -> tuple[Box, ...]:
     items = tuple(cast(Sequence[Any], answer)) if isinstance(answer, list | tuple) else (answer,)
     return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
 
@@ -164,7 +164,7 @@ def _sample_of(prompt: Prompt, text: str) -> Sample:
     return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
 
 
-def _in(answer: Any, space: Space, size: MediaSize | None) -> list[Box]:
+def _in(answer: object, space: Space, size: MediaSize | None) -> list[Box]:
     return [box.to(space, size) for box in boxes_of(answer)]
 
 

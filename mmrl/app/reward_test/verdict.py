@@ -69,7 +69,7 @@ class Findings:
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
 
-def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
+def examine(name: str, reward: Callable[..., object], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
     found = Findings(name, names, needs_answer=needs(use, "answer"))
     found.picklable = can_pickle(reward)
@@ -262,7 +262,7 @@ def needs(use: str, what: str) -> bool:
     return said is None or (what in said and not said.strip().startswith("nothing"))
 
 
-def can_pickle(reward: Any) -> bool:
+def can_pickle(reward: object) -> bool:
     try:
         pickle.dumps(reward)
     except (pickle.PicklingError, TypeError, AttributeError):

@@ -116,7 +116,9 @@ def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
     return [make() for make in makes]
 
 
-def named_reward(reward: WatchedReward, function: Any, space: str | None, modality: Modality = MODALITIES["text"]) -> NamedReward:
+def named_reward(
+    reward: WatchedReward, function: Any, space: str | None, modality: Modality[Any, Any] = MODALITIES["text"]
+) -> NamedReward:
     """As the run uses it: with its name, and reading boxes as the policy writes them."""
     function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality).function)
     name, declared = reward.label, declared_space(function)
@@ -144,7 +146,7 @@ def named_reward(reward: WatchedReward, function: Any, space: str | None, modali
     return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
 
 
-def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
+def with_inside(function: object, change: Callable[[Any], Any]) -> Any:
     """A reward whose rewards inside are changed."""
     if not is_dataclass(function) or isinstance(function, type):
         return function
@@ -154,7 +156,7 @@ def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
     return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
 
 
-def declared_space(function: Any) -> str | None:
+def declared_space(function: object) -> str | None:
     """The `space` of a reward that has one."""
     return getattr(function, "space", None) if is_dataclass(function) else None
 
@@ -215,7 +217,7 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
-def tiny_model(name: str, modality: Modality = MODALITIES["text"]) -> Path:
+def tiny_model(name: str, modality: Modality[Any, Any] = MODALITIES["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
     Raises:

@@ -160,7 +160,7 @@ class WarningsFile(logging.Handler):
         append_line(self.file, {"step": self.step(), "level": record.levelname.lower(), "text": record.getMessage()})
 
 
-def append_line(file: Path, line: Mapping[str, Any]) -> None:
+def append_line(file: Path, line: Mapping[str, object]) -> None:
     """One more line, on disk when this returns."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(as_text(line))
@@ -168,7 +168,7 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
         os.fsync(stream.fileno())
 
 
-def as_text(line: Mapping[str, Any]) -> str:
+def as_text(line: Mapping[str, object]) -> str:
     """The object as one line of JSON, newline included."""
     return json.dumps(line, ensure_ascii=False) + "\n"
 

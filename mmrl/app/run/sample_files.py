@@ -97,7 +97,7 @@ def digest(sample: Sample) -> str | None:
     return hashlib.sha256(data).hexdigest()[:20]
 
 
-def answer_boxes(answer: Any, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
+def answer_boxes(answer: object, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
     """The true boxes in pixels of the first picture; none when the answer is something else."""
     boxes = [answer] if isinstance(answer, Box) else list(answer) if isinstance(answer, list | tuple) else []
     if not boxes or not all(isinstance(box, Box) for box in boxes):
@@ -130,7 +130,7 @@ def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> M
     return None
 
 
-def store(run: RunDir, media: Any) -> Line:
+def store(run: RunDir, media: object) -> Line:
     """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
 
     What cannot be drawn becomes {kind: "unknown", file: null, what: its type}.
@@ -148,7 +148,7 @@ def store(run: RunDir, media: Any) -> Line:
     return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
 
 
-def frames_of(media: Any) -> tuple[list[Image.Image], str]:
+def frames_of(media: object) -> tuple[list[Image.Image], str]:
     """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
     if isinstance(media, Image.Image):
         return [ImageOps.exif_transpose(media)], "picture"
@@ -238,7 +238,7 @@ def image_bytes(picture: Image.Image) -> tuple[bytes, str]:
     return buffer.getvalue(), ".jpg"
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     return as_json(value) is not None or value is None
 
 

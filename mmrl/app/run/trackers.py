@@ -75,7 +75,7 @@ class AccelerateTrackers:
         names: Sequence[str],
         folder: Path,
         project: str = "mmrl",
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         num_examples: int = 8,
     ) -> None:
         """`config` is the resolved run config; `num_examples` groups of every samples call are shown.
@@ -194,7 +194,7 @@ def markdown_table(rows: list[Line]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
     """Nested tables as dotted names; lists become one string."""
     found: dict[str, str | int | float | bool] = {}
     for name, value in config.items():

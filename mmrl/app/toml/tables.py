@@ -51,7 +51,7 @@ class Table:
             raise ValueError(f"{assignment!r} is no override: write key=value, for example optimizer.lr=1e-5")
         self.set(tuple(key.strip().split(".")), toml_value(text), COMMAND_LINE)
 
-    def set(self, path: KeyPath, value: Any, origin: str) -> None:
+    def set(self, path: KeyPath, value: object, origin: str) -> None:
         """Put a value (a table or list, too) at a path, replacing what is there."""
         check_depth(value, origin, len(path))
         holder: Any = self.values
@@ -78,7 +78,7 @@ class Table:
         return f"{above}: {dotted_key(path)}" if path else above
 
 
-def leaves(values: Any) -> Iterator[tuple[KeyPath, Any]]:
+def leaves(values: object) -> Iterator[tuple[KeyPath, Any]]:
     """Paths and values of everything that is no table and no list of tables."""
     if isinstance(values, Mapping):
         items: Sequence[tuple[str, Any]] = list(values.items())
@@ -100,7 +100,7 @@ def toml_value(text: str) -> Any:
         return text
 
 
-def check_depth(value: Any, origin: str, levels: int = 0) -> None:
+def check_depth(value: object, origin: str, levels: int = 0) -> None:
     """Raises ValueError for more than MOST_LEVELS tables and lists inside each other, of which `levels` are around the value."""
     inside = [value]
     while inside:
@@ -115,7 +115,7 @@ def dotted_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _step(holder: Any, key: str, path: KeyPath) -> Any:
+def _step(holder: object, key: str, path: KeyPath) -> Any:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
