@@ -58,7 +58,7 @@ SLOTS = {
         declares=("reads", "scope"),
         without="mmrl.algorithms.weights.aggregate",
     ),
-    "masks": Slot("mmrl.algorithms.weights.rollouts", ("rollouts",), many=True),
+    "masks": Slot("mmrl.algorithms.masks", ("rollouts",), many=True),
     "shaping": Slot("mmrl.algorithms.shaping", ("scores", "rollouts", "frozen"), many=True, declares=("reads",)),
     "planner": Slot(
         "mmrl.algorithms.planners",
