@@ -32,6 +32,7 @@ class Loading:
     adapter_note: str
 
 
+@runtime_checkable
 class AlsoTable(Protocol):
     """One of `[[evaluation.also]]`."""
 
@@ -45,6 +46,7 @@ class AlsoTable(Protocol):
     def weights(self) -> Weights | None: ...
 
 
+@runtime_checkable
 class EvaluationTable(Protocol):
     """`[evaluation]`, as far as modalities read it."""
 
