@@ -37,7 +37,7 @@ console = Console(highlight=False)
 
 @dataclass
 class Findings:
-    """What was looked at, line by line."""
+    """The lines of a check, one for each thing that was looked at."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """What, ok or FAIL or note, and what was seen or what to do."""
@@ -247,7 +247,7 @@ def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
 
 
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
-    """What `mmrl reward test` says of the config's rewards; pictures have no truth to test with."""
+    """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
     if modality_of(resolved.config.policy).output != "text":
         found.add("reward test", "pictures have no truth to compare with: mmrl reward score shows what a reward likes", "note")
         return

@@ -39,7 +39,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common and what not."""
+    """Two runs side by side: what differs, and what can be compared."""
 
     names: tuple[str, str]
     settings: list[tuple[str, str, str]]

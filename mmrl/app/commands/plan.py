@@ -25,7 +25,7 @@ TIMES = ("rollout", "reward", "read", "update", "step")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of, counted and estimated for one of its processes."""
+    """The parts of a run, counted and estimated for one of its processes."""
 
     config: RunConfig
     processes: int
@@ -167,7 +167,7 @@ def range_text(low: int, high: int | None) -> str:
 
 
 def print_calls(made: Plan) -> None:
-    """Of one process and step; text at its longest: every completion takes max_new_tokens."""
+    """Print the calls of one process and step; text is at its longest: every completion takes max_new_tokens."""
     passes = "forwards" if made.is_text else "forwards of the transformer"
     grid = Grid("per step and process", "pieces of work", passes, *(["vision passes"] if made.is_text else []), box=None)
     grid.add_column("rows" if made.is_text else "latents")

@@ -112,7 +112,7 @@ def inputs_of_test(
 
 
 def is_config(target: str) -> bool:
-    """Whether a word of the command line is a config and not a reward, of which Python files and addresses are."""
+    """Is a word of the command line a config? Python files and addresses are rewards."""
     if target.endswith(".toml"):
         return True
     if target.endswith(".py") or ":" in target:

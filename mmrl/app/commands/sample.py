@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Resampled:
-    """What `mmrl sample` prints."""
+    """The text that `mmrl sample` prints, and whether anything differs."""
 
     lines: Sequence[str]
     verdicts: Sequence[Verdict]
@@ -125,7 +125,7 @@ def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
 
 
 def noted_lines(run: RunDir, split: Split, step: int) -> list[Line]:
-    """What the run wrote of this step's samples; nothing where it wrote none."""
+    """The lines that the run wrote about this step's samples; none where it wrote none."""
     return read_lines(run.samples_file(split, step)).lines
 
 
@@ -191,7 +191,7 @@ def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
 
 
 def group_lines(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
-    """What the model was shown for a group."""
+    """The lines that tell what the model was shown for a group."""
     shown = prompt_view(job.policy, drawn.request)
     seed = f", seed {drawn.request.seed}" if drawn.request.seed else ""
     yield f"group {drawn.group.id}{seed}; {shown.lines()[0]}"
@@ -269,7 +269,7 @@ def first_pixel(line: Line, picture: Image.Image, run: RunDir) -> str:
 
 
 def advice(run: RunDir, whole: bool) -> Iterator[str]:
-    """What may be the reason."""
+    """The likely reason for a difference."""
     then = json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.is_file() else {}
     now = installed_versions()
     changed = [f"{name} {then[name]}, now {now.get(name)}" for name in then if now.get(name) != then[name]]

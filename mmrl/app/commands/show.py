@@ -14,7 +14,7 @@ from mmrl.app.toml.tables import Table, dotted_key, leaves
 
 
 def description(name: str, overrides: Sequence[str] = ()) -> str:
-    """What `name` (a preset, or a config by path or name) stands for.
+    """Everything that `name` (a preset, or a config by path or name) stands for, as text.
 
     Raises:
         FileNotFoundError: it is neither.

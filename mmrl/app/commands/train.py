@@ -1,4 +1,4 @@
-"""What `mmrl train` and `mmrl eval` do, from the words of a command line to the last line they print."""
+"""`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -90,7 +90,7 @@ class _Builder:
     uses: dict[str, str]
 
     def slot(self, name: str, value: Any, own: Any) -> Any:
-        """What sits in a slot of the algorithm after the config has spoken; `own` is the preset's."""
+        """The content of a slot of the algorithm once the config has spoken; `own` is the preset's."""
         path = (*TOP, name)
         if not SLOTS[name].many:
             return self.part(name, value, path, own)

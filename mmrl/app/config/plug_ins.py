@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class PlugIns:
-    """What a config names, each ready to be made."""
+    """The plug-ins that a config names, each ready to be made."""
 
     rewards: tuple[Callable[[], Function], ...]
     watched: tuple[Callable[[], Function], ...]

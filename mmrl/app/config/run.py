@@ -74,7 +74,7 @@ class WatchedReward:
 
     @property
     def label(self) -> str:
-        """What metrics call it."""
+        """The name in metrics."""
         return self.name or default_name(self.use)
 
 
@@ -140,7 +140,7 @@ class EvaluationConfig(EvaluationSettings):
 
     @property
     def all_weights(self) -> frozenset[str]:
-        """Of all ways to answer."""
+        """The weights that any way to answer needs."""
         return frozenset({self.weights, *(one.weights or self.weights for one in self.also)})
 
 
@@ -219,7 +219,7 @@ class Resolved:
 
 
 def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
-    """Of a value of the algorithm that nobody said: the preset's, or the default of a part that was put in the preset's place."""
+    """The origin of a value of the algorithm that nobody gave: the preset, or a part that took the place of the preset's."""
     for depth in range(len(path) - 1, 1, -1):
         named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
         if named:

@@ -19,15 +19,15 @@ class Slot:
 
     home: str
     arguments: tuple[str, ...]
-    """Of the call, by their names in mmrl/core/protocols.py."""
+    """The arguments of the call, by their names in mmrl/core/protocols.py."""
     method: str = "__call__"
     many: bool = False
     declares: tuple[str, ...] = ()
-    """What else a part must have."""
+    """The attributes that a part must have beside its call."""
     without: str = ""
     """A module of the home whose parts are another slot's."""
     made_with: tuple[str, ...] = ()
-    """What the run gives when it makes the part; the other arguments are settings."""
+    """The arguments that the run gives when it makes the part; the others are settings."""
     top: bool = False
     """A table of its own, not one of [algorithm]."""
 
@@ -97,7 +97,7 @@ def call_parameters(part: Callable[..., object], method: str) -> list[inspect.Pa
 
 
 def positional(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """What can be given by position."""
+    """The parameters that can be given by position."""
     parameters = inspect.signature(function).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 

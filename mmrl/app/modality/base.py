@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loading:
-    """What a model card says of the exported files."""
+    """The facts that a model card states about exported files."""
 
     task: str
     """pipeline_tag of the Hugging Face hub."""
@@ -77,12 +77,12 @@ class Modality(Protocol[Settings, Model]):
 
     @property
     def output(self) -> str:
-        """What its samples are: text or image."""
+        """The kind of its samples: text or image."""
         ...
 
     @property
     def ratio_bound(self) -> float:
-        """Of runs that do not say; clip ranges of flow objectives are 1e-4 and less."""
+        """The bound of runs that name none; clip ranges of flow objectives are 1e-4 and less."""
         ...
 
     @property
@@ -94,11 +94,11 @@ class Modality(Protocol[Settings, Model]):
     def loading(self) -> Loading: ...
 
     def evaluation_defaults(self, policy: Settings) -> dict[str, Any]:
-        """What [evaluation] starts from, by key."""
+        """The values that [evaluation] starts from, by key."""
         ...
 
     def eval_sampling(self, evaluation: EvaluationTable) -> object:
-        """What Policy.rollout is given to evaluate."""
+        """The sampling that Policy.rollout is given to evaluate."""
         ...
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:

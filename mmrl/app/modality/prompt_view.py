@@ -1,4 +1,4 @@
-"""What a policy is shown of a prompt: its text as tokens, and its pictures and frames."""
+"""A prompt as a policy is shown it: its text as tokens, and its pictures and frames."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +32,12 @@ class Seen:
 
 
 def prompt_view(policy: object, request: Request) -> Seen:
-    """What the policy is shown for a request, under the request's view."""
+    """The prompt of a request as the policy is shown it, under the request's view."""
     return LOOKS["text" if hasattr(policy, "tokenizer") else "flow"](policy, request)
 
 
 def writer_view(policy: Any, request: Request) -> Seen:
-    """Of a model that writes: the processor's own tokens."""
+    """The view of a model that writes: the processor's own tokens."""
     seed = view_seed(request)
     prompt = request.prompt if request.view == "plain" else policy.views[request.view](request.prompt, seed)
     encoded = policy.encode.encode(prompt, seed)
@@ -74,7 +74,7 @@ def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> l
 
 
 def painter_view(policy: Any, request: Request) -> Seen:
-    """Of a model that draws: its text, as far as its encoder reads it."""
+    """The view of a model that draws: the text, as far as its encoder reads it."""
     count, most = policy.family.count_tokens(request.prompt.text)
     return Seen(request.prompt.text, min(count, most), max(0, count - most))
 

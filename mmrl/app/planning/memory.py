@@ -14,7 +14,7 @@ from mmrl.training.optim import OptimizerSettings
 
 GIB = 2**30
 CONTEXT = GIB // 2
-"""What CUDA and its libraries take before anything is computed, about."""
+"""About as much as CUDA and its libraries take before anything is computed."""
 SPARE = 0.05
 """Share of a card that fragments of its memory may take."""
 UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}

@@ -147,7 +147,7 @@ VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass
 class Log:
-    """What TRL hands a reward for its log: numbers become named parts."""
+    """The log that TRL hands a reward; its numbers become named parts."""
 
     parts: list[dict[str, float]]
 

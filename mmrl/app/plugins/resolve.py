@@ -84,7 +84,7 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
 
 
 def default_name(spec: str) -> str:
-    """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
+    """The name of a reward whose table says none: the callable if one is named, else the stem of file or address."""
     if "://" in spec:
         return spec.rstrip("/").rpartition("/")[2]
     spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
@@ -164,7 +164,7 @@ def reach_neighbours(file: Path) -> None:
 
 
 def modalities(function: object) -> tuple[str, ...]:
-    """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
+    """The modalities of a reward, from the line `Modality: image, text` of its file's docstring; () where there is none."""
     owner = function if hasattr(function, "__module__") else type(function)
     document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
     found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)

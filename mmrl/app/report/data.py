@@ -1,4 +1,4 @@
-"""What a run's files say: read once, so that the report only has to show it."""
+"""The contents of a run's files, read once, so that the report only has to show them."""
 
 import json
 import math
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def spans(self) -> "Spans | None":
-        """What is true and what the completion says of times; None where the answer is no span."""
+        """The true spans and those of the completion; None where the answer is no span."""
         told = self.line.get("spans")
         if told is None:
             return None
@@ -331,7 +331,7 @@ def score(row: Row, name: str) -> float:
 
 
 def mean(values: Any) -> float:
-    """Of the finite ones; NaN when there are none."""
+    """The mean of the finite values; NaN when there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 

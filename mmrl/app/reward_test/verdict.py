@@ -29,7 +29,7 @@ FORM = "judges form only"
 
 @dataclass
 class Findings:
-    """What the probes said of one reward."""
+    """The findings of the probes about one reward."""
 
     name: str
     probes: Sequence[str]
@@ -56,7 +56,7 @@ class Findings:
         return float(finite.max() - finite.min()) if len(finite) else 0.0
 
     def beats(self, first: str, second: str) -> bool:
-        """Whether one probe scores above another by more than chance."""
+        """Does one probe score above another by more than chance?"""
         gap = (self.of(first) - self.of(second))[(self.of(first) - self.of(second)).isfinite()]
         if not len(gap):
             return False
@@ -64,7 +64,7 @@ class Findings:
         return float(gap.mean()) > max(2 * error, 1e-6)
 
     def doubt(self, probe: str) -> str:
-        """What to add where the truth is ahead, but not by more than chance."""
+        """The words to add where the truth is ahead, but not by more than chance."""
         ahead = self.mean(probes.TRUTH) - self.mean(probe) > CLEAR * self.spread
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
@@ -245,7 +245,7 @@ def compare_ranges(all_found: Sequence[Findings]) -> None:
 
 
 def difference_when_served(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> str | None:
-    """What differs when the reward is called through a server; None if nothing does."""
+    """The difference that calling the reward through a server makes; None if it makes none."""
     here, _, _ = probe_scores(name, reward, groups)
     with serving({name: Served(name, reward, "")}) as base:
         there, _, _ = probe_scores(name, RemoteReward(f"{base}/{name}"), groups)
@@ -253,7 +253,7 @@ def difference_when_served(name: str, reward: Callable[..., Any], groups: Sequen
 
 
 def needs(use: str, what: str) -> bool:
-    """Whether a reward's file says that it needs `what`; True where it does not say."""
+    """Does a reward's file say that it needs `what`? True where it says nothing."""
     if not use or is_url(use):
         return True
     file: Path = plugins.locate(adapters.split(use)[1], "rewards")[0]

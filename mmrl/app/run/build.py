@@ -119,7 +119,7 @@ def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
 def named_reward(
     reward: WatchedReward, function: Any, space: str | None, modality: Modality[Any, Any] = MODALITIES["text"]
 ) -> NamedReward:
-    """As the run uses it: with its name, and reading boxes as the policy writes them."""
+    """The reward as the run uses it: with its name, and reading boxes as the policy writes them."""
     function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality).function)
     name, declared = reward.label, declared_space(function)
     if declared is not None:
@@ -181,7 +181,7 @@ def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
 
 
 def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
-    """What a data set's `load` gives, looked at: all of a sequence, the beginning of a stream.
+    """Load a data set's prompts and check them: all of a sequence, the beginning of a stream.
 
     Raises:
         ValueError: listing the first prompts that cannot be trained on.

@@ -1,4 +1,4 @@
-"""What every command that runs a model stands in: processes, devices, the terminal."""
+"""The surroundings of every command that runs a model: processes, devices, the terminal."""
 
 import logging
 import os

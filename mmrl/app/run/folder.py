@@ -138,7 +138,7 @@ class RunDir:
 
     @contextmanager
     def record_warnings(self, step: Callable[[], int]) -> Iterator[None]:
-        """Inside, what the logger `mmrl` warns of is also written to warnings.jsonl, with the step it happened at."""
+        """Write the warnings of the logger `mmrl` to warnings.jsonl, too, with the step they happened at."""
         handler = WarningsFile(self.warnings_file, step)
         logger = logging.getLogger("mmrl")
         logger.addHandler(handler)

@@ -144,7 +144,7 @@ def check_same(ranks: Ranks, resolved: Resolved) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Inside, no other run writes into this folder; the lock goes with the process that holds it.
+    """Keep other runs from writing into this folder; the lock goes with the process that holds it.
 
     Raises:
         ValueError: another process holds it.

@@ -173,7 +173,7 @@ def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
 
 
 def pictures_of(group: Group) -> list[tuple[str, Image.Image]]:
-    """What the prompt shows and what its samples made, each with its place in the group; videos as strips."""
+    """The pictures of a prompt and those that its samples made, each with its place in the group; videos as strips."""
     shown = [(f"prompt-{i}", media) for i, media in enumerate(group.prompt.media)]
     made = [(f"sample-{i}", x) for i, sample in enumerate(group.samples) for x in (sample.image, sample.video) if x is not None]
     found: list[tuple[str, Image.Image]] = []

@@ -1,4 +1,4 @@
-"""What a table may say: its keys, and numbers where numbers belong."""
+"""Checks of what a table may say: its keys, and numbers where numbers belong."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType

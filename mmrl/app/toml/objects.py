@@ -180,7 +180,7 @@ def may_be_none(cls: type) -> frozenset[str]:
 
 
 def allowed_words(hint: object) -> set[Any]:
-    """What Literals inside a type allow."""
+    """The words that Literals inside a type allow."""
     if get_origin(hint) is Literal:
         return set(get_args(hint))
     return {word for arg in get_args(hint) for word in allowed_words(arg)}

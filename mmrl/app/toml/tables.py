@@ -15,7 +15,7 @@ MOST_LEVELS = 50
 
 @dataclass
 class Table:
-    """What a config says, and who said it."""
+    """The values of a config, and who said each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
