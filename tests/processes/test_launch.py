@@ -81,7 +81,7 @@ def test_accelerate_launch_on_cpus_runs_one_process():
     ],
 )
 def test_what_accelerate_was_asked_for(command: str, expected: int):
-    assert launch.asked_of_accelerate(command.format(file=FOLDER / "ddp.yaml").split()) == expected
+    assert launch.processes_asked_for(command.format(file=FOLDER / "ddp.yaml").split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,13 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match=f"another process is training into {tmp_path}"), launch.alone(tmp_path, Ranks()):
+        with (
+            pytest.raises(ValueError, match=f"another process is training into {tmp_path}"),
+            launch.lock_folder(tmp_path, Ranks()),
+        ):
             pytest.fail("both are inside")
         other.kill()
-    with launch.alone(tmp_path, Ranks()):
+    with launch.lock_folder(tmp_path, Ranks()):
         pass
 
 

@@ -65,7 +65,7 @@ def as_row(prompt: Prompt, folder: Path) -> Mapping[str, Any]:
     return extra | {"id": prompt.id, "image": picture, "question": prompt.text, "boxes": corners, "space": boxes[0].space}
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     try:
         json.dumps(value)
     except (TypeError, ValueError):

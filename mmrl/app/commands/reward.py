@@ -25,7 +25,7 @@ from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
-from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
+from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.build import TINY, load_data, with_local_model
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt
@@ -60,10 +60,10 @@ def test(
     Raises:
         ValueError: no such reward or config, no data, or data without truth.
     """
-    chosen("--space", space, SPACES)
-    chosen("--template", template, get_args(Template))
+    check_choice("--space", space, SPACES)
+    check_choice("--template", template, get_args(Template))
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
-    rewards, prompts, tasks, style = gathered(target, settings, data, style, space is not None)
+    rewards, prompts, tasks, style = inputs_of_test(target, settings, data, style, space is not None)
     if tasks and any(task.draws for task in tasks):
         names, groups = probes.image_groups(tasks[:num_prompts], style.seed)
     else:
@@ -72,13 +72,15 @@ def test(
     compare_ranges(found)
     if served:
         for one, tried in zip(found, rewards, strict=True):
-            one.faults += [difference for difference in [served_agrees(tried.name, tried.function, groups)] if difference]
+            one.faults += [
+                difference for difference in [difference_when_served(tried.name, tried.function, groups)] if difference
+            ]
     for one in found:
         print_findings(one, len(groups), served)
     return not any(one.faults for one in found)
 
 
-def gathered(
+def inputs_of_test(
     target: str, settings: Sequence[str], data: str | None, style: probes.Style, space_given: bool
 ) -> tuple[list[Tried], list[Prompt], list[Task], probes.Style]:
     """Rewards, prompts or tasks, and how answers are written."""
@@ -110,7 +112,7 @@ def gathered(
 
 
 def is_config(target: str) -> bool:
-    """Whether a word of the command line is a config and not a reward, of which Python files and addresses are."""
+    """Is a word of the command line a config? Python files and addresses are rewards."""
     if target.endswith(".toml"):
         return True
     if target.endswith(".py") or ":" in target:
@@ -223,10 +225,10 @@ def add_card(grid: Grid, c: dict[str, Any]) -> None:
 
     value = "-" if c["score"] is None else f"{c['score']:.4g}"
     parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-    grid.add_row(value, Text(shortened(c["prompt"])), Text(shortened(c["completion"] or c["output"])), Text(parts))
+    grid.add_row(value, Text(excerpt(c["prompt"])), Text(excerpt(c["completion"] or c["output"])), Text(parts))
 
 
-def shortened(text: str, most: int = 60) -> str:
+def excerpt(text: str, most: int = 60) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 3] + "..."
 
@@ -285,6 +287,6 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
     return cuts[9] * 1e3, cuts[18] * 1e3
 
 
-def chosen(option: str, value: str | None, known: Sequence[str]) -> None:
+def check_choice(option: str, value: str | None, known: Sequence[str]) -> None:
     if value is not None and value not in known:
         raise ValueError(f"{option} is {value!r}: use one of {', '.join(known)}")

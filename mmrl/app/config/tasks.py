@@ -1,4 +1,4 @@
-"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file."""
+"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file, on pictures or clips."""
 
 from collections.abc import Sequence
 from copy import deepcopy

@@ -35,7 +35,7 @@ def adapt(style: str, function: Callable[..., Any], settings: Mapping[str, Any],
         ValueError: an unknown key.
     """
     if style == "flow_grpo":
-        return FlowGrpoReward(*drawn_by(function, settings, where))
+        return FlowGrpoReward(*scorer_of(function, settings, where))
     refuse_unknown(settings, ("conversational", "columns"), where)
     return TrlReward(function, **settings)
 
@@ -105,7 +105,7 @@ class TrlReward:
     def _prompt(self, prompt: Prompt) -> Any:
         if not self.conversational:
             return prompt.text
-        pictures: list[dict[str, Any]] = [{"type": "image", "image": opened(media)} for media in prompt.media]
+        pictures: list[dict[str, Any]] = [{"type": "image", "image": picture_at(media)} for media in prompt.media]
         content: Any = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
         return [{"role": "user", "content": content}]
 
@@ -136,7 +136,7 @@ class FlowGrpoReward:
     def score_all(self, groups: Sequence[Group]) -> Any:
         """Raises ValueError for samples without pictures, or of different sizes."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
-        images = stacked([(prompt.id, sample.image) for prompt, sample in pairs])
+        images = image_tensor([(prompt.id, sample.image) for prompt, sample in pairs])
         metadata = [dict(prompt.columns) for prompt, _ in pairs]
         outcome = self.function(images, [prompt.text for prompt, _ in pairs], metadata, **self.settings)
         return then(outcome, lambda answer: by_group(groups, scores_of(answer)))
@@ -147,14 +147,14 @@ VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass
 class Log:
-    """What TRL hands a reward for its log: numbers become named parts."""
+    """The log that TRL hands a reward; its numbers become named parts."""
 
     parts: list[dict[str, float]]
 
     def metric(self, name: str, value: float) -> None:
         self.extra(name, [value] * len(self.parts))
 
-    def extra(self, name: str, values: Sequence[Any]) -> None:
+    def extra(self, name: str, values: Sequence[object]) -> None:
         for parts, value in zip(self.parts, values, strict=True):
             if isinstance(value, int | float):
                 parts[name] = float(value)
@@ -164,7 +164,9 @@ class Log:
         return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
 
 
-def drawn_by(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def scorer_of(
+    function: Callable[..., Any], settings: Mapping[str, object], where: str
+) -> tuple[Callable[..., Any], dict[str, object]]:
     """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["images"]:
@@ -177,29 +179,29 @@ def drawn_by(function: Callable[..., Any], settings: Mapping[str, Any], where: s
     return scorer, {}
 
 
-def refuse_unknown(settings: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: str) -> None:
     for key in settings:
         if key not in known:
             raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
 
 
-def scores_of(answer: Any) -> list[Any]:
+def scores_of(answer: object) -> list[Any]:
     """The scores of (scores, extras), of GenEval's five values, or bare; of a table of scores its `avg`, others as parts."""
     scores = answer[0] if isinstance(answer, tuple) else answer
     if not isinstance(scores, Mapping):
-        return listed(scores)
-    columns = {name: listed(values) for name, values in scores.items()}
+        return score_list(scores)
+    columns = {name: score_list(values) for name, values in scores.items()}
     if "avg" not in columns:
         raise ValueError(f"the function answered scores named {', '.join(columns)} without `avg`, the one that counts")
     names = [name for name in columns if name != "avg"]
     return [Scored(value, {name: float(columns[name][i]) for name in names}) for i, value in enumerate(columns["avg"])]
 
 
-def listed(scores: Any) -> list[Any]:
+def score_list(scores: Any) -> list[Any]:
     return list(scores.tolist() if hasattr(scores, "tolist") else scores)
 
 
-def stacked(pictures: Sequence[tuple[str, Any]]) -> Any:
+def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
     """Pictures as one tensor."""
     import numpy as np
     import torch
@@ -214,7 +216,7 @@ def stacked(pictures: Sequence[tuple[str, Any]]) -> Any:
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
 
 
-def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
+def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     """Answers of all samples, cut into groups.
 
     Raises:
@@ -227,7 +229,7 @@ def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: Any, read: Callable[[Any], Answers]) -> Any:
+def then(outcome: object, read: Callable[[Any], Answers]) -> Any:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
@@ -240,7 +242,7 @@ def first_of(answers: Any) -> Any:
     return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
-def opened(media: Any) -> Any:
+def picture_at(media: object) -> Any:
     """A picture by path as a picture, read when it is looked at."""
     if not isinstance(media, str | Path):
         return media

@@ -84,7 +84,7 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
 
 
 def default_name(spec: str) -> str:
-    """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
+    """The name of a reward whose table says none: the callable if one is named, else the stem of file or address."""
     if "://" in spec:
         return spec.rstrip("/").rpartition("/")[2]
     spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
@@ -94,11 +94,11 @@ def default_name(spec: str) -> str:
 
 def folders(kind: str) -> list[Path]:
     """Where bare names are looked up, first come first served."""
-    found = [Path.cwd() / kind, shipped(kind)]
+    found = [Path.cwd() / kind, shipped_folder(kind)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in found) if folder.is_dir()]
 
 
-def shipped(kind: str) -> Path:
+def shipped_folder(kind: str) -> Path:
     """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "_shipped" / kind
@@ -163,8 +163,8 @@ def reach_neighbours(file: Path) -> None:
             raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
 
 
-def modalities(function: Any) -> tuple[str, ...]:
-    """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
+def modalities(function: object) -> tuple[str, ...]:
+    """The modalities of a reward, from the line `Modality: image, text` of its file's docstring; () where there is none."""
     owner = function if hasattr(function, "__module__") else type(function)
     document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
     found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)

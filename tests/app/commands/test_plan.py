@@ -283,7 +283,7 @@ def test_evaluations_are_counted_as_the_trainer_makes_them(make: Make):
 
 @pytest.mark.slow
 def test_real_steps_are_timed_and_nothing_is_kept(make: Make, tmp_path: Path, capsys):
-    timing = plan.timed(make(), 2)
+    timing = plan.timing(make(), 2)
     assert len(timing.steps) == 2 and timing.per_step() > timing.per_step("update") > 0 and timing.evaluation > 0
     assert not list(tmp_path.iterdir())
     config = make("steps=100", "evaluate_every=50").config
