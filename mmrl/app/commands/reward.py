@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
@@ -42,7 +43,7 @@ class Tried:
 
     name: str
     use: str
-    function: Callable[..., Any]
+    function: PlugIn
     weight: float = 1.0
 
 
@@ -142,7 +143,7 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     return Tried(plugins.default_name(use), use, in_space(function, space))
 
 
-def in_space(function: Any, space: Space) -> Any:
+def in_space(function: Any, space: Space) -> PlugIn:
     """A box reward that would take the policy's space reads this one."""
     if getattr(function, "space", None) != "auto":
         return function

@@ -15,7 +15,7 @@ from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip
 from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
-from mmrl.app.toml.tables import KeyPath, Table, dotted_key
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
 from mmrl.app.toml.values import plain
 
 TOP: KeyPath = ("algorithm",)
@@ -51,7 +51,7 @@ def assemble(table: Table) -> Assembly:
     check_keys(values, known, TOP, table)
     uses: dict[str, str] = {}
     builder = _Builder(table, uses)
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     for key, value in values.items():
         if key in PART_SLOTS:
             changes[key] = builder.slot(key, value, getattr(base, key))

@@ -16,7 +16,7 @@ from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kin
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
 from mmrl.app.modality.base import Modality
 from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
-from mmrl.app.plugins.resolve import modalities
+from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
@@ -111,7 +111,7 @@ def check_ranks(config: RunConfig, processes: int) -> None:
         )
 
 
-def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
+def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
     """The rewards, which may load models or ask servers."""
     return [make() for make in makes]
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import PydanticUserError
 
 from mmrl.app.toml.keys import check_keys, check_scalar, check_slip
-from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.tables import KeyPath, Table, Values
 from mmrl.app.toml.values import adapter, plain
 
 NONE = "none"
@@ -106,7 +106,7 @@ def settings(
     *,
     skip: int = 0,
     beside: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Values:
     """The keywords to call a class or function with, without calling it.
 
     The fields of a dataclass are read by their types. Of other classes and functions the keys alone are known.
@@ -166,7 +166,7 @@ def dataclasses_in(hint: object) -> list[type]:
 
 
 @cache
-def fields_of(cls: type) -> dict[str, Any]:
+def fields_of(cls: type) -> Values:
     """The types of a dataclass's fields that can be given, by name."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
