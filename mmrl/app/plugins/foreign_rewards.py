@@ -68,10 +68,10 @@ class TrlReward:
     columns: Mapping[str, str] = field(default_factory=dict)
     """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for a column the function needs and no prompt has."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         log = Log([{} for _ in pairs])
@@ -131,10 +131,10 @@ class FlowGrpoReward:
     function: PlugIn
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for samples without pictures, or of different sizes."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         images = image_tensor([(prompt.id, sample.image) for prompt, sample in pairs])
@@ -228,12 +228,12 @@ def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: object, read: Callable[[Any], Answers]) -> Any:
+def then(outcome: object, read: Callable[[Any], Answers]) -> object:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
 
-async def later(outcome: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
+async def later(outcome: Awaitable[Any], read: Callable[[Any], object]) -> object:
     return read(await outcome)
 
 
@@ -241,7 +241,7 @@ def first_of(answers: Any) -> Any:
     return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
-def picture_at(media: object) -> Any:
+def picture_at(media: object) -> object:
     """A picture by path as a picture, read when it is looked at."""
     if not isinstance(media, str | Path):
         return media

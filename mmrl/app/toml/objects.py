@@ -63,12 +63,12 @@ def make(
     return plain(cls, kept | changed | rest | dict(ready), path, table)
 
 
-def field_value(cls: type, name: str, value: object, path: KeyPath, table: Table, own: object = None) -> Any:
+def field_value(cls: type, name: str, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value for the field `name` of a dataclass, its tables read; the dataclass itself checks the type of what is left."""
     return None if value == NONE and name in may_be_none(cls) else read(fields_of(cls)[name], value, path, table, own)
 
 
-def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> Any:
+def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value with its tables turned into the dataclasses of a type; texts or truth values for numbers are refused."""
     classes = dataclasses_in(hint)
     if isinstance(value, Mapping) and classes:
@@ -80,7 +80,7 @@ def read(hint: object, value: object, path: KeyPath, table: Table, own: object =
     return value
 
 
-def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPath, table: Table, own: object) -> Any:
+def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPath, table: Table, own: object) -> object:
     """One of several dataclasses: the one that stands there, the one whose `kind` the table names, or whichever the keys fit."""
     if type(own) in classes and stays(own, value):
         return make(type(own), value, path, table, own)
@@ -145,7 +145,7 @@ def refuse_missing(function: Callable[..., object], given: Collection[str], path
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
-def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> Any:
+def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> object:
     """A value as its type, as far as pydantic knows the type: a plug-in may name classes of its own.
 
     Raises:

@@ -94,7 +94,7 @@ def leaves(values: object) -> Iterator[tuple[KeyPath, Any]]:
             yield (key, *path), leaf
 
 
-def toml_value(text: str) -> Any:
+def toml_value(text: str) -> object:
     """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -117,7 +117,7 @@ def dotted_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _step(holder: object, key: str, path: KeyPath) -> Any:
+def _step(holder: object, key: str, path: KeyPath) -> object:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
