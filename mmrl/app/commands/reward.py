@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
@@ -32,6 +33,8 @@ from mmrl.core.types import Group, Prompt
 from mmrl.training.rewards import NamedReward, RewardRunner
 
 MOST_CARDS = 200
+Card = dict[str, Any]
+"""One sample of a gallery, by the names that its template uses."""
 THUMBNAIL = 320
 console = Console(highlight=False)
 
@@ -42,7 +45,7 @@ class Tried:
 
     name: str
     use: str
-    function: Callable[..., Any]
+    function: PlugIn
     weight: float = 1.0
 
 
@@ -142,7 +145,7 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     return Tried(plugins.default_name(use), use, in_space(function, space))
 
 
-def in_space(function: Any, space: Space) -> Any:
+def in_space(function: Any, space: Space) -> PlugIn:
     """A box reward that would take the policy's space reads this one."""
     if getattr(function, "space", None) != "auto":
         return function
@@ -187,7 +190,7 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
         raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
 
 
-def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[str, Any]:
+def card(task: Task, index: int, value: float, status: int, parts: Any) -> Card:
     sample = task.samples[index]
     said = {0: None, 1: "does not apply", 2: "failed"}[status]
     shown = {name.partition("/")[2]: number for name, number in parts.items()}
@@ -203,7 +206,7 @@ def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[
     }
 
 
-def print_scores(name: str, cards: Sequence[dict[str, Any]]) -> None:
+def print_scores(name: str, cards: Sequence[Card]) -> None:
     grid = Grid("score", "prompt", "output", "parts", title=f"{name}, best first", title_justify="left", box=None)
     for c in cards[:20] if len(cards) > 40 else cards:
         add_card(grid, c)
@@ -220,7 +223,7 @@ def print_scores(name: str, cards: Sequence[dict[str, Any]]) -> None:
         console.print(f"{missing} without a score (failed, or the reward does not apply)", style="yellow")
 
 
-def add_card(grid: Grid, c: dict[str, Any]) -> None:
+def add_card(grid: Grid, c: Card) -> None:
     from rich.text import Text
 
     value = "-" if c["score"] is None else f"{c['score']:.4g}"
@@ -233,7 +236,7 @@ def excerpt(text: str, most: int = 60) -> str:
     return flat if len(flat) <= most else flat[: most - 3] + "..."
 
 
-def write_gallery(file: Path, name: str, source: str, cards: Sequence[dict[str, Any]]) -> None:
+def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:
     """One HTML file, best first; of many outputs the best and the worst."""
     from mmrl.app.report.page import ASSETS
 

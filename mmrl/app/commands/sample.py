@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -171,7 +171,7 @@ def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
     ]
 
 
-def plan_of(job: Job, step: int) -> Any:
+def plan_of(job: Job, step: int) -> object:
     """How training sampled at this step; None where it always samples alike."""
     schedule = job.trainer.algorithm.schedule
     return None if schedule is None else schedule.at(step - 1)

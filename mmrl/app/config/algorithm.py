@@ -15,7 +15,7 @@ from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip
 from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
-from mmrl.app.toml.tables import KeyPath, Table, dotted_key
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
 from mmrl.app.toml.values import plain
 
 TOP: KeyPath = ("algorithm",)
@@ -51,7 +51,7 @@ def assemble(table: Table) -> Assembly:
     check_keys(values, known, TOP, table)
     uses: dict[str, str] = {}
     builder = _Builder(table, uses)
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     for key, value in values.items():
         if key in PART_SLOTS:
             changes[key] = builder.slot(key, value, getattr(base, key))
@@ -118,7 +118,7 @@ class _Builder:
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
         return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
 
-    def _own(self, slot: str, use: str, given: Mapping[str, object], path: KeyPath, words: Sequence[str]) -> Any:
+    def _own(self, slot: str, use: str, given: Mapping[str, object], path: KeyPath, words: Sequence[str]) -> object:
         """A part of the user's own, which must answer the slot's call."""
         where, found = self.table.at(path), plugins.load(use, "algorithms")
         check_fit(slot, found, where)
@@ -127,7 +127,7 @@ class _Builder:
         check_declared(slot, part, where)
         return part
 
-    def _altered_list(self, name: str, value: Mapping[str, object], path: KeyPath, own: Sequence[object]) -> Any:
+    def _altered_list(self, name: str, value: Mapping[str, object], path: KeyPath, own: Sequence[object]) -> object:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
         for key, item in value.items():

@@ -13,6 +13,7 @@ from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedRewa
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
@@ -26,16 +27,14 @@ SERVED = ("deadline_s", "token_env")
 SEQUENCES, STREAMS = "Shuffled", "Streamed"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
-Function = Callable[..., Any]
-"""A reward as it is called: with a group, for an answer per sample."""
 
 
 @dataclass(frozen=True)
 class PlugIns:
     """The plug-ins that a config names, each ready to be made."""
 
-    rewards: tuple[Callable[[], Function], ...]
-    watched: tuple[Callable[[], Function], ...]
+    rewards: tuple[Callable[[], PlugIn], ...]
+    watched: tuple[Callable[[], PlugIn], ...]
     """The rewards of [evaluation]."""
     data: Callable[[], Prompts]
     held_out: Callable[[], Prompts] | None
@@ -50,7 +49,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
         FileNotFoundError: no such plug-in file.
         ValueError: no such plug-in, an unknown or missing key, or a value of the wrong type; the message names place and key.
     """
-    config, table, known = resolved.config, resolved.table, dict[str, Callable[[], Function]]()
+    config, table, known = resolved.config, resolved.table, dict[str, Callable[[], PlugIn]]()
     held_out = config.evaluation.data
     return PlugIns(
         rewards=tuple(read_rewards(config.reward, ("reward",), table, known)),
@@ -62,10 +61,10 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
 
 
 def read_rewards(
-    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], Function]]
-) -> list[Callable[[], Function]]:
+    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
+) -> list[Callable[[], PlugIn]]:
     """A list of rewards; equal entries are one object, which `known` remembers."""
-    found: list[Callable[[], Function]] = []
+    found: list[Callable[[], PlugIn]] = []
     for i, reward in enumerate(rewards):
         key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
         fresh = read_reward(reward, (*path, str(i)), table)
@@ -73,11 +72,11 @@ def read_rewards(
     return found
 
 
-def once(make: Callable[[], Function]) -> Callable[[], Function]:
+def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
     """The same object at every call."""
-    made: list[Function] = []
+    made: list[PlugIn] = []
 
-    def remembered() -> Function:
+    def remembered() -> PlugIn:
         if not made:
             made.append(make())
         return made[0]
@@ -85,7 +84,7 @@ def once(make: Callable[[], Function]) -> Callable[[], Function]:
     return remembered
 
 
-def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], Function]:
+def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
     """A reward of a config, its own fields aside from those by which it is called."""
     own = [f.name for f in fields(reward) if f.name != "args"]
     return reward_of(reward.use, reward.args, path, table, own)
@@ -93,7 +92,7 @@ def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[
 
 def reward_of(
     use: str, args: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str] = ()
-) -> Callable[[], Function]:
+) -> Callable[[], PlugIn]:
     """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`.
 
     A reward behind HTTP is made once its server has said that it serves it.
@@ -121,12 +120,12 @@ def reward_of(
     return lambda: partial(function, **values, **values_inside(inside)) if args else function
 
 
-def known_keys(function: Function) -> list[str]:
+def known_keys(function: PlugIn) -> list[str]:
     """The settings of a reward: a function's first argument is the group."""
     return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
-def instance(cls: Function, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
+def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
     """An object of a class.
 
     Args:
@@ -143,7 +142,7 @@ def instance(cls: Function, values: Mapping[str, object], path: KeyPath, table: 
         raise ValueError(f"{table.origin(path) or 'config'}: {error}") from error
 
 
-def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], Any]:
+def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], object]:
     """A setting of a reward, in which every table with a `use` will be the reward it names."""
     if isinstance(value, Mapping):
         inside = {key: item for key, item in value.items() if key != "use"}
@@ -157,7 +156,7 @@ def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], A
     return lambda: value
 
 
-def values_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def values_inside(entries: Mapping[str, Callable[[], object]]) -> dict[str, object]:
     return {key: make() for key, make in entries.items()}
 
 
@@ -204,7 +203,7 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
             raise ValueError(f'{table.at((*path, key))} is a setting of one sampler: name it, such as kind = "{STREAMS}"')
         return usual_sampler
     if config.use:
-        cls: Callable[..., Any] = plugins.load(config.use, "algorithms")
+        cls: PlugIn = plugins.load(config.use, "algorithms")
         check_fit("sampler", cls, where)
     else:
         cls = check_kind("sampler", config.kind, table.at((*path, "kind")))

@@ -22,7 +22,7 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
-from mmrl.app.toml.tables import KeyPath, Table, dotted_key, leaves
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
@@ -35,7 +35,7 @@ class DataConfig:
     """A data set: which plug-in, and what its `load` is called with."""
 
     use: str
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
 
@@ -47,7 +47,7 @@ class SamplerConfig:
     """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams."""
     use: str = ""
     """`mine.py:Mine`, called with the prompts and the run's seed."""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
 
@@ -65,7 +65,7 @@ class WatchedReward:
     call: Calling = field(default_factory=Calling)
     transform: Transform | None = None
     """None: the reward counts as it is."""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
     def __post_init__(self) -> None:
@@ -299,9 +299,9 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual)}
 
 
-def as_table(config: RunConfig) -> dict[str, Any]:
+def as_table(config: RunConfig) -> Values:
     """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back."""
-    table: dict[str, Any] = {}
+    table: Values = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if f.name == "algorithm":
@@ -313,8 +313,8 @@ def as_table(config: RunConfig) -> dict[str, Any]:
     return table
 
 
-def algorithm_table(assembly: Assembly) -> dict[str, Any]:
-    table: dict[str, Any] = {"preset": assembly.preset}
+def algorithm_table(assembly: Assembly) -> Values:
+    table: Values = {"preset": assembly.preset}
     for f in fields(assembly.algorithm):
         value = getattr(assembly.algorithm, f.name)
         path = f"algorithm.{f.name}"
@@ -330,7 +330,7 @@ def algorithm_table(assembly: Assembly) -> dict[str, Any]:
     return table
 
 
-def part_table(part: object, path: str, assembly: Assembly) -> dict[str, Any]:
+def part_table(part: object, path: str, assembly: Assembly) -> Values:
     named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
     own = as_plain(part).items() if is_dataclass(part) else ()
     return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}

@@ -11,13 +11,14 @@ from mmrl.policies.text.settings import TextPolicyConfig
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig
 
 
-MODALITIES: dict[str, Modality[Any, Any]] = {"text": TextModality(), "flow": FlowModality()}
+AnyModality = Modality[Any, Any]
+MODALITIES: dict[str, AnyModality] = {"text": TextModality(), "flow": FlowModality()}
 
 
 POLICIES: dict[str, type] = {name: modality.settings for name, modality in MODALITIES.items()}
 """`policy.kind` -> its settings."""
 
 
-def modality_of(policy: object) -> Modality[Any, Any]:
+def modality_of(policy: object) -> AnyModality:
     """The modality whose settings these are."""
     return next(modality for modality in MODALITIES.values() if isinstance(policy, modality.settings))

@@ -11,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.samples import Group, Prompt, Scored
 
 STYLES = ("trl", "flow_grpo")
-Answers = list[list[Any]]
+Answers = list[list[object]]
 
 
 def split(use: str) -> tuple[str, str]:
@@ -24,7 +25,7 @@ def split(use: str) -> tuple[str, str]:
     return (style, rest) if colon and style in STYLES else ("", use)
 
 
-def adapt(style: str, function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Any:
+def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
     """The function as a reward.
 
     Args:
@@ -60,21 +61,21 @@ def refuse_foreign(function: Any, use: str, where: str) -> None:
 class TrlReward:
     """fn(prompts, completions, **columns) as TRL calls it: once per step, columns as lists with one entry per completion."""
 
-    function: Callable[..., Any]
+    function: PlugIn
     conversational: bool = True
     """Prompts and completions as lists of messages, which TRL gives for chat data and for all data with pictures; False: as
     plain texts."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for a column the function needs and no prompt has."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         log = Log([{} for _ in pairs])
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             "prompts": [self._prompt(prompt) for prompt, _ in pairs],
             "completions": [self._completion(sample.text or "") for _, sample in pairs],
             "completion_ids": [list(sample.token_ids or ()) for _, sample in pairs],
@@ -100,20 +101,20 @@ class TrlReward:
             raise type(error)(
                 f"{error} (completions were given as {kind}; for the other kind set conversational = {other})"
             ) from error
-        return then(outcome, lambda answers: by_group(groups, [log.scored(i, x) for i, x in enumerate(answers)]))
+        return then(outcome, lambda answers: by_group(groups, [log.with_parts(i, x) for i, x in enumerate(answers)]))
 
-    def _prompt(self, prompt: Prompt) -> Any:
+    def _prompt(self, prompt: Prompt) -> object:
         if not self.conversational:
             return prompt.text
-        pictures: list[dict[str, Any]] = [{"type": "image", "image": picture_at(media)} for media in prompt.media]
-        content: Any = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
+        pictures: list[dict[str, object]] = [{"type": "image", "image": picture_at(media)} for media in prompt.media]
+        content: object = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
         return [{"role": "user", "content": content}]
 
-    def _completion(self, text: str) -> Any:
+    def _completion(self, text: str) -> object:
         return [{"role": "assistant", "content": text}] if self.conversational else text
 
-    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-        tables = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
+    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[object]]:
+        tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
         names = dict.fromkeys(name for table in tables for name in table)
         found = {name: [table.get(name) for table in tables] for name in names}
         for theirs, ours in self.columns.items():
@@ -127,13 +128,13 @@ class TrlReward:
 class FlowGrpoReward:
     """fn(images, prompts, metadata) as flow_grpo calls it: images (n, 3, h, w) from 0 to 1, metadata the prompts' columns."""
 
-    function: Callable[..., Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    function: PlugIn
+    settings: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for samples without pictures, or of different sizes."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         images = image_tensor([(prompt.id, sample.image) for prompt, sample in pairs])
@@ -159,14 +160,12 @@ class Log:
             if isinstance(value, int | float):
                 parts[name] = float(value)
 
-    def scored(self, i: int, answer: Any) -> Any:
+    def with_parts(self, i: int, answer: Any) -> object:
         own = self.parts[i] if i < len(self.parts) else {}
         return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
 
 
-def scorer_of(
-    function: Callable[..., Any], settings: Mapping[str, object], where: str
-) -> tuple[Callable[..., Any], dict[str, object]]:
+def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:
     """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["images"]:
@@ -185,19 +184,19 @@ def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: 
             raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
 
 
-def scores_of(answer: object) -> list[Any]:
+def scores_of(answer: object) -> Sequence[object]:
     """The scores of (scores, extras), of GenEval's five values, or bare; of a table of scores its `avg`, others as parts."""
     scores = answer[0] if isinstance(answer, tuple) else answer
     if not isinstance(scores, Mapping):
         return score_list(scores)
-    columns = {name: score_list(values) for name, values in scores.items()}
+    columns: dict[str, list[Any]] = {name: score_list(values) for name, values in scores.items()}
     if "avg" not in columns:
         raise ValueError(f"the function answered scores named {', '.join(columns)} without `avg`, the one that counts")
     names = [name for name in columns if name != "avg"]
     return [Scored(value, {name: float(columns[name][i]) for name in names}) for i, value in enumerate(columns["avg"])]
 
 
-def score_list(scores: Any) -> list[Any]:
+def score_list(scores: Any) -> list[object]:
     return list(scores.tolist() if hasattr(scores, "tolist") else scores)
 
 
@@ -229,12 +228,12 @@ def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: object, read: Callable[[Any], Answers]) -> Any:
+def then(outcome: object, read: Callable[[Any], Answers]) -> object:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
 
-async def later(outcome: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
+async def later(outcome: Awaitable[Any], read: Callable[[Any], object]) -> object:
     return read(await outcome)
 
 
@@ -242,7 +241,7 @@ def first_of(answers: Any) -> Any:
     return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
-def picture_at(media: object) -> Any:
+def picture_at(media: object) -> object:
     """A picture by path as a picture, read when it is looked at."""
     if not isinstance(media, str | Path):
         return media

@@ -18,6 +18,8 @@ from typing import Any
 
 from mmrl.app.toml.did_you_mean import did_you_mean
 
+PlugIn = Callable[..., Any]
+"""A function or class of a plug-in file, whatever it is called with and gives."""
 SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
 
 REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
@@ -33,7 +35,7 @@ class Listed:
     file: Path
 
 
-def load(spec: str, kind: str, base: Path | None = None) -> Callable[..., Any]:
+def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
     """The callable that `spec` names.
 
     Args:

@@ -248,7 +248,7 @@ def read_config(run: RunDir, notices: list[str]) -> tuple[dict[str, Any], str]:
         ) from None
 
 
-def box_space(config: Mapping[str, Any]) -> str | None:
+def box_space(config: Mapping[str, object]) -> str | None:
     policy = config.get("policy", {})
     return policy.get("box_space") if isinstance(policy, Mapping) else None
 

@@ -107,7 +107,7 @@ def in_template(text: str, template: Template | None) -> str:
     return f"<think>This is clear.</think><answer>{text}</answer>" if template == "think" else f"<answer>{text}</answer>"
 
 
-def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
+def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> object:
     """A random answer of the same kind."""
     answer = prompt.answer
     if boxes := boxes_of(answer):
@@ -127,7 +127,7 @@ def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
     return "".join(rng.choice(string.ascii_lowercase) for _ in range(8))
 
 
-def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None) -> Any:
+def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None) -> object:
     """Another prompt's answer; its boxes at the same place of this prompt's picture."""
     if not boxes_of(answer) or old is None or new is None:
         return answer

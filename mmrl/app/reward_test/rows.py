@@ -140,10 +140,10 @@ def _question_column(values: Mapping[str, object]) -> dict[str, str]:
     return {"question": name}
 
 
-def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[Any]:
+def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:
     found = values.get(many, values.get(one))
     return cast(Sequence[Any], found) if isinstance(found, list) else [] if found is None else [found]
 
 
-def _first(values: Mapping[str, object], names: Sequence[str]) -> Any:
+def _first(values: Mapping[str, object], names: Sequence[str]) -> object:
     return next((values[name] for name in names if values.get(name) is not None), None)

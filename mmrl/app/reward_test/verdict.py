@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.core.types import Group, Status
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -99,7 +99,7 @@ def examine(name: str, reward: Callable[..., object], names: Sequence[str], grou
     return found
 
 
-def probe_scores(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
+def probe_scores(name: str, reward: PlugIn, groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
     """Values and status of every probe of every prompt, and seconds per group."""
     runner = RewardRunner([NamedReward(name, reward, max_failed=1.0)])
     tables, seconds = [], []
@@ -122,7 +122,7 @@ def silence() -> Iterator[None]:
         log.disabled = was
 
 
-def always_fails(name: str, reward: Callable[..., Any], names: Sequence[str], group: Group) -> str:
+def always_fails(name: str, reward: PlugIn, names: Sequence[str], group: Group) -> str:
     """Which probes make a reward fail that answers for no group, and what it says."""
     runner, culprits, said = RewardRunner([NamedReward(name, reward, max_failed=0.0)]), [], ""
     with silence():
@@ -244,7 +244,7 @@ def compare_ranges(all_found: Sequence[Findings]) -> None:
             )
 
 
-def difference_when_served(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> str | None:
+def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -> str | None:
     """The difference that calling the reward through a server makes; None if it makes none."""
     here, _, _ = probe_scores(name, reward, groups)
     with serving({name: Served(name, reward, "")}) as base:

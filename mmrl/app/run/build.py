@@ -14,9 +14,8 @@ import torch
 from mmrl import __version__
 from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
-from mmrl.app.modality.base import Modality
-from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
-from mmrl.app.plugins.resolve import modalities
+from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
+from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
@@ -111,13 +110,13 @@ def check_ranks(config: RunConfig, processes: int) -> None:
         )
 
 
-def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
+def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
     """The rewards, which may load models or ask servers."""
     return [make() for make in makes]
 
 
 def named_reward(
-    reward: WatchedReward, function: Any, space: str | None, modality: Modality[Any, Any] = MODALITIES["text"]
+    reward: WatchedReward, function: Any, space: str | None, modality: AnyModality = MODALITIES["text"]
 ) -> NamedReward:
     """The reward as the run uses it: with its name, and reading boxes as the policy writes them."""
     function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality).function)
@@ -146,7 +145,7 @@ def named_reward(
     return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
 
 
-def with_inside(function: object, change: Callable[[Any], Any]) -> Any:
+def with_inside(function: object, change: Callable[[Any], object]) -> object:
     """A reward whose rewards inside are changed."""
     if not is_dataclass(function) or isinstance(function, type):
         return function
@@ -217,7 +216,7 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
-def tiny_model(name: str, modality: Modality[Any, Any] = MODALITIES["text"]) -> Path:
+def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
     Raises:

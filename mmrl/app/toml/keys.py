@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
 from mmrl.app.toml.tables import KeyPath, Table
@@ -46,7 +46,7 @@ def check_scalar(kind: object, value: str | bool | int, path: KeyPath, table: Ta
         raise ValueError(f"{table.at(path)} is {value!r}: input should be true or false")
 
 
-def leaf_types(kind: object) -> Iterator[Any]:
+def leaf_types(kind: object) -> Iterator[object]:
     """int, float, str, ... of a type that is one of them or a union; anything else stands for itself."""
     if get_origin(kind) is Literal:
         yield from map(type, get_args(kind))

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import PydanticUserError
 
 from mmrl.app.toml.keys import check_keys, check_scalar, check_slip
-from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.tables import KeyPath, Table, Values
 from mmrl.app.toml.values import adapter, plain
 
 NONE = "none"
@@ -63,12 +63,12 @@ def make(
     return plain(cls, kept | changed | rest | dict(ready), path, table)
 
 
-def field_value(cls: type, name: str, value: object, path: KeyPath, table: Table, own: object = None) -> Any:
+def field_value(cls: type, name: str, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value for the field `name` of a dataclass, its tables read; the dataclass itself checks the type of what is left."""
     return None if value == NONE and name in may_be_none(cls) else read(fields_of(cls)[name], value, path, table, own)
 
 
-def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> Any:
+def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value with its tables turned into the dataclasses of a type; texts or truth values for numbers are refused."""
     classes = dataclasses_in(hint)
     if isinstance(value, Mapping) and classes:
@@ -80,7 +80,7 @@ def read(hint: object, value: object, path: KeyPath, table: Table, own: object =
     return value
 
 
-def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPath, table: Table, own: object) -> Any:
+def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPath, table: Table, own: object) -> object:
     """One of several dataclasses: the one that stands there, the one whose `kind` the table names, or whichever the keys fit."""
     if type(own) in classes and stays(own, value):
         return make(type(own), value, path, table, own)
@@ -106,7 +106,7 @@ def settings(
     *,
     skip: int = 0,
     beside: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Values:
     """The keywords to call a class or function with, without calling it.
 
     The fields of a dataclass are read by their types. Of other classes and functions the keys alone are known.
@@ -145,7 +145,7 @@ def refuse_missing(function: Callable[..., object], given: Collection[str], path
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
-def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> Any:
+def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> object:
     """A value as its type, as far as pydantic knows the type: a plug-in may name classes of its own.
 
     Raises:
@@ -166,7 +166,7 @@ def dataclasses_in(hint: object) -> list[type]:
 
 
 @cache
-def fields_of(cls: type) -> dict[str, Any]:
+def fields_of(cls: type) -> Values:
     """The types of a dataclass's fields that can be given, by name."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+Values = dict[str, Any]
+"""A TOML table as Python reads it."""
 KeyPath = tuple[str, ...]
 """Keys from the top of a config down to a value; places in lists are written as digits."""
 COMMAND_LINE = "command line"
@@ -17,7 +19,7 @@ MOST_LEVELS = 50
 class Table:
     """The values of a config, and who said each."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     """Every leaf's path -> "configs/a.toml", "command line", ..."""
 
@@ -35,7 +37,7 @@ class Table:
         return cls.of(values, str(file))
 
     @classmethod
-    def of(cls, values: dict[str, Any], origin: str) -> "Table":
+    def of(cls, values: Values, origin: str) -> "Table":
         """Raises ValueError for tables that are nested too deep."""
         check_depth(values, origin)
         return cls(values, {path: origin for path, _ in leaves(values)})
@@ -92,7 +94,7 @@ def leaves(values: object) -> Iterator[tuple[KeyPath, Any]]:
             yield (key, *path), leaf
 
 
-def toml_value(text: str) -> Any:
+def toml_value(text: str) -> object:
     """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -115,7 +117,7 @@ def dotted_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _step(holder: object, key: str, path: KeyPath) -> Any:
+def _step(holder: object, key: str, path: KeyPath) -> object:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
