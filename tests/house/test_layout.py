@@ -46,9 +46,9 @@ def test_ci_runs_the_tests_of_the_makefile():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "evidence", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "check", "lint", "evidence", "bench"])
 def test_make_targets_install_first(target: str):
     plan = subprocess.run(["make", "-n", "-B", target], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True).stdout
     assert plan.index("--constraint constraints.txt") < plan.index(
-        ".venv/bin/" + ("ruff" if target in ("test", "lint") else ""), plan.index("touch")
+        ".venv/bin/" + ("ruff" if target in ("test", "check", "lint") else ""), plan.index("touch")
     )
