@@ -7,6 +7,7 @@ are real, so that whatever looks at their values may do so.
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,14 +62,14 @@ class LiveBytes(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes() if made_here else 0
         if key in self.known:
             return
-
-        def gone(_: Any) -> None:
-            self.now -= size
-            del self.known[key]
-
-        self.known[key] = weakref.ref(storage, gone)
+        self.known[key] = weakref.ref(storage, partial(self.forget, key, size))
         self.now += size
         self.peak = max(self.peak, self.now)
+
+    def forget(self, key: int, size: int, _: Any) -> None:
+        """A storage is gone."""
+        self.now -= size
+        del self.known[key]
 
     def again(self) -> None:
         """The largest count from here on."""
