@@ -15,6 +15,8 @@ import torch
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers import Shuffled
+from mmrl.app import jobs
+from mmrl.app.jobs import Given
 from mmrl.app.signals import listening
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
@@ -144,6 +146,8 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
 
 SECOND = """
 import os, signal, sys
+from mmrl.app import jobs
+from mmrl.app.jobs import Given
 from mmrl.app.signals import listening
 from mmrl.training.stopping import Stop
 with listening(Stop()):
@@ -160,26 +164,33 @@ def test_the_second_signal_leaves_at_once():
     assert "SIGINT: stopping" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, number: signal.Signals):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "mmrl", "train", *words("text", 1000), "save_every=0", f"output={str(folder)!r}"]
+def stopped(command: list[str], number: signal.Signals) -> str:
+    """What the command says on stderr when it is asked to stop after its first step."""
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert run.stderr is not None
+    said = ""
     for line in run.stderr:
+        said += line
         if re.match(r"step [1-9]", line):
             break
     run.send_signal(number)
-    said = run.stderr.read()
-    assert run.wait(60) == 0 and f"mmrl train --resume {folder}" in said, said
-    [step] = Checkpoints(folder / "checkpoints").steps()
-    assert f"stopped by {number.name} and saved after step {step}" in said
-    resumed = subprocess.run(
-        [sys.executable, "-m", "mmrl", "train", "--resume", str(folder), f"steps={step + 1}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert resumed.returncode == 0 and f"continuing {folder} after step {step}" in resumed.stderr, resumed.stderr[-2000:]
+    said += run.stderr.read()
+    assert run.wait(60) == 0, said
+    return said
+
+
+@pytest.mark.slow
+def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Stopped by SIGTERM, resumed, stopped by Ctrl-C, resumed to its end."""
+    folder, train = tmp_path / "run", [sys.executable, "-m", "mmrl", "train"]
+    said = stopped([*train, *words("text", 1000), "save_every=0", f"output={str(folder)!r}"], signal.SIGTERM)
+    [first] = Checkpoints(folder / "checkpoints").steps()
+    assert f"mmrl train --resume {folder}" in said and f"stopped by SIGTERM and saved after step {first}" in said
+    said = stopped([*train, "--resume", str(folder)], signal.SIGINT)
+    second = max(Checkpoints(folder / "checkpoints").steps())
+    assert second > first and f"continuing {folder} after step {first}" in said
+    assert f"mmrl train --resume {folder}" in said and f"stopped by SIGINT and saved after step {second}" in said
+    monkeypatch.setattr(jobs, "announce", lambda run: None)
+    given = Given([f"steps={second + 1}"], resume=folder)
+    jobs.run_training(given.resolve(), given.resume)
+    assert max(Checkpoints(folder / "checkpoints").steps()) == second + 1
