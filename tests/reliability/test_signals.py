@@ -144,22 +144,9 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
         assert not stop.ask("SIGTERM")
 
 
-SECOND = """
-import os, signal, sys
-from mmrl.app import jobs
-from mmrl.app.jobs import Given
-from mmrl.app.signals import listening
-from mmrl.training.stopping import Stop
-with listening(Stop()):
-    os.kill(os.getpid(), signal.SIGINT)
-    print("still here", flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("too long", flush=True)
-"""
-
-
 def test_the_second_signal_leaves_at_once():
-    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, timeout=60, check=False)
+    program = Path(__file__).parent / "programs" / "second_signal.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGINT and done.stdout == "still here\n"
     assert "SIGINT: stopping" in done.stderr
 
