@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: share of the time of ten steps that one takes, written beside the run or while it waits.
+"""Cost of checkpoints: the share of the time of ten steps that one takes, written beside the run or while it waits.
 
 `python benchmarks/checkpoint_cost.py` runs tiny/image and tiny/flow on a CPU. In every round ten steps are taken and then one
 checkpoint; rounds of the three ways (none, beside, waiting) take turns, so that a busy machine slows all of them alike.
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.trainer import Trainer
 
 STEPS = 10
@@ -32,11 +32,11 @@ class Cost:
     wall: list[float] = field(default_factory=list[float])
     cpu: list[float] = field(default_factory=list[float])
     held_up: list[float] = field(default_factory=list[float])
-    """Of a round, how long the call of `save` kept the run from its next step."""
+    """Seconds by which the call of `save` kept the run from its next step, per round."""
 
 
 def one_round(trainer: Trainer, checkpoints: Checkpoints | None, cost: Cost) -> None:
-    """Ten steps, then a checkpoint, whose write goes on beside the next round's steps: that belongs to its cost, too."""
+    """Take ten steps, then write a checkpoint; its write goes on beside the next round's steps, which belongs to its cost."""
     wall, cpu = time.perf_counter(), time.process_time()
     if checkpoints is not None:
         begun = time.perf_counter()

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app import demo
-from mmrl.app.build import build
-from mmrl.app.jobs import workplace
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands import demo
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.app.run.context import distributed_run
+from mmrl.app.run.folder import RunDir
 from mmrl.tiny.grounding import WarmStart, warm_start
 from mmrl.training.checkpoint import Checkpoints
 
@@ -35,7 +35,7 @@ def longer_imitation(seed: int, steps: int, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is measured of a demo."""
+    """The measurements of a demo."""
 
     figures: Mapping[str, str]
     """Title -> metric."""
@@ -81,7 +81,7 @@ def measure(name: str, model: Path, args: argparse.Namespace, seed: int, run: Ru
     size = args.fresh_size or evidence.size
     fresh = [word.format(series=args.fresh + seed, size=size) for word in evidence.fresh]
     words = [*args.overrides, f"policy.model={str(model)!r}", *fresh]
-    with workplace():
+    with distributed_run():
         job = build(configs.load(demo.demo_of(name).config, words))
         if run is not None:
             job.policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])

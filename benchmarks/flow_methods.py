@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.demo import taught
+from mmrl.app.commands.demo import taught
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 
 WIDE = {"low": 1e-2, "high": 1e-2}
 WIDE_NORMALIZED = {"low": 2e-4, "high": 2e-4}
@@ -52,7 +52,7 @@ GROUP, PROMPTS, STEPS = 16, 12, 6
 
 
 class Calls:
-    """Latents through a transformer; with gradient three each."""
+    """A count of latents through a transformer; with gradient three each."""
 
     def __init__(self, net: torch.nn.Module) -> None:
         self.count = 0
@@ -70,7 +70,7 @@ def overrides(name: str, seed: int, lr: float) -> list[str]:
     return [*words, f"policy.model={str(taught('t2i', 0))!r}"]
 
 
-def resolved(name: str, seed: int, lr: float) -> configs.Resolved:
+def resolve_method(name: str, seed: int, lr: float) -> configs.Resolved:
     """The demo's config with its algorithm replaced."""
     table = configs.load("tiny/t2i").table
     schedule = {"num_steps": STEPS, "spacing": EVEN} | METHODS[name].get("schedule", {})
@@ -83,7 +83,7 @@ def resolved(name: str, seed: int, lr: float) -> configs.Resolved:
 
 def curve(name: str, seed: int, args: argparse.Namespace) -> list[tuple[float, int, float]]:
     """(CPU seconds of training, model calls, held-out reward), measured every few seconds."""
-    job = build(resolved(name, seed, args.lr))
+    job = build(resolve_method(name, seed, args.lr))
     policy: Any = job.policy
     calls = Calls(policy.net.transformer)
     assert job.evaluator is not None

@@ -1,4 +1,4 @@
-"""Where the time of a Flow-GRPO step goes, and against a straightforward loop written after the official script's structure.
+"""Time of a Flow-GRPO step, by its parts and against a straightforward loop written after the official script's structure.
 
     python benchmarks/flow_step.py --rounds 3 --steps 3
 
@@ -65,8 +65,8 @@ class Inside:
     def reach(self, _: torch.Tensor) -> None:
         self.reached = time.perf_counter()
 
-    def done(self) -> None:
-        """The backward is over."""
+    def note_end(self) -> None:
+        """Note that the backward is over."""
         self.backward += time.perf_counter() - self.reached
 
     def reset(self) -> None:
@@ -81,11 +81,11 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
     from mmrl.algorithms.objectives.surrogates import Clip
-    from mmrl.algorithms.presets_flow import PRESETS
-    from mmrl.algorithms.samplers import Shuffled
-    from mmrl.app.plugins import load
-    from mmrl.policies.flow import FlowPolicy, FlowPolicyConfig
-    from mmrl.policies.settings import LoraSettings
+    from mmrl.algorithms.presets.flow import PRESETS
+    from mmrl.algorithms.samplers.base import Shuffled
+    from mmrl.app.plugins.resolve import load
+    from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+    from mmrl.policies.shared.lora import LoraSettings
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
@@ -97,22 +97,22 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     sizes = {"height": 32, "width": 32, "max_prompt_tokens": 0, "forward_rows": args.rows, "decode_rows": args.rows}
     config = FlowPolicyConfig(args.model, guidance=args.guidance, lora=LoraSettings(rank=8, alpha=16), **sizes)
     policy = FlowPolicy(config, ["ref"])
-    settings = TrainSettings(prompts_per_step=args.prompts, budget=args.rows, optimizer=OptimizerSettings(lr=LR))
+    settings = TrainSettings(prompts_per_step=args.prompts, micro_batch=args.rows, optimizer=OptimizerSettings(lr=LR))
     prompts = load("shapes", "datasets")()
     trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([NamedReward("parity", parity)]), settings)
     inside = Inside(policy.net.transformer)
     backward = trainer.ranks.backward
 
-    def timed(loss: torch.Tensor) -> None:
+    def time_backward(loss: torch.Tensor) -> None:
         backward(loss)
-        inside.done()
+        inside.note_end()
 
-    object.__setattr__(trainer.ranks, "backward", timed)
+    object.__setattr__(trainer.ranks, "backward", time_backward)
     found = []
     for i in range(WARM_UP + args.steps):
         inside.reset()
         if args.profile and i == WARM_UP:
-            profiled(trainer.step)
+            profile_step(trainer.step)
             sys.exit()
         start = time.perf_counter()
         metrics = trainer.step()
@@ -122,8 +122,8 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     return {"steps": found[WARM_UP:]}
 
 
-def profiled(step: Any) -> None:
-    """Cumulative seconds of mmrl's own functions and of what they call outside the transformer."""
+def profile_step(step: Any) -> None:
+    """Print the cumulative seconds of mmrl's own functions and of what they call outside the transformer."""
     import cProfile
     import pstats
 
@@ -146,14 +146,14 @@ def logprob(x: torch.Tensor, mean: torch.Tensor, std: float) -> torch.Tensor:
 
 
 class Loop:
-    """Sample, score, train, as a script does it."""
+    """A training loop as a script has it: sample, score, train."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
         from peft import LoraConfig
 
-        from mmrl.app.plugins import load
-        from mmrl.policies.families.sd3 import StableDiffusion3
+        from mmrl.app.plugins.resolve import load
+        from mmrl.policies.flow.families.sd3 import StableDiffusion3
 
         self.args, self.micro = args, args.micro_batch[0]
         self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(args.model, text_encoder_3=None, tokenizer_3=None)
@@ -171,7 +171,7 @@ class Loop:
         self.scale = self.pipe.vae_scale_factor
         self.count = 0
 
-    def encoded(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
         embeds, _, pooled, _ = self.pipe.encode_prompt(
             texts, None, None, do_classifier_free_guidance=False, max_sequence_length=0
         )
@@ -192,7 +192,7 @@ class Loop:
 
     @torch.no_grad()
     def sample(self, texts: list[str]) -> dict[str, Any]:
-        text, empty = self.encoded(texts), self.encoded([""])
+        text, empty = self.encode(texts), self.encode([""])
         x = torch.randn(len(texts), self.net.config.in_channels, 32 // self.scale, 32 // self.scale)
         states, found = [x], []
         for i in range(T):
@@ -236,7 +236,7 @@ class Loop:
         policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
         kl = ((mean - reference) ** 2).flatten(1).mean(1).mean() / (2 * std**2)
         ((policy + BETA * kl) / (accumulated * TRAINED)).backward()
-        self.inside.done()
+        self.inside.note_end()
 
 
 def run_loop(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,10 +28,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 WATCHED = {
-    "box": ["mmrl.geometry"],
-    "span": ["mmrl.geometry"],
-    "answer": ["mmrl.geometry"],
-    "config": ["mmrl.app.config", "mmrl.app.tables", "mmrl.app.parts", "mmrl.app.strict", "mmrl.app.kinds"],
+    "box": ["mmrl.answers"],
+    "span": ["mmrl.answers"],
+    "answer": ["mmrl.answers"],
+    "config": [
+        "mmrl.app.config.run",
+        "mmrl.app.toml.tables",
+        "mmrl.app.config.algorithm",
+        "mmrl.app.toml.keys",
+        "mmrl.app.modality.base",
+    ],
     "wire": ["mmrl.serving.wire"],
 }
 """Target -> packages whose branches steer the search."""
@@ -45,7 +51,7 @@ WORDS = {
     "wire": '__metadata__ mmrl {"$type":"Group"} "$tuple" "$dict" "$array" "$file" "$image" "$float" "$type" Prompt Sample Video '
     "MediaSize Box Interval dtype shape data_offsets U8 F32 BF16 I64 protocol value suffix sizes parts status values",
 }
-"""What mutations put in."""
+"""Words that mutations put in."""
 VALUES: tuple[Any, ...] = (
     0,
     1,
@@ -86,7 +92,7 @@ def main() -> None:
 
 
 def measure(target: str, args: argparse.Namespace) -> None:
-    """One target in a process of its own, and a line of the table."""
+    """Fuzz one target in a process of its own and print a line of the table."""
     folder = args.keep / target
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, __file__, "--child", "--target", target, "--seconds", str(args.seconds), "--seed", str(args.seed)]
@@ -114,7 +120,7 @@ def fuzz(args: argparse.Namespace) -> None:
     for i, seed in enumerate(seeds(args.target)):
         (corpus / f"seed-{i}").write_bytes(seed)
     dictionary = args.keep / f"{args.target}.dict"
-    dictionary.write_text("".join(f'"{escaped(word)}"\n' for word in WORDS[args.target].split()))
+    dictionary.write_text("".join(f'"{escape(word)}"\n' for word in WORDS[args.target].split()))
 
     def one(data: bytes) -> None:
         try:
@@ -130,7 +136,7 @@ def fuzz(args: argparse.Namespace) -> None:
 
 
 def keep(folder: Path, data: bytes, error: BaseException) -> None:
-    """The first input per place of failure, and its traceback."""
+    """Keep the first input per place of failure, and its traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "mmrl" in f.filename or "properties" in f.filename]
     place = f"{type(error).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else type(error).__name__
     file = folder / hashlib.sha256(place.encode()).hexdigest()[:12]
@@ -152,18 +158,18 @@ def body(target: str) -> Callable[[bytes], None]:
 
 
 def wire_input(properties: Any, data: bytes) -> None:
-    """A whole body, or a header whose length is told right."""
+    """Try a whole body, or a header whose length is right."""
     properties.message(data)
     header, _, rest = data.partition(b"\0\0")
-    properties.message(properties.framed(header, rest))
+    properties.message(properties.frame(header, rest))
     inner = json.dumps({"protocol": 1, "value": 0})[:-2].encode() + header + b"}"
     arrays = b',"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}'
     outer = b'{"__metadata__":{"mmrl":' + json.dumps(inner.decode(errors="replace")).encode() + b"}" + arrays + b"}"
-    properties.message(properties.framed(outer, b"\0" * 8))
+    properties.message(properties.frame(outer, b"\0" * 8))
 
 
 def config_input(properties: Any, tables: list[dict[str, Any]], data: bytes) -> None:
-    """TOML as it stands, or a shipped config in which the bytes choose keys and what is put there."""
+    """Try TOML as it stands, or a shipped config in which the bytes choose keys and what is put there."""
     if data[:1] == b"#":
         properties.config_text(data.decode(errors="replace"))
         return
@@ -221,7 +227,7 @@ def seeds(target: str) -> list[bytes]:
     return [text.encode() for text in texts[target]]
 
 
-def escaped(word: str) -> str:
+def escape(word: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in word.encode())
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.plan import draw_up, timed
-from mmrl.policies.pretend import counting
+from mmrl.app.commands.plan import draw_up, timed
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.policies.shared.meta_models import count_bytes
 
 RUNS = {
     "text": ("tiny/image", ["data.size=64"]),
@@ -29,7 +29,7 @@ def measured_bytes(trainer: Any) -> int:
     method, peaks = trainer.update, [0]
 
     def update(batch: Any) -> Any:
-        with counting() as live:
+        with count_bytes() as live:
             out = method(batch)
         peaks[0] = max(peaks[0], live.peak)
         return out

@@ -1,4 +1,4 @@
-"""What rewards cost: the runner per sample, and how much of a slow reward's time sampling hides.
+"""Cost of rewards: the runner per sample, and how much of a slow reward's time sampling hides.
 
     python benchmarks/rewards.py                    # all
     python benchmarks/rewards.py runner overlap     # some
@@ -24,16 +24,16 @@ import torch
 from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.planners import Once
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app.plugins import load
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, MediaSize, Prompt, Request, Rollouts, Sample
-from mmrl.geometry.boxes import Box
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
 from mmrl.training.collect import Collector
-from mmrl.training.distributed import Ranks
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 
@@ -84,7 +84,7 @@ class Sampler:
     def __init__(self, seconds_per_group: float) -> None:
         self.seconds_per_group = seconds_per_group
 
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         time.sleep(self.seconds_per_group * len(requests))
         groups = tuple(Group(r.group_id, r.prompt, (Sample("x"),) * r.count) for r in requests)
         ids = torch.tensor([group.id for group in groups for _ in group.samples])

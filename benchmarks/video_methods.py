@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.demo import SEEDS, taught
+from mmrl.app.commands.demo import SEEDS, taught
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
 
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
 FIGURES = {"temporal IoU": "span", "R@0.3": "recall30", "R@0.5": "recall50", "R@0.7": "recall70", "letters right": "exact"}
 
 
-def resolved(name: str, seed: int, args: argparse.Namespace) -> configs.Resolved:
+def resolve_method(name: str, seed: int, args: argparse.Namespace) -> configs.Resolved:
     """The demo's config with its algorithm replaced."""
     table = configs.load("tiny/video").table
     table.set(("algorithm",), METHODS[name] | {"group_size": 8}, "benchmark")
@@ -40,7 +40,7 @@ def resolved(name: str, seed: int, args: argparse.Namespace) -> configs.Resolved
 
 def run(name: str, seed: int, steps: int, args: argparse.Namespace) -> tuple[dict[str, float], float]:
     """Figures after so many steps, and the CPU seconds of the steps."""
-    job = build(resolved(name, seed, args))
+    job = build(resolve_method(name, seed, args))
     assert job.evaluator is not None
     start = time.process_time()
     for _ in range(steps):

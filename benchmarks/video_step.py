@@ -1,4 +1,4 @@
-"""What a clip costs a GRPO step: frames decoded per second, one preparation per group against one per sample, memory.
+"""Cost of a clip in a GRPO step: frames decoded per second, one preparation per group against one per sample, memory.
 
     python benchmarks/video_step.py
 
@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.core.types import Prompt, Reading, Request, Video
-from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
-from mmrl.policies.video_decode import fetch
-from mmrl.policies.video_sampling import Budget, Plan
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Prompt, Request, Video
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.policies.video.decode import fetch
+from mmrl.policies.video.sampling import Budget, Plan
 
-LOGPROBS = Reading("logprobs")
 SIDE = 32
 """Pixels per token and side of Qwen3-VL."""
 
@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 
 def draw(path: Path, seed: int, size: Sequence[int], seconds: float, fps: int = 25) -> str:
-    """A bright disc that wanders over noise."""
+    """Write a clip of a bright disc that wanders over noise."""
     import av
 
     width, height = size
@@ -104,7 +104,7 @@ def model(folder: Path) -> str:
 def policy_of(
     folder: str, frames: int, tokens: int, workers: int = 0, cache_mb: int = 0, pixels: int = 6 * SIDE**2
 ) -> TextPolicy:
-    """`pixels` of a frame; clips are prepared anew unless a cache is given."""
+    """A text policy whose frames have so many `pixels`; clips are prepared anew unless a cache is given."""
     video = VideoSettings(workers=workers, cache_mb=cache_mb, max_pixels=pixels, max_frames=max(frames, 4), fps=1000.0)
     return TextPolicy(TextPolicyConfig(folder, video=video, sampling=Sampling(max_new_tokens=tokens), freeze=("vision",)))
 
@@ -159,7 +159,7 @@ class Timed:
 
 
 def steps(folder: str, paths: list[str], frames: Sequence[int], options: argparse.Namespace) -> None:
-    """Rollout, reading and backward pass; the next step's clips are asked for after the rollout."""
+    """Time rollout, reading and backward pass; the next step's clips are asked for after the rollout."""
     print("\n| frames | workers | step, s | preparation in the way, s | share |\n|---|---|---|---|---|")
     for number in frames:
         for workers in (0, options.workers):
@@ -190,7 +190,7 @@ def resident() -> float:
 
 
 def leak(folder: str, paths: list[str], number_of_steps: int) -> None:
-    """Steps with clips never seen before, so the cache fills and forgets."""
+    """Take steps with clips never seen before, so that the cache fills and forgets."""
     policy = policy_of(folder, 16, 8, workers=1, cache_mb=4)
     print("\n| step | resident memory, MiB | cache, MiB |\n|---|---|---|")
     for step in range(number_of_steps + 1):

@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
 
 def rows(count: int) -> list[Any]:
     """Prompts of the demo's pictures, each with a picture and a true box."""
-    from mmrl.app.plugins import load
+    from mmrl.app.plugins.resolve import load
 
     prompts = load("digits_grounding", "datasets")(split="train", size=count, seed=0)
     return [prompts[i] for i in range(count)]
@@ -45,8 +45,8 @@ def rows(count: int) -> list[Any]:
 
 def overlap(text: str, answer: Any) -> float:
     """IoU of the first box in the text with the true one, both in thousandths of the picture."""
-    from mmrl.geometry.boxes import iou
-    from mmrl.geometry.parsing import parse_boxes
+    from mmrl.answers.boxes.box import iou
+    from mmrl.answers.boxes.parsing import parse_boxes
 
     boxes = parse_boxes(text, "norm1000")
     return iou(boxes[0], answer) if boxes else 0.0
@@ -62,9 +62,9 @@ def thousandths(prompt: Any) -> Any:
 def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
-    from mmrl.algorithms.presets import PRESETS
-    from mmrl.algorithms.samplers import Shuffled
-    from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+    from mmrl.algorithms.presets.text import PRESETS
+    from mmrl.algorithms.samplers.base import Shuffled
+    from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
@@ -75,7 +75,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     policy = TextPolicy(TextPolicyConfig(model=args.model, sampling=Sampling(max_new_tokens=args.tokens)))
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=args.group_size)
     reward = NamedReward("iou", lambda group: [overlap(s.text or "", truth[group.prompt.id]) for s in group.samples])
-    settings = TrainSettings(prompts_per_step=args.prompts, budget=100_000, optimizer=OptimizerSettings(lr=1e-6))
+    settings = TrainSettings(prompts_per_step=args.prompts, micro_batch=100_000, optimizer=OptimizerSettings(lr=1e-6))
     trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([reward]), settings)
     steps = [trainer.step() for _ in range(WARM_UP + args.steps)][WARM_UP:]
     split = {name: [step[f"time/{name}_s"] for step in steps] for name in ("rollout", "reward", "read", "update")}
@@ -138,13 +138,13 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
     timed: dict[str, list[float]] = {"rollout and scoring": []}
     inner = trainer._generate_and_score_completions
 
-    def measured(*inputs: Any, **kwargs: Any) -> Any:
+    def measure(*inputs: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         out = inner(*inputs, **kwargs)
         timed["rollout and scoring"].append(time.perf_counter() - start)
         return out
 
-    trainer._generate_and_score_completions = measured
+    trainer._generate_and_score_completions = measure
     trainer.train()
     split = {name: values[WARM_UP:] for name, values in timed.items()}
     total = [*clock.times[WARM_UP:]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Box, Prompt
-from mmrl.data.scenes import Placed, SceneStyle, draw_scene
+from mmrl.data.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
 
@@ -70,5 +70,5 @@ class _Scenes(Sequence[Prompt]):
         )
 
 
-def _box(placed: Placed) -> Box:
+def _box(placed: PlacedDigit) -> Box:
     return Box(*placed.corners, "pixel", str(placed.digit))

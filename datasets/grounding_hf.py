@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.hf_prompts import StoredPrompts, StreamedPrompts
 from mmrl.data.readers import open_hf
-from mmrl.geometry.boxes import Space
 
 
 def load(
@@ -38,5 +38,6 @@ def load(
         ValueError: naming data set and row, for rows that cannot be trained on.
     """
     layout = Layout(Path(image_root), space, box_format, columns or {}, template, anywhere=not str(image_root))
-    data = open_hf(name, split, streaming)
-    return StreamedPrompts(data, name, layout) if streaming else StoredPrompts(data, name, layout)
+    if streaming:
+        return StreamedPrompts(open_hf(name, split, True), name, layout)
+    return StoredPrompts(open_hf(name, split), name, layout)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout, read_grounding
-from mmrl.geometry.boxes import Space
 
 
 def load(

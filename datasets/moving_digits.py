@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl import Prompt, Video
 from mmrl.data import moving, scenes
-from mmrl.data.mp4 import clip_folder, written_once
+from mmrl.data.mp4 import clip_folder, write_once
 
 __all__ = ["load"]
 _TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
@@ -81,7 +81,7 @@ class _Clips(Sequence[Prompt]):
     def _prompt(self, index: int) -> Prompt:
         clip = moving.plan_clip(self.seed, index, self.split, self.style, self.kinds)
         name = f"{self.split}-{self.seed}-{index}"
-        file = written_once(self.folder / f"{name}.mp4", self.style.fps, lambda: moving.draw(clip))
+        file = write_once(self.folder / f"{name}.mp4", self.style.fps, lambda: moving.draw(clip))
         columns = {
             "problem_type": _TYPES[clip.kind],
             "question": clip.question,

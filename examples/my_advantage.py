@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mmrl.algorithms.presets import grpo
+from mmrl.algorithms.presets.text import grpo
 from mmrl.core.types import Credit, Group, Prompt, Rollouts, Sample, Scores, Status
 
 

@@ -12,15 +12,16 @@ from PIL import Image
 from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 
 from mmrl import Prompt
-from mmrl.core.types import Reading, Request
-from mmrl.policies.families import FAMILIES, Family, Media
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.families import FAMILIES, Family, Media
 from mmrl.tiny.vlms import byte_tokenizer, chat_template
 
 
 @dataclass(frozen=True)
 class Llava(Family):
-    """pixel_values holds one row per picture; each gives one feature per patch."""
+    """LLaVA 1.5's processor and model: pixel_values holds one row per picture; each gives one feature per patch."""
 
     box_space: str | None = "norm1"
 
@@ -62,8 +63,8 @@ def main() -> None:
     policy = TextPolicy(TextPolicyConfig(model=str(model), sampling=Sampling(max_new_tokens=8)))
     prompt = Prompt("cat", "Where is the cat?", media=(Image.new("RGB", (60, 40), "red"),))
     rollouts = policy.rollout([Request(prompt, count=4, group_id=0)])
-    live = policy.read(rollouts.trace, [Reading("logprobs")], rollouts.action_mask)[Reading("logprobs")]
-    sampled = rollouts.recorded[Reading("logprobs", "sampler")]
+    live = policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
+    sampled = rollouts.recorded[ROLLOUT_LOGPROBS]
     difference = ((live - sampled) * rollouts.action_mask).abs().max().item()
     assert difference < 2e-5, difference
     print(f"sampled and re-evaluated log-probabilities differ by at most {difference:.1e}")

@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image, ImageStat
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.verdicts import number
 
 __all__ = ["Cosy"]
@@ -31,14 +31,14 @@ class Cosy:
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text = ASK.format(prompt=group.prompt.text)
-        return list(judged(self.server, [Question(text, [sample.image]) for sample in group.samples], self.read))
+        return list(ask_for_scores(self.server, [Question(text, [sample.image]) for sample in group.samples], self.read))
 
     def read(self, reply: Reply) -> Scored:
         return Scored(number(reply, 0.0, 10.0) / 10)
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Answers as an OpenAI-compatible server does; brighter is cosier."""
+    """A server that answers as an OpenAI-compatible one does; brighter is cosier."""
 
     def do_GET(self) -> None:
         self.reply({"data": [{"id": "stand-in"}]})

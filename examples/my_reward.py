@@ -4,7 +4,7 @@ Use it with `--reward ./examples/my_reward.py`; run this file to see it score tw
 """
 
 from mmrl import Box, Group, Prompt, Sample
-from mmrl.geometry.parsing import parse_boxes
+from mmrl.answers.boxes.parsing import parse_boxes
 
 
 def one_box(group: Group) -> list[float | None]:

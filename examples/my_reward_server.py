@@ -62,7 +62,7 @@ def main() -> None:
             try:
                 assert server.stdout is not None
                 address = re.findall(r'"(http.*)"', server.stdout.readline())[0]
-                served = RemoteReward(address).connected(wait_s=60.0).score(group)
+                served = RemoteReward(address).connect(wait_s=60.0).score(group)
             finally:
                 server.terminate()
     local = Calm(scale=20.0)(group)

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from mmrl import Group, Prompt
-from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Batch, Counts, Reading, Request
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, Counts, Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.tiny.vlms import build
 from mmrl.training.rewards import NamedReward, RewardRunner
@@ -41,12 +42,12 @@ def main() -> None:
     credit = algorithm.advantage(scores, rollouts)
     # 3. the share of every token in the loss, from counts over the whole batch
     ones = torch.ones_like(credit.values)
-    old = {Reading("logprobs", "old"): rollouts.recorded[Reading("logprobs", "sampler")]}
+    old = {OLD_LOGPROBS: rollouts.recorded[ROLLOUT_LOGPROBS]}
     batch = Batch(rollouts, credit.values, ones, ones, old)
     counts = Counts(rollouts=len(rollouts), actions=int(rollouts.action_mask.sum()), groups=len(prompts))
-    share, importance = algorithm.weigh(batch, counts)
-    # 4. evaluate again with gradient, and step; parts add up to the same gradient whatever the budget
-    for part in policy.split(replace(batch, share=share, importance=importance), budget=400, scope=algorithm.scope):
+    share, importance = algorithm.loss_weights(batch, counts)
+    # 4. evaluate again with gradient, and step; parts add up to the same gradient whatever the micro-batch
+    for part in policy.split(replace(batch, share=share, importance=importance), micro_batch=400, scope=algorithm.scope):
         readings = policy.read(part.rollouts.trace, algorithm.live_reads, part.rollouts.action_mask)
         loss, metrics = algorithm.loss(part, readings)
         loss.backward()

@@ -23,7 +23,7 @@ from mmrl import Group, Scored
 from mmrl.serving.encoders import Encoder, encoder_of, picture_features
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import collapsed, read_weights
+from mmrl.serving.models import collapse_layers, read_weights
 
 MODELS = {"v2": "openai/clip-vit-large-patch14", "v2.5": "google/siglip-so400m-patch14-384"}
 HEADS = {"v2": "sac+logos+ava1-l14-linearMSE.pth", "v2.5": "aesthetic_predictor_v2_5.pth"}
@@ -39,7 +39,7 @@ class Aesthetic:
     model: str = ""
     """Empty: the one the predictor was fitted on."""
     scale: float = 1.0
-    """What the score is divided by."""
+    """The number that the score is divided by."""
     device: str = "auto"
     batch_size: int = 16
     pointwise = True
@@ -75,7 +75,7 @@ class Aesthetic:
         file = hub_file(self.head, name, "head")
         known = (str(file), file.stat().st_mtime_ns)
         if known not in _HEADS:
-            _HEADS[known] = collapsed(read_weights(file), f"head {self.head!r}")
+            _HEADS[known] = collapse_layers(read_weights(file), f"head {self.head!r}")
         return _HEADS[known]
 
 

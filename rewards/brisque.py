@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 
 from mmrl import Group, Scored
-from mmrl.serving.files import packaged_file
+from mmrl.serving.files import file_of_package
 from mmrl.serving.media import pictures_of
 
 LEAST = 16
@@ -45,7 +45,7 @@ class Brisque:
     pointwise = True
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        fitted, scores = _fitted(self.folder), []
+        fitted, scores = _load_model(self.folder), []
         for picture in pictures_of(group):
             if min(picture.size) < LEAST:
                 raise ValueError(
@@ -57,7 +57,7 @@ class Brisque:
         return scores
 
 
-class _Fitted(NamedTuple):
+class _Model(NamedTuple):
     low: Any
     high: Any
     vectors: Any
@@ -71,17 +71,15 @@ class _Fitted(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _fitted(folder: str) -> _Fitted:
+def _load_model(folder: str) -> _Model:
     names = ("svm.txt", "normalize.pickle")
-    svm, bounds = (Path(folder) / n if folder else packaged_file(f"brisque/models/{n}", "brisque==0.2.0") for n in names)
+    svm, bounds = (Path(folder) / n if folder else file_of_package(f"brisque/models/{n}", "brisque==0.2.0") for n in names)
     head, _, body = svm.read_text().partition("\nSV\n")
     settings = dict(line.split(maxsplit=1) for line in head.splitlines())
     rows = [line.split() for line in body.splitlines()]
     vectors = np.array([[float(cell.partition(":")[2]) for cell in row[1:]] for row in rows])
     low, high = _numbers(bounds)
-    return _Fitted(
-        low, high, vectors, np.array([float(row[0]) for row in rows]), float(settings["gamma"]), float(settings["rho"])
-    )
+    return _Model(low, high, vectors, np.array([float(row[0]) for row in rows]), float(settings["gamma"]), float(settings["rho"]))
 
 
 def _numbers(file: Path) -> tuple[Any, Any]:

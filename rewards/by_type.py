@@ -16,14 +16,14 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry import numbers
-from mmrl.geometry.answers import Template, answer_block
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.choices import choice_score
-from mmrl.geometry.intervals import Unit
-from mmrl.geometry.questions import is_off, problem_type, read_letters, true_letters, true_number, true_text
-from mmrl.geometry.spans import read_spans
-from mmrl.geometry.words import error_rate, rouge
+from mmrl.answers import numbers
+from mmrl.answers.block import Template, answer_block
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.choices import choice_score
+from mmrl.answers.questions import is_off, problem_type, read_letters, true_letters, true_number, true_text
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import Unit
+from mmrl.answers.words import error_rate, rouge
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ByType:
     """Share of the true number by which an equal number may be off."""
     absolute: float = 0.0
     unit: Unit = "seconds"
-    """What numbers without a unit count in spans of time."""
+    """The unit of numbers without one in spans of time."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

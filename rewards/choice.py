@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.choices import choice_score
-from mmrl.geometry.questions import is_off, read_letters, true_letters
+from mmrl.answers.block import Template
+from mmrl.answers.choices import choice_score
+from mmrl.answers.questions import is_off, read_letters, true_letters
 
 
 @dataclass(frozen=True)

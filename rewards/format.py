@@ -16,9 +16,9 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template, keeps_format
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.parsing import parse_boxes, says_nothing
+from mmrl.answers.block import Template, keeps_format
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.boxes.parsing import parse_boxes, says_nothing
 
 
 @dataclass(frozen=True)

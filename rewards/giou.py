@@ -15,9 +15,9 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Box, Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
-from mmrl.geometry.boxes import giou, iou
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.box import giou, iou
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Giou:
         return score_attempts(group, self.space, self.template, self._score)
 
     def _score(self, attempt: Attempt) -> Scored:
-        value, overlap = attempt.best(_shifted_giou), attempt.best(iou)
+        value, overlap = attempt.best(_unit_giou), attempt.best(iou)
         return Scored(value, {"giou": value, "iou": overlap, "acc50": float(overlap >= 0.5), **attempt.parts()})
 
 
-def _shifted_giou(box: Box, truth: Box) -> float:
+def _unit_giou(box: Box, truth: Box) -> float:
     return (1 + giou(box, truth)) / 2

@@ -53,10 +53,10 @@ class HpsV2:
         )
         size = held.model.visual.image_size
         side = size[0] if isinstance(size, tuple) else size
-        return OpenClipEncoder(held, lambda picture: _letterboxed(picture, side), tokenizer)
+        return OpenClipEncoder(held, lambda picture: _letterbox(picture, side), tokenizer)
 
 
-def _letterboxed(picture: Any, side: int) -> Any:
+def _letterbox(picture: Any, side: int) -> Any:
     """(3, side, side), normalized, with black bars."""
     from torch.nn.functional import pad
     from torchvision.transforms import InterpolationMode

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, companion, fill, hold, read_weights
-from mmrl.serving.verdicts import filled, template_text
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights
+from mmrl.serving.verdicts import fill_template, template_text
 
 MARK = "<|Reward|>"
 PIXELS = 256 * 28 * 28
@@ -47,7 +47,7 @@ class HpsV3:
     pointwise = True
 
     def to(self, device: str) -> None:
-        self._held().to(device)
+        self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text = template_text(self.template, TEMPLATE)
@@ -58,8 +58,8 @@ class HpsV3:
         processor = companion("AutoProcessor", self.base, "base", padding_side="right")
         processor.tokenizer.add_tokens([MARK], special_tokens=True)
         mark = processor.tokenizer.convert_tokens_to_ids(MARK)
-        held = self._held()
-        question = filled(text, prompt=group.prompt.text.replace(MARK, ""))
+        held = self._hold_model()
+        question = fill_template(text, prompt=group.prompt.text.replace(MARK, ""))
         found: list[list[float]] = []
         for pictures in chunks(pictures_of(group), self.batch_size):
             found += _scores(held, self._inputs(processor, pictures, question), mark)
@@ -68,10 +68,10 @@ class HpsV3:
     def _inputs(self, processor: Any, pictures: Sequence[Any], question: str) -> Any:
         turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
         text = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        sized = [_resized(picture, processor.image_processor, self.pixels) for picture in pictures]
+        sized = [_resize(picture, processor.image_processor, self.pixels) for picture in pictures]
         return processor(text=[text] * len(sized), images=sized, padding=True, return_tensors="pt")
 
-    def _held(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         return hold(("hps_v3", self.checkpoint, self.base), self._build, self.device)
 
     def _build(self) -> nn.Module:
@@ -79,7 +79,7 @@ class HpsV3:
         return _Net(config, read_weights(hub_file(self.checkpoint, "HPSv3.safetensors", "checkpoint")), self.checkpoint)
 
 
-def _scores(held: Held, inputs: Any, mark: int) -> list[list[float]]:
+def _scores(held: HeldModel, inputs: Any, mark: int) -> list[list[float]]:
     at = (inputs["input_ids"] == mark).int()
     if (at.sum(1) != 1).any():
         raise ValueError(f"the question of hps_v3 must hold {MARK} once")
@@ -87,7 +87,7 @@ def _scores(held: Held, inputs: Any, mark: int) -> list[list[float]]:
         return net({key: value.to(held.device) for key, value in inputs.items()}, at.argmax(1)).tolist()
 
 
-def _resized(picture: Any, image_processor: Any, pixels: int) -> Any:
+def _resize(picture: Any, image_processor: Any, pixels: int) -> Any:
     """The picture with about `pixels` pixels, sides that patches divide, shape kept."""
     from PIL import Image
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize

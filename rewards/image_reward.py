@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, collapsed, companion, fill, hold, read_weights
+from mmrl.serving.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 LENGTH = 35
@@ -47,12 +47,12 @@ class ImageReward:
     pointwise = True
 
     def to(self, device: str) -> None:
-        self._held().to(device)
+        self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         from transformers import BlipImageProcessorPil
 
-        held = self._held()
+        held = self._hold_model()
         side = held.model.vision.config.image_size
         to_pixels = BlipImageProcessorPil()
         tokenizer = companion("AutoTokenizer", self.tokenizer, "tokenizer")
@@ -64,7 +64,7 @@ class ImageReward:
             scores += _scores(held, pixels["pixel_values"], text)
         return [Scored((score - MEAN) / STD, {"cut_prompt": cut}) for score in scores]
 
-    def _held(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         return hold(("image_reward", self.checkpoint), self._build, self.device)
 
     def _build(self) -> nn.Module:
@@ -73,7 +73,7 @@ class ImageReward:
         return _Net(weights, med, f"checkpoint {self.checkpoint!r}")
 
 
-def _scores(held: Held, pixels: Tensor, text: Any) -> list[float]:
+def _scores(held: HeldModel, pixels: Tensor, text: Any) -> list[float]:
     with held.ready() as net:
         ids, mask = (text[key].to(held.device).expand(len(pixels), -1) for key in ("input_ids", "attention_mask"))
         return net(pixels.to(held.device, held.dtype), ids, mask).tolist()
@@ -119,7 +119,7 @@ class _Net(nn.Module):
         self.text = BlipTextModel(BlipTextConfig(**own, is_decoder=True), add_pooling_layer=False)
         fill(self.vision, eyes, source)
         fill(self.text, words, source, optional=("embeddings.position_ids",))
-        weight, bias = collapsed({key: value for key, value in weights.items() if key.startswith("mlp.layers.")}, source)
+        weight, bias = collapse_layers({key: value for key, value in weights.items() if key.startswith("mlp.layers.")}, source)
         self.head = nn.Linear(len(weight), 1)
         fill(self.head, {"weight": weight[None], "bias": bias[None]}, source)
 

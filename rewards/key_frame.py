@@ -14,10 +14,10 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit
-from mmrl.geometry.spans import SpanAttempt, score_spans
-from mmrl.geometry.temporal import key_frame_hit
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.detection import key_frame_hit
+from mmrl.answers.spans.interval import Unit
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class KeyFrame:
     """Share of named times inside the true spans. Text without a time scores 0 and is counted; no answer gets None."""
 
     unit: Unit = "seconds"
-    """What numbers without a unit count."""
+    """The unit of numbers without one."""
     most: int = 8
     """Text that names more times scores 0."""
     template: Template | None = None

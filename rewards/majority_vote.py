@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.choices import parse_choices
-from mmrl.geometry.numbers import parse_number
+from mmrl.answers.block import answer_block
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.choices import parse_choices
+from mmrl.answers.numbers import parse_number
 
 BOX = "\\boxed{"
 
@@ -56,7 +56,7 @@ class MajorityVote:
         ]
 
     def _read(self, text: str) -> Any:
-        inside = _boxed(text)
+        inside = _latex_box(text)
         answer = answer_block(text) if inside is None else inside
         if self.kind == "number":
             number = parse_number(answer)
@@ -66,8 +66,8 @@ class MajorityVote:
         return "".join(answer.split()).casefold() or None
 
 
-def _boxed(text: str) -> str | None:
-    """What stands in the last complete LaTeX box."""
+def _latex_box(text: str) -> str | None:
+    """The text in the last complete LaTeX box."""
     start = text.rfind(BOX)
     while start >= 0:
         depth, begin = 1, start + len(BOX)

@@ -22,9 +22,9 @@ from math import isfinite
 from typing import Any
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry.answers import Template, answer_block, keeps_format, unfenced
-from mmrl.geometry.attempts import completion_text
-from mmrl.serving.files import imported
+from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'
 Size = tuple[int, int]
@@ -47,7 +47,7 @@ class MaskIou:
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:
             return [None] * len(group.samples)
-        tools = imported("pycocotools.mask", INSTALL)
+        tools = import_package("pycocotools.mask", INSTALL)
         sizes = {(size.height, size.width) for sample in group.samples for size in sample.media_sizes[:1]}
         try:
             size, runs = _read(group.prompt.answer, min(sizes, default=None), tools)
@@ -57,16 +57,16 @@ class MaskIou:
 
     def _score(self, text: str, sample: Sample, size: Size, truth: Any, tools: Any) -> Scored:
         if self.template is not None and not keeps_format(text, self.template):
-            return _scored(0.0, format=0.0)
+            return _score_of(0.0, format=0.0)
         try:
-            found, runs = _read(json.loads(unfenced(answer_block(text))), size, tools)
+            found, runs = _read(json.loads(strip_fence(answer_block(text))), size, tools)
         except (_NotAMaskError, ValueError, RecursionError):
-            return _scored(0.0, unparsed=1.0)
+            return _score_of(0.0, unparsed=1.0)
         if found != size:
-            return _scored(0.0, wrong_size=1.0)
+            return _score_of(0.0, wrong_size=1.0)
         if not tools.area(runs) and not tools.area(truth):
-            return _scored(1.0)
-        return _scored(float(tools.iou([runs], [truth], [0])[0][0]))
+            return _score_of(1.0)
+        return _score_of(float(tools.iou([runs], [truth], [0])[0][0]))
 
 
 def _read(mask: Any, size: Size | None, tools: Any) -> tuple[Size, Any]:
@@ -131,5 +131,5 @@ def _polygon(points: Any, size: Size) -> list[float]:
     return [min(max(float(x), 0.0), float(size[1 - i % 2])) for i, x in enumerate(numbers)]
 
 
-def _scored(value: float, **parts: float) -> Scored:
+def _score_of(value: float, **parts: float) -> Scored:
     return Scored(value, {"unparsed": 0.0, "wrong_size": 0.0, **parts})

@@ -19,13 +19,13 @@ import threading
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
-from typing import Any
+from typing import Any, cast
 
 from mmrl import Group, Scored
+from mmrl.answers.block import Template, answer_block, keeps_format
+from mmrl.answers.boxes.attempts import completion_text
 from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.geometry.answers import Template, answer_block, keeps_format
-from mmrl.geometry.attempts import completion_text
-from mmrl.serving.files import imported
+from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'
 _own = threading.local()
@@ -48,30 +48,31 @@ class MathAnswer:
         if group.prompt.answer is None:
             return [None] * len(group.samples)
         if find_spec("math_verify") is None:
-            imported("math_verify", INSTALL)
+            import_package("math_verify", INSTALL)
         truth = str(group.prompt.answer).strip()
         return [self._score(completion_text(group.prompt, sample), truth, group.prompt.id) for sample in group.samples]
 
     def _score(self, text: str, truth: str, prompt_id: str) -> Scored:
         if self.template is not None and not keeps_format(text, self.template):
-            return _scored(0.0, format=0.0)
+            return _score_of(0.0, format=0.0)
         answer = answer_block(text)
         if not answer or len(answer) > self.most_characters:
-            return _scored(0.0, unparsed=1.0)
+            return _score_of(0.0, unparsed=1.0)
         if answer == truth:
-            return _scored(1.0)
+            return _score_of(1.0)
         try:
-            found = _worker()(_anchored(truth), _anchored(answer), timeout_s=self.limit_s)
+            answered = _worker()(_in_dollars(truth), _in_dollars(answer), timeout_s=self.limit_s)
         except (TimeoutError, WorkerError):
-            return _scored(nan, timeout=1.0)
+            return _score_of(nan, timeout=1.0)
+        found = cast(tuple[bool, bool] | None, answered)
         if found is None:
             raise ValueError(f"the answer {truth!r} of prompt {prompt_id!r} is no expression that math-verify can read")
         equal, parsed = found
-        return _scored(float(equal), unparsed=float(not parsed))
+        return _score_of(float(equal), unparsed=float(not parsed))
 
 
 class _Grader:
-    """What runs where it may be killed."""
+    """The comparison, which runs in a process that may be killed."""
 
     def prepare(self) -> None:
         import math_verify  # noqa: F401 - takes seconds, which are not a sample's
@@ -80,7 +81,7 @@ class _Grader:
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def __call__(self, truth: str, answer: str) -> tuple[bool, bool] | None:
-        """Whether both are equal and whether the answer was readable; None if the truth is not."""
+        """(both are equal, the answer was readable); None if the truth is not readable."""
         from math_verify import parse, verify
 
         settings: dict[str, Any] = {"parsing_timeout": None}
@@ -90,7 +91,7 @@ class _Grader:
         return bool(found) and bool(verify(true, found, timeout_seconds=None)), bool(found)
 
 
-def _anchored(text: str) -> str:
+def _in_dollars(text: str) -> str:
     """LaTeX in dollars, without which math-verify does not see it."""
     bare = "$" not in text and "\\boxed" not in text and "\\(" not in text and "\\[" not in text
     return f"${text}$" if bare and ("\\" in text or len(text.split()) <= 1) else text
@@ -103,5 +104,5 @@ def _worker() -> WorkerProcess:
     return _own.worker
 
 
-def _scored(value: float, **parts: float) -> Scored:
+def _score_of(value: float, **parts: float) -> Scored:
     return Scored(value, {"unparsed": 0.0, "timeout": 0.0, **parts})

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
-from mmrl.geometry.detection import f1, mean_average_precision, mean_iou
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
 
 
 @dataclass(frozen=True)

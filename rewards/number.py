@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry import numbers
-from mmrl.geometry.answers import Template
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.questions import is_off, true_number
+from mmrl.answers import numbers
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.questions import is_off, true_number
 
 
 @dataclass(frozen=True)

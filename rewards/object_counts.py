@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from mmrl import Group, Scored
-from mmrl.serving.detectors import COLOURS, Detector, Found, canonical, detector_of, lab_colour
+from mmrl.serving.detectors import COLOURS, Detection, Detector, canonical, detector_of, lab_colour
 from mmrl.serving.encoders import encoder_of, picture_features
 from mmrl.serving.media import pictures_of
 
@@ -67,7 +67,7 @@ class ObjectCounts:
                 scored.append(self._score(picture, found, include, exclude))
         return scored
 
-    def _score(self, picture: Any, found: Sequence[Found], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
+    def _score(self, picture: Any, found: Sequence[Detection], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
         by_class = [[one for one in found if one.label == clause["class"]][:MOST] for clause in include]
         dense: list[float] = []
         correct = True
@@ -92,7 +92,7 @@ class ObjectCounts:
         parts = {"dense": sum(dense) / len(dense), "strict": float(strict), "correct": float(correct)}
         return Scored(parts[self.score], {**parts, "objects": float(len(found))})
 
-    def _colour(self, picture: Any, one: Found) -> str:
+    def _colour(self, picture: Any, one: Detection) -> str:
         if self.colour == "lab":
             return lab_colour(picture, one.corners)
         encoder, names = encoder_of(self.colour, device=self.device), list(COLOURS)
@@ -104,7 +104,7 @@ class ObjectCounts:
         return names[int((directions @ seen).argmax())]
 
 
-def _relations(a: Found, b: Found) -> set[str]:
+def _relations(a: Detection, b: Detection) -> set[str]:
     """Where a lies as seen from b; sides of the boxes give a margin, and a diagonal counts for both directions above a half."""
     centers = [((one.corners[0] + one.corners[2]) / 2, (one.corners[1] + one.corners[3]) / 2) for one in (a, b)]
     sides = [[one.corners[i + 2] - one.corners[i] for one in (a, b)] for i in (0, 1)]

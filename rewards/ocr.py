@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Prompt, Scored
-from mmrl.serving.files import imported
+from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.readers import EXTRA, reader, recogniser
 
@@ -39,14 +39,14 @@ class Ocr:
     """rapidocr: finds lines of text anywhere in the picture. recogniser: takes the whole picture for one line; much faster."""
     score: Literal["contained", "window", "ned", "cer", "f1", "exact"] = "contained"
     column: str = "target"
-    """Of the prompts, where a row has it."""
+    """The column of the prompts that holds the target, where a row has it."""
     confidence: float = 0.8
     """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
     case_sensitive: bool = False
     batch_size: int = 32
     """Pictures of one forward of the recogniser."""
     threads: int = 1
-    """Of one forward."""
+    """Threads of one forward."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence <= 1 or self.batch_size < 1 or self.threads < 1:
@@ -87,7 +87,7 @@ class Ocr:
 
 
 def _score(kind: str, text: str, target: str) -> float:
-    """Of texts that are not empty."""
+    """The score of two texts that are not empty."""
     if kind == "exact":
         return float(text == target)
     if kind == "f1":
@@ -96,7 +96,7 @@ def _score(kind: str, text: str, target: str) -> float:
         return 1 - _nearest_piece(text, target) / len(target)
     if kind == "contained" and target in text:
         return 1.0
-    distance = imported("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
+    distance = import_package("rapidfuzz.distance", EXTRA).Levenshtein.distance(text, target)
     return max(0.0, 1 - distance / (max(len(text), len(target)) if kind == "ned" else len(target)))
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry.answers import Template, answer_block
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.questions import is_off, true_text
-from mmrl.geometry.words import error_rate
+from mmrl.answers.block import Template, answer_block
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.questions import is_off, true_text
+from mmrl.answers.words import error_rate
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.core.loops import settled
+from mmrl.core.loops import wait_for
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import Pair, schedule, win_rates
-from mmrl.serving.verdicts import filled, preferred, template_text
+from mmrl.serving.verdicts import fill_template, preference, template_text
 
 QUESTION = (
     "Image 1 and Image 2 were made for the caption: {prompt}\nWhich one fits it and is made better? "
@@ -43,7 +43,7 @@ class PairwiseWinRate:
     template: str = ""
     """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
     opponents: int = 0
-    """Of every sample, the next ones in a ring; 0 = all others."""
+    """Opponents of every sample, the next ones in a ring; 0 = all others."""
     margin: float = 0.0
     """Scores that differ by no more are a tie."""
     temperature: float = 0.0
@@ -58,7 +58,7 @@ class PairwiseWinRate:
             raise ValueError('pairwise_win_rate needs scorer = { use = "..." } or server = { url = "..." }, one of them')
         pairs = schedule(len(group.samples), self.opponents)
         if self.server is not None:
-            return list(win_rates(len(group.samples), pairs, _asked(self.server, self.template, group, pairs)))
+            return list(win_rates(len(group.samples), pairs, _ask_judge(self.server, self.template, group, pairs)))
         if hasattr(self.scorer, "compare"):
             return list(win_rates(len(group.samples), pairs, self.scorer.compare(group, pairs)))
         scores = _scores(self.scorer, group)
@@ -69,7 +69,7 @@ class PairwiseWinRate:
         return [Scored(rate.value, {**rate.parts, "score": score}) for rate, score in zip(rates, known, strict=True)]
 
     def _share(self, lead: float) -> float | None:
-        """What the first of two gets, from the difference of the scores."""
+        """The share of the first of two, from the difference of the scores."""
         if not isfinite(lead):
             return None
         if self.temperature:
@@ -81,16 +81,16 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     """The scorer's values, None where it does not apply."""
     answers = scorer(group)
     if inspect.isawaitable(answers):
-        answers = settled(answers)
+        answers = wait_for(answers)
     values = [answer.value if isinstance(answer, Scored) else answer for answer in answers]
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
     return [None if value is None else float(value) for value in values]
 
 
-def _asked(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
+def _ask_judge(server: Endpoint, template: str, group: Group, pairs: Sequence[Pair]) -> Mapping[Pair, float | None]:
     """The judge's shares. JudgeError if it judged no pair."""
-    text, pictures = filled(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
+    text, pictures = fill_template(template_text(template, QUESTION), prompt=group.prompt.text), pictures_of(group)
     replies = ask(server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
     shares, errors = [_read(reply) for reply in replies], [reply for reply in replies if isinstance(reply, JudgeError)]
     if all(share is None for share in shares):
@@ -102,6 +102,6 @@ def _read(reply: Reply | JudgeError) -> float | None:
     if isinstance(reply, JudgeError):
         return None
     try:
-        return preferred(reply)
+        return preference(reply)
     except JudgeError:
         return None

@@ -16,10 +16,10 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Box, Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.attempts import AnySpace, Attempt, score_attempts
-from mmrl.geometry.boxes import iou
-from mmrl.geometry.detection import point_in_box
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.box import iou
+from mmrl.answers.boxes.detection import point_in_box
 
 
 @dataclass(frozen=True)

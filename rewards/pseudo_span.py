@@ -17,9 +17,9 @@ from math import exp
 from statistics import fmean, pstdev
 
 from mmrl import Group, Interval, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit, temporal_iou
-from mmrl.geometry.spans import read_spans
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import Unit, temporal_iou
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class PseudoSpan:
     gamma: float = 1.0
     """How fast trust fades as spans spread; 0 = all are believed alike."""
     unit: Unit = "seconds"
-    """What numbers without a unit count."""
+    """The unit of numbers without one."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -14,10 +14,10 @@ Licence: own code Apache-2.0; rouge-score Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
-from mmrl.geometry.answers import Template, answer_block
-from mmrl.geometry.attempts import completion_text
-from mmrl.geometry.questions import is_off, true_text
-from mmrl.geometry.words import ROUGE_KINDS, rouge
+from mmrl.answers.block import Template, answer_block
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.questions import is_off, true_text
+from mmrl.answers.words import ROUGE_KINDS, rouge
 
 
 @dataclass(frozen=True)

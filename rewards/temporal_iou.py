@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.geometry.answers import Template
-from mmrl.geometry.intervals import Unit, temporal_iou
-from mmrl.geometry.spans import SpanAttempt, score_spans
-from mmrl.geometry.temporal import mean_average_precision
+from mmrl.answers.block import Template
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.detection import mean_average_precision
+from mmrl.answers.spans.interval import Unit, temporal_iou
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TemporalIou:
     """IoU with the true span or spans. Text without a readable span scores 0 and is counted; no answer gets None."""
 
     unit: Unit = "seconds"
-    """What numbers without a unit count: seconds, frames (that the model was shown) or norm (shares of the clip)."""
+    """The unit of numbers without one: seconds, frames (that the model was shown) or norm (shares of the clip)."""
     kind: Literal["iou", "time_r1", "map"] = "iou"
     template: Template | None = None
     """If set, text that breaks this template scores 0."""

@@ -21,10 +21,10 @@ from typing import Literal
 
 from mmrl import Group, Scored
 from mmrl.serving.files import warn_once
-from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask, judged
+from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import schedule, win_rates
-from mmrl.serving.verdicts import NUMBER, filled, final_text, number, preferred, template_text, unreadable
+from mmrl.serving.verdicts import NUMBER, fill_template, final_text, number, preference, template_text, unreadable
 
 AXES = ("alignment", "coherence", "style")
 ONE = "This picture was made for the caption: {prompt}\n"
@@ -50,7 +50,7 @@ class UnifiedReward:
     template: str = ""
     """File with the official text for this form and {prompt} where the caption goes; empty: our own words, with a warning."""
     opponents: int = 0
-    """Of every picture, for pairs; 0 = all others, n (n - 1) requests."""
+    """Opponents of every picture, for pairs; 0 = all others, n (n - 1) requests."""
 
     @property
     def pointwise(self) -> bool:
@@ -61,10 +61,10 @@ class UnifiedReward:
             warn_once(
                 "unified_reward asks in our own words, scores differ from published ones: set template to the official text"
             )
-        text = filled(template_text(self.template, TEMPLATES[self.form]), prompt=group.prompt.text)
+        text = fill_template(template_text(self.template, TEMPLATES[self.form]), prompt=group.prompt.text)
         pictures = pictures_of(group)
         if self.form in ("point", "axes"):
-            return list(judged(self.server, [Question(text, [picture]) for picture in pictures], self._read_one))
+            return list(ask_for_scores(self.server, [Question(text, [picture]) for picture in pictures], self._read_one))
         pairs = schedule(len(pictures), self.opponents)
         replies = ask(self.server, [Question(text, [pictures[a], pictures[b]]) for a, b in pairs])
         shares = [self._read_two(reply) for reply in replies]
@@ -90,7 +90,7 @@ class UnifiedReward:
         if isinstance(reply, JudgeError):
             return reply
         try:
-            return preferred(reply) if self.form == "pair" else _first_share(reply)
+            return preference(reply) if self.form == "pair" else _first_share(reply)
         except JudgeError as error:
             return error
 

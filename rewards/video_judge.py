@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import frames_of
-from mmrl.serving.verdicts import filled, number, template_text, yes_share
+from mmrl.serving.verdicts import fill_template, number, template_text, yes_share
 
 NUMBER = """These {frames} pictures are frames of one video, in order. It was made for this description: {prompt}
 Does it show what is described, does it move as things move, and do the frames fit each other?
@@ -27,7 +27,7 @@ Reply with yes or no."""
 
 @dataclass(frozen=True)
 class VideoJudge:
-    """What a judge thinks of the videos a policy made."""
+    """A judge's opinion of the videos that a policy made."""
 
     server: Endpoint = field(default_factory=Endpoint)
     frames: int = 8
@@ -51,9 +51,9 @@ class VideoJudge:
         for sample in group.samples:
             shown = frames_of(sample, self.frames, group.prompt.id)
             numbers = {"frames": len(shown), "low": f"{self.low:g}", "high": f"{self.high:g}"}
-            text = filled(template, prompt=group.prompt.text, **numbers)
+            text = fill_template(template, prompt=group.prompt.text, **numbers)
             questions.append(Question(text, shown, probabilities=self.scoring == "yes"))
-        return list(judged(self.server, questions, self._read))
+        return list(ask_for_scores(self.server, questions, self._read))
 
     def _read(self, reply: Reply) -> Scored:
         if self.scoring == "yes":

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from mmrl import Group, Sample, Scored
 from mmrl.data.pictures import open_picture
-from mmrl.serving.judge import Endpoint, Question, Reply, judged
-from mmrl.serving.verdicts import filled, json_number, number, template_text, yes_share
+from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.verdicts import fill_template, json_number, number, template_text, yes_share
 
 SHOWN = """You see a picture that was made for this description: {prompt}
 Does it show everything the description names, as described, and is it well made? """
@@ -36,7 +36,7 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class VlmJudge:
-    """What a judge thinks. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
+    """A judge's opinion. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
 
     server: Endpoint = field(default_factory=Endpoint)
     scoring: Literal["number", "json", "yes"] = "number"
@@ -54,7 +54,7 @@ class VlmJudge:
             raise ValueError(f"low {self.low} and high {self.high} of vlm_judge: low must be below high")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        return list(judged(self.server, [self._question(group, sample) for sample in group.samples], self._read))
+        return list(ask_for_scores(self.server, [self._question(group, sample) for sample in group.samples], self._read))
 
     def _question(self, group: Group, sample: Sample) -> Question:
         prompt = group.prompt
@@ -70,7 +70,7 @@ class VlmJudge:
         text = template_text(self.template, default + ENDINGS[self.scoring])
         if prompt.answer is None and "{answer}" in text:
             raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
-        return Question(filled(text, **values), pictures, probabilities=self.scoring == "yes")
+        return Question(fill_template(text, **values), pictures, probabilities=self.scoring == "yes")
 
     def _read(self, reply: Reply) -> Scored:
         if self.scoring == "yes":

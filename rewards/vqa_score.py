@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.serving.judge import Endpoint, Question, Reply, judged
+from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import Held, chunks, companion, hold, pretrained
-from mmrl.serving.verdicts import filled, yes_share
+from mmrl.serving.models import HeldModel, chunks, companion, hold, load_pretrained
+from mmrl.serving.verdicts import fill_template, yes_share
 
 SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
 
@@ -40,12 +40,13 @@ class VqaScore:
 
     def to(self, device: str) -> None:
         if self.model:
-            self._held().to(device)
+            self._hold_model().to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        text, pictures = filled(self.question, prompt=group.prompt.text), pictures_of(group)
+        text, pictures = fill_template(self.question, prompt=group.prompt.text), pictures_of(group)
         if not self.model:
-            return list(judged(self.server, [Question(text, [picture], probabilities=True) for picture in pictures], self._read))
+            questions = [Question(text, [picture], probabilities=True) for picture in pictures]
+            return list(ask_for_scores(self.server, questions, self._read))
         return [score for some in chunks(pictures, self.batch_size) for score in self._local(some, text)]
 
     def _read(self, reply: Reply) -> Scored:
@@ -53,7 +54,7 @@ class VqaScore:
 
     def _local(self, pictures: Sequence[Any], text: str) -> list[Scored]:
         processor = companion("AutoProcessor", self.model, "model", padding_side="left")
-        held = self._held()
+        held = self._hold_model()
         turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
         asked = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         inputs = processor(
@@ -70,11 +71,11 @@ class VqaScore:
             Scored(value, {"p_yes": a, "p_no": b}) for value, a, b in zip(values.tolist(), yes.tolist(), no.tolist(), strict=True)
         ]
 
-    def _held(self) -> Held:
+    def _hold_model(self) -> HeldModel:
         from transformers import AutoModelForImageTextToText
 
         load = AutoModelForImageTextToText.from_pretrained
-        return hold(("image_text_to_text", self.model), lambda: pretrained(load, self.model, "model"), self.device)
+        return hold(("image_text_to_text", self.model), lambda: load_pretrained(load, self.model, "model"), self.device)
 
 
 def _first_tokens(tokenizer: Any, word: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, Never, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,15 +10,28 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners import Once
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
-from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Term, View, Viewing, Weight
+from mmrl.core.protocols import (
+    Advantage,
+    ComparesGroups,
+    Mask,
+    NeedsLength,
+    Planner,
+    Policy,
+    Shaping,
+    Term,
+    View,
+    Viewing,
+    Weight,
+)
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
+from mmrl.flow.plan import Schedule
 
+Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-OLD_LOGPROBS = Reading("logprobs", "old")
-OF_THE_STEP = ("old", "sampler")
-"""Not kept beside the policy: `old` is read before the first update, `sampler` was recorded while sampling."""
+OF_THE_STEP = ("old", "rollout")
+"""Not kept beside the policy: `old` is read before the first update, `rollout` was recorded while sampling."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +41,14 @@ class Algorithm:
     objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
     advantage: Advantage = field(default_factory=GroupNorm)
-    share: Weight = field(default_factory=SequenceMean)
+    aggregation: Weight = field(default_factory=SequenceMean)
     """The aggregation: how much every action counts."""
     importance: tuple[Weight, ...] = ()
     masks: tuple[Mask, ...] = ()
     shaping: tuple[Shaping, ...] = ()
     planner: Planner = field(default_factory=Once)
-    schedule: Any = None
+    schedule: Schedule | None = None
+    """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
     """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
     group_size: int = 8
@@ -49,7 +63,7 @@ class Algorithm:
     @property
     def all_reads(self) -> tuple[Reading, ...]:
         """Every reading any part needs."""
-        parts = [term for _, term in self.objective] + [self.share, *self.importance, *self.shaping]
+        parts = [term for _, term in self.objective] + [self.aggregation, *self.importance, *self.shaping]
         return tuple(dict.fromkeys(reading for part in parts for reading in part.reads))
 
     @property
@@ -91,12 +105,12 @@ class Algorithm:
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
 
-        def filled(part: Any) -> Any:
-            return replace(part, length=max_new_tokens) if getattr(part, "length", 0) is None else part
+        aggregation = part_with_length(self.aggregation, max_new_tokens)
+        return replace(
+            self, aggregation=aggregation, shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping)
+        )
 
-        return replace(self, share=filled(self.share), shaping=tuple(filled(part) for part in self.shaping))
-
-    def check(self, policy: Policy) -> None:
+    def check(self, policy: Policy[Never]) -> None:
         """Refuse at build time what would train on nonsense.
 
         Raises:
@@ -109,20 +123,20 @@ class Algorithm:
         missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
-        for part in (self.share, *self.importance, *self.shaping):
+        for part in (self.aggregation, *self.importance, *self.shaping):
             moving = [reading.quantity for reading in part.reads if reading.model == "policy"]
             if moving:
                 raise ValueError(
                     f"{type(part).__name__} reads {moving} under the policy's moving weights; "
                     "weights and shaping are fixed before the first update: read model='old' instead"
                 )
-        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "sampler"]
+        from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "rollout"]
         if from_sampler and self.old == "recorded":
             raise ValueError(
                 f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
                 "which makes them the same: set algorithm.old = 'reread'"
             )
-        least: int = getattr(self.advantage, "min_group_size", 1)
+        least = self.advantage.min_group_size if isinstance(self.advantage, ComparesGroups) else 1
         if self.group_size < least:
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
@@ -136,17 +150,17 @@ class Algorithm:
             mask = mask & part(rollouts)
         return mask
 
-    def shape(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+    def shape_rewards(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         for part in self.shaping:
             scores = part(scores, rollouts, frozen)
         return scores
 
-    def weigh(self, batch: Batch, counts: Counts) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+    def loss_weights(self, batch: Batch, counts: Counts) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
         """Share and importance of every action of a minibatch."""
         importance = torch.ones_like(batch.advantages)
         for weight in self.importance:
             importance = importance * weight(batch, counts)
-        return self.share(batch, counts) * batch.rollouts.action_mask, importance
+        return self.aggregation(batch, counts) * batch.rollouts.action_mask, importance
 
     def loss(self, batch: Batch, live: Mapping[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of this part of the minibatch (parts add up), and metrics weighed with the shares (they add up too).
@@ -162,3 +176,10 @@ class Algorithm:
             loss = loss + coef * (weight * values).sum()
             metrics |= {name: (batch.share * info).sum().detach() for name, info in infos.items()}
         return loss, metrics
+
+
+def part_with_length(part: Part, length: int) -> Part:
+    """The part with the run's completion length, if it needs one and names none."""
+    if isinstance(part, NeedsLength) and part.length is None:
+        return cast(Part, part.with_length(length))
+    return part

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
+from mmrl.core.samples import Media
 from mmrl.core.types import Prompt, Video
 
 
@@ -64,11 +64,11 @@ class Degrade:
             return replace(clip, frames=min(clip.frames, max(2, round(kept * clip.frames))))
         return replace(clip, fps=kept * (self.fps if clip.fps is None else clip.fps))
 
-    def _picture(self, source: Any, seed: int) -> Any:
-        def noisy(pixels: torch.Tensor) -> torch.Tensor:
+    def _picture(self, source: Media, seed: int) -> Media:
+        def add_noise(pixels: torch.Tensor) -> torch.Tensor:
             return pixels + 255 * self.strength * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(seed % 2**63))
 
-        return repainted(source, noisy)
+        return repaint(source, add_noise)
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class MaskPatches:
                 "that needs no masked view"
             )
 
-        def masked(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
-            return lambda pixels: pixels * self._kept(pixels.shape[0], pixels.shape[1], seed)
+        def hide(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+            return lambda pixels: pixels * self._visible(pixels.shape[0], pixels.shape[1], seed)
 
-        return replace(prompt, media=tuple(repainted(source, masked(seed + i)) for i, source in enumerate(prompt.media)))
+        return replace(prompt, media=tuple(repaint(source, hide(seed + i)) for i, source in enumerate(prompt.media)))
 
-    def _kept(self, height: int, width: int, seed: int) -> torch.Tensor:
+    def _visible(self, height: int, width: int, seed: int) -> torch.Tensor:
         """(height, width, 1): 0 in hidden patches."""
         rng = torch.Generator().manual_seed(seed % 2**63)
         kept = torch.rand(-(-height // self.patch), -(-width // self.patch), generator=rng) >= self.probability
@@ -100,7 +100,7 @@ class MaskPatches:
         return kept[:height, :width, None].float()
 
 
-def repainted(source: Any, paint: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def repaint(source: Media, paint: Callable[[torch.Tensor], torch.Tensor]) -> Media:
     """A picture (a path or a PIL image) with other pixels: `paint` gets and gives (height, width, 3) in [0, 255]."""
     import numpy as np
     from PIL import Image, ImageOps

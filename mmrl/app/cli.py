@@ -8,23 +8,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.demo import DEMOS
+from mmrl.app.commands.demo import DEMOS
+from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
 
-TRACEBACK = "MMRL_TRACEBACK"
-EXTRAS = {
-    "jinja2": "report",
-    "matplotlib": "report",
-    "sklearn": "demo",
-    "pyarrow": "data",
-    "fastapi": "server",
-    "uvicorn": "server",
-    "httpx": "server",
-    "math_verify": "rewards",
-    "pycocotools": "rewards",
-    "rapidfuzz": "rewards",
-    "rouge_score": "rewards",
-}
-"""Package -> the extra that brings it."""
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(no_args_is_help=True)
@@ -67,18 +53,6 @@ def main() -> None:
         sys.exit(2)
 
 
-def sentence(error: ValueError | OSError | ModuleNotFoundError) -> str:
-    """What went wrong; for errors that mmrl did not word itself, also how to see where."""
-    if isinstance(error, ModuleNotFoundError):
-        return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name or ""]}]"'
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    ours = module.partition(".")[0].startswith("mmrl")
-    return str(error) if ours else f"{error} ({type(error).__name__} in {module}; --traceback shows where)"
-
-
 def print_version(wanted: bool) -> None:
     if wanted:
         from mmrl import __version__
@@ -117,9 +91,9 @@ def train(
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
 ) -> None:
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
-    from mmrl.app import jobs
+    from mmrl.app.commands import train as jobs
 
-    given = jobs.Given(arguments or [], task, model, data, reward or [], output, resume)
+    given = jobs.TrainArguments(arguments or [], task, model, data, reward or [], output, resume)
     jobs.train(given)
 
 
@@ -132,7 +106,7 @@ def evaluate(
     step: Annotated[int | None, Option(help="Of a run: this checkpoint instead of the newest.")] = None,
 ) -> None:
     """Score held-out prompts."""
-    from mmrl.app import jobs
+    from mmrl.app.commands import train as jobs
 
     jobs.evaluate(name, overrides or [], step)
 
@@ -148,7 +122,7 @@ def plan(
     strict: Annotated[bool, Option("--strict", help="Exit code 2 when it does not fit the card.")] = False,
 ) -> None:
     """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
-    from mmrl.app import plan as planning
+    from mmrl.app.commands import plan as planning
 
     fits = planning.plan(config, overrides or [], calibrate=calibrate, card=card, processes=processes, price=price)
     if strict and not fits:
@@ -158,7 +132,7 @@ def plan(
 @app.command(rich_help_panel=RUN)
 def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
     """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 when something is wrong."""
-    from mmrl.app.check import check as checked
+    from mmrl.app.commands.check import check as checked
 
     if not checked(config, overrides or [], card):
         raise typer.Exit(2)
@@ -172,7 +146,7 @@ def add_demo(name: str, summary: str) -> None:
         seed: Annotated[int, Option(help="Of imitation, data and training.")] = 0,
         overrides: Overrides = None,
     ) -> None:
-        from mmrl.app.demo import run
+        from mmrl.app.commands.demo import run
 
         run(name, output, seed, overrides or [])
 
@@ -186,7 +160,7 @@ for _name, _demo in DEMOS.items():
 @app.command(rich_help_panel=LOOK)
 def report(run: RunFolder) -> None:
     """Write the run's report.html: one file, no network."""
-    from mmrl.app.report import write_report
+    from mmrl.app.report.page import write_report
 
     typer.echo(write_report(run))
 
@@ -200,7 +174,7 @@ def compare(
     """Put two runs side by side: settings that differ, and held-out numbers with their uncertainty."""
     from rich.console import Console
 
-    from mmrl.app import compare as comparing
+    from mmrl.app.commands import compare as comparing
 
     comparison = comparing.compare(first, second)
     comparing.print_comparison(comparison, Console())
@@ -219,7 +193,7 @@ def export(
     ] = "live",
 ) -> None:
     """Write the trained model in the form its own library loads."""
-    from mmrl.app.export import export as exported
+    from mmrl.app.commands.export import export as exported
 
     typer.echo(exported(run, folder, step=step, merge=merge, weights=weights))
 
@@ -235,7 +209,7 @@ def sample(
     whole: Annotated[bool, Option("--whole", help="Sample and score the whole step, exactly as training did.")] = False,
 ) -> None:
     """Draw a prompt's samples again and compare them with what the run noted; exit code 2 where they differ."""
-    from mmrl.app.resample import resample
+    from mmrl.app.commands.sample import resample
 
     found = resample(run, step, prompt, split, index, out, whole)
     typer.echo(found.text)
@@ -251,7 +225,7 @@ def data_check(
     ] = None,
 ) -> None:
     """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
-    from mmrl.app.datatools import check
+    from mmrl.app.commands.data import check
 
     typer.echo(check(source, settings or []))
 
@@ -279,7 +253,7 @@ def data_split(
     image_root: ImageRoot = None,
 ) -> None:
     """Cut a file into parts that share no picture."""
-    from mmrl.app.datatools import split_by_shares
+    from mmrl.app.commands.data import split_by_shares
 
     for part in split_by_shares(source, folder, shares, seed, image_root):
         typer.echo(part)
@@ -296,7 +270,7 @@ def data_filter(
     success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
 ) -> None:
     """Keep the prompts the starting model gets right sometimes: those it can learn from."""
-    from mmrl.app.difficulty import keep_by_difficulty
+    from mmrl.app.commands.filter import keep_by_difficulty
 
     typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
 
@@ -316,7 +290,7 @@ def reward_test(
     served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
 ) -> None:
     """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
-    from mmrl.app.reward_tools import test
+    from mmrl.app.commands.reward import test
 
     if not test(target, settings or [], data, space, template, prompts, served):
         raise typer.Exit(2)
@@ -331,7 +305,7 @@ def reward_score(
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
 ) -> None:
     """Score finished pictures or completions, to see what a reward likes before training on it."""
-    from mmrl.app.reward_tools import score
+    from mmrl.app.commands.reward import score
 
     score(target, settings or [], data, html, out)
 
@@ -343,7 +317,7 @@ def reward_serve(
     port: Annotated[int | None, Option(help="Instead of the spec's (default 8500).")] = None,
 ) -> None:
     """Serve rewards over HTTP, from an environment of their own; a config uses them as http://host:port/name."""
-    from mmrl.app.serve import serve
+    from mmrl.app.commands.serve import serve
 
     serve(spec, host, port)
 
@@ -355,7 +329,7 @@ def ls(
     ] = None,
 ) -> None:
     """List what is there, shipped and yours: name and one line each; `mmrl ls rewards` also what each needs and gives."""
-    from mmrl.app.catalog import KINDS, catalog, details
+    from mmrl.app.plugins.catalog import KINDS, catalog, details
 
     for listed in (kind,) if kind else KINDS:
         rows = catalog(listed)
@@ -374,7 +348,7 @@ def show(
     overrides: Overrides = None,
 ) -> None:
     """Print an algorithm or a run with every value, where it comes from, and the file of each part."""
-    from mmrl.app.show import shown
+    from mmrl.app.commands.show import shown
 
     typer.echo(shown(name, overrides or []))
 
@@ -387,7 +361,7 @@ def cp(
     file: Annotated[Path, Argument(metavar="FILE", help="Where to; must not exist.")],
 ) -> None:
     """Copy a shipped reward, data set or config, to change it."""
-    from mmrl.app.catalog import copy
+    from mmrl.app.plugins.catalog import copy
 
     typer.echo(copy(thing, file))
 
@@ -395,6 +369,6 @@ def cp(
 @app.command(rich_help_panel=MAKE)
 def doctor() -> None:
     """Print versions, devices, memory, disk, and which extras are installed or how to get them."""
-    from mmrl.app.doctor import diagnosis
+    from mmrl.app.commands.doctor import diagnosis
 
     typer.echo(diagnosis())

@@ -4,8 +4,9 @@ import asyncio
 import threading
 from collections.abc import Awaitable
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
+T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -13,20 +14,20 @@ def loop() -> asyncio.AbstractEventLoop:
     """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call."""
     # a cache alone would let threads that ask first at the same time make one each
     with _ONE_AT_A_TIME:
-        return _made()
+        return _new_loop()
 
 
 @cache
-def _made() -> asyncio.AbstractEventLoop:
+def _new_loop() -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
     threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
     return made
 
 
-def settled(answer: Awaitable[Any]) -> Any:
-    """What an awaitable answers, computed in the one loop; for callers outside it."""
+def wait_for(answer: Awaitable[T]) -> T:
+    """Run an awaitable in the one loop and return its answer; for callers outside the loop."""
 
-    async def awaited() -> Any:
+    async def awaited() -> T:
         return await answer
 
     return asyncio.run_coroutine_threadsafe(awaited(), loop()).result()

@@ -1,15 +1,18 @@
-"""What each room promises the others. Attributes are read-only properties, so frozen dataclasses fit."""
+"""The promises between rooms. Attributes are read-only properties, so frozen dataclasses fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmrl.core.types import (
     Batch,
+    ClipRange,
     Counts,
     Credit,
     Group,
@@ -29,8 +32,47 @@ State = dict[str, Any]
 
 
 @runtime_checkable
-class Policy(Protocol):
-    """A trainable generator: all the trainer knows of a modality."""
+class DistributedKind(Protocol):
+    """How accelerate spreads a model: `MULTI_GPU`, `FSDP`, `DEEPSPEED`, ..."""
+
+    @property
+    def value(self) -> str: ...
+
+
+@runtime_checkable
+class Accelerator(Protocol):
+    """accelerate's Accelerator, as far as mmrl uses it."""
+
+    @property
+    def num_processes(self) -> int: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def is_main_process(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def distributed_type(self) -> DistributedKind: ...
+    @property
+    def deepspeed_plugin(self) -> Any: ...
+
+    def prepare(self, *args: Any) -> Any: ...
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+    def gather(self, tensor: Tensor) -> Tensor: ...
+    def backward(self, loss: Tensor) -> None: ...
+    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor: ...
+    def local_main_process_first(self) -> AbstractContextManager[None]: ...
+    def wait_for_everyone(self) -> None: ...
+    def end_training(self) -> None: ...
+
+
+SamplingT = TypeVar("SamplingT", contravariant=True)
+"""How a policy samples: Sampling (text), RolloutPlan (flow)."""
+
+
+@runtime_checkable
+class Policy(Protocol[SamplingT]):
+    """A trainable generator: all the trainer knows of a modality. `Policy[Never]` is any policy, sampling as it trains."""
 
     @property
     def offers(self) -> frozenset[str]:
@@ -42,8 +84,8 @@ class Policy(Protocol):
         """Weights kept beside the live ones: ref, ema."""
         ...
 
-    def rollout(self, requests: Sequence[Request], how: Any = None) -> Rollouts:
-        """Sample. `how` replaces the training settings (evaluation: greedy; flow: the step's schedule)."""
+    def rollout(self, requests: Sequence[Request], sampling: SamplingT | None = None) -> Rollouts:
+        """Sample. `sampling` replaces the training settings (evaluation: greedy; flow: the step's plan)."""
         ...
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -53,8 +95,8 @@ class Policy(Protocol):
         """
         ...
 
-    def split(self, batch: Batch, budget: int, scope: Scope) -> Iterator[Batch]:
-        """Cut a batch into parts that fit `budget` (positions of one forward), never finer than `scope`."""
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Cut a batch into parts that fit `micro_batch` (positions of one forward), never finer than `scope`."""
         ...
 
     def join(self, traces: Sequence[Trace]) -> Trace:
@@ -76,8 +118,8 @@ class Policy(Protocol):
         """Write the live weights in the form the model's own library loads."""
         ...
 
-    def prepare(self, accelerator: Any) -> None:
-        """Move to the device and wrap for many processes; `accelerator` is accelerate's Accelerator."""
+    def prepare(self, accelerator: Accelerator) -> None:
+        """Move to the device and wrap for many processes."""
         ...
 
 
@@ -123,7 +165,7 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Protocol):
+class Peekable(Protocol):
     """A sampler that knows its next prompts before they are drawn."""
 
     def peek(self, num_prompts: int) -> Iterable[Prompt]:
@@ -146,7 +188,7 @@ class Prefetching(Protocol):
 
 
 @runtime_checkable
-class Vetting(Protocol):
+class PromptChecker(Protocol):
     """A policy that can say beforehand which prompts it cannot be shown."""
 
     def unreadable(self, prompts: Sequence[Prompt]) -> Mapping[int, str]:
@@ -155,7 +197,7 @@ class Vetting(Protocol):
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Hypothesis:
     """A reason why training may evaluate other log-probabilities than the sampler noted, and the reading that would show it."""
 
     cause: str
@@ -165,9 +207,9 @@ class Suspect:
     remedy: str
     read: Callable[[], Tensor] | None = None
     """Log-probabilities (n, t) under this one change, NaN where it leaves no action; None: a fact, seen without reading."""
-    must_equal: Literal["sampler", "reading"] = "sampler"
-    """sampler: it is the cause if under the change the sampler's numbers come out. reading: it is the cause if the change moves
-    what training reads, which it must not."""
+    must_equal: Literal["rollout", "reading"] = "rollout"
+    """rollout: it is the cause if under the change the numbers of the rollout come out. reading: it is the cause if the change
+    moves what training reads, which it must not."""
     shrinks: float = 20.0
     """By so much the change must divide the difference to explain it, where it does not make it vanish."""
     control: bool = False
@@ -175,7 +217,7 @@ class Suspect:
 
 
 @runtime_checkable
-class Examiner(Protocol):
+class Diagnostics(Protocol):
     """Looks closer at rollouts, for one policy."""
 
     def audit(self, rollouts: Rollouts) -> None:
@@ -186,7 +228,7 @@ class Examiner(Protocol):
         """
         ...
 
-    def suspects(self, rollouts: Rollouts) -> Iterable[Suspect]:
+    def hypotheses(self, rollouts: Rollouts) -> Iterable[Hypothesis]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
 
         Every process makes the same forwards for as many rows, whatever it finds.
@@ -195,11 +237,11 @@ class Examiner(Protocol):
 
 
 @runtime_checkable
-class Examined(Protocol):
+class Diagnosable(Protocol):
     """A policy that can be looked at closer."""
 
     @property
-    def examiner(self) -> Examiner: ...
+    def diagnostics(self) -> Diagnostics: ...
 
 
 @runtime_checkable
@@ -227,6 +269,28 @@ class Advantage(Protocol):
 
 
 @runtime_checkable
+class ComparesGroups(Protocol):
+    """An advantage that compares the samples of a group; one that does not declare it is content with a single sample."""
+
+    @property
+    def min_group_size(self) -> int:
+        """The fewest samples per prompt that have an advantage."""
+        ...
+
+
+@runtime_checkable
+class NeedsLength(Protocol):
+    """A part that divides or counts by the run's completion length."""
+
+    @property
+    def length(self) -> int | None:
+        """In actions; None: the run fills it in."""
+        ...
+
+    def with_length(self, length: int) -> "NeedsLength": ...
+
+
+@runtime_checkable
 class Mask(Protocol):
     """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
 
@@ -235,7 +299,7 @@ class Mask(Protocol):
 
 @runtime_checkable
 class Weight(Protocol):
-    """Rollouts -> (n, t). As `share` it is the aggregation; as `importance` it multiplies credited terms."""
+    """Rollouts -> (n, t). As `aggregation` it is the aggregation; as `importance` it multiplies credited terms."""
 
     @property
     def reads(self) -> tuple[Reading, ...]: ...
@@ -273,6 +337,14 @@ class Term(Protocol):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch, /) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         """Values, and metrics as (n, t) tensors that are averaged with the shares."""
         ...
+
+
+@runtime_checkable
+class Clipping(Protocol):
+    """A term that clips: what is looked at before training, and must not be clipped by rounding alone."""
+
+    @property
+    def clip_range(self) -> ClipRange: ...
 
 
 @runtime_checkable

@@ -12,6 +12,12 @@ Role = Literal["policy", "injected", "replayed", "probe"]
 """policy: sampled now; injected: text given from outside; replayed: from an earlier step; probe: scored, never trained."""
 
 
+Media = Any
+"""A picture (a path or a PIL image), frames (an array) or a `Video`; their libraries are not imported here."""
+GroundTruth = Any
+"""Whatever a data set and its rewards agree on: a text, a number, a `Box`, a list of these."""
+
+
 class Status(IntEnum):
     """What a reward said of one sample."""
 
@@ -67,9 +73,9 @@ class Prompt:
     id: str
     text: str = ""
     """May hold one `<image>` marker per picture and one `<video>` per clip; without markers the media come first."""
-    media: tuple[Any, ...] = ()
+    media: tuple[Media, ...] = ()
     """Pictures (a path or a PIL image) and `Video`s, in the order the text speaks of them; empty for text to image."""
-    answer: Any = None
+    answer: GroundTruth = None
     """The ground truth that rewards compare with."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """All other columns of the data set's row."""
@@ -82,8 +88,8 @@ class Sample:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     """The completion's tokens, the stop token included."""
-    image: Any = None
-    video: Any = None
+    image: Media = None
+    video: Media = None
     truncated: bool = False
     """True when the completion was cut at max_new_tokens."""
     media_sizes: tuple[MediaSize, ...] = ()

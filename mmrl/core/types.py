@@ -47,12 +47,31 @@ class Request:
 class Reading(NamedTuple):
     """One quantity the objective needs evaluated: what, under which weights, on which view of the prompt.
 
-    Model `old` is the weights that sampled; `sampler` is what the sampler itself reported while sampling.
+    Model `old` is the weights that sampled; `rollout` is what was noted while sampling. Those in use stand in mmrl.core.readings.
     """
 
     quantity: str
     model: str = "policy"
     view: str = "plain"
+
+
+class ClipRange(NamedTuple):
+    """How far a term lets something move from where an update begins, to either side: `ClipRange(0.2, 0.28)`.
+
+    Infinite where a side is open.
+    """
+
+    low: float
+    high: float
+    level: Literal["action", "rollout"] = "action"
+    """What is clipped: something of every action, or one mean per rollout."""
+    of: Literal["ratio", "scaled_ratio", "probability"] = "ratio"
+    """ratio: policy / old, or its log; scaled_ratio: a ratio whose log was multiplied by the step's deviation (GRPO-Guard);
+    probability: policy - old."""
+
+    @property
+    def narrowest(self) -> float:
+        return min(self.low, self.high)
 
 
 @runtime_checkable
@@ -76,6 +95,8 @@ class Rollouts:
     """What was noted while sampling; a row of NaN (injected) is evaluated again before the first update."""
     node_ids: Int[Tensor, "n t"] | None = None
     """Equal where rollouts share an action (trees); None: nothing is shared."""
+    weights_version: int = 0
+    """How many updates the weights had that sampled; of several writers the oldest."""
 
     def __len__(self) -> int:
         return len(self.group_ids)

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, cast
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import cast
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
@@ -27,7 +29,7 @@ class WorkerProcess:
         ValueError: the function cannot be pickled.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         try:
             self._payload = pickle.dumps(function)
         except Exception as error:  # noqa: BLE001 - pickling runs the function's own code
@@ -36,11 +38,11 @@ class WorkerProcess:
                 "not inside a function and not as a lambda"
             ) from None
         self._files = plugin_files(function)
-        self._process: Any = None
-        self._connection: Any = None
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, *arguments: Any, timeout_s: float | None = None) -> Any:
+    def __call__(self, *arguments: object, timeout_s: float | None = None) -> object:
         """The function's answer.
 
         Raises:
@@ -48,14 +50,15 @@ class WorkerProcess:
             WorkerError: the process died, or raised something that cannot be pickled; else whatever the function raised.
         """
         with self._lock:
-            if self._process is None or not self._process.is_alive():
-                self._start()
+            if self._process is None or self._connection is None or not self._process.is_alive():
+                self._connection = self._start()
+            connection = self._connection
             try:
-                self._connection.send_bytes(pickle.dumps(arguments))
-                if not self._connection.poll(timeout_s):
+                connection.send_bytes(pickle.dumps(arguments))
+                if not connection.poll(timeout_s):
                     self._kill()
                     raise TimeoutError(f"no answer within {timeout_s} s; its process was killed")
-                answered, value = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - our own child's bytes
+                answered, value = pickle.loads(connection.recv_bytes())  # noqa: S301 - our own child's bytes
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 code = self._kill()
                 raise WorkerError(f"its process died with exit code {code}") from None
@@ -68,7 +71,7 @@ class WorkerProcess:
             if self._process is not None:
                 self._kill()
 
-    def _start(self) -> None:
+    def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, self._payload, self._files), daemon=True)
@@ -78,8 +81,10 @@ class WorkerProcess:
         if ready:
             self._kill()
             raise WorkerError(f"its process cannot load it: {ready.decode()}")
+        return self._connection
 
     def _kill(self) -> int | None:
+        assert self._process is not None and self._connection is not None
         self._process.kill()
         self._process.join()
         code = self._process.exitcode
@@ -88,8 +93,8 @@ class WorkerProcess:
         return code
 
 
-def serve(connection: Any, payload: bytes, files: Mapping[str, str]) -> None:
-    """What the other process does: load, then answer until nobody asks."""
+def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> None:
+    """The other process's loop: load, then answer until nobody asks."""
     try:
         for name, file in files.items():
             load_file(name, file)
@@ -105,7 +110,7 @@ def serve(connection: Any, payload: bytes, files: Mapping[str, str]) -> None:
         except EOFError:
             return
         try:
-            reply: tuple[bool, Any] = True, function(*arguments)
+            reply: tuple[bool, object] = True, function(*arguments)
             packed = pickle.dumps(reply)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
             packed = pickle.dumps((False, portable(error)))
@@ -121,14 +126,14 @@ def portable(error: Exception) -> Exception:
     return error
 
 
-def plugin_files(function: Callable[..., Any]) -> dict[str, str]:
+def plugin_files(function: Callable[..., object]) -> dict[str, str]:
     """Modules of the function, and of what it holds, that were loaded by path: another process cannot import them by name."""
     files: dict[str, str] = {}
-    held: list[Any] = [function]
+    held: list[object] = [function]
     while held:
         thing = held.pop()
         if isinstance(thing, partial):
-            whole = cast("partial[Any]", thing)
+            whole = cast("partial[object]", thing)
             held += [whole.func, *whole.args, *whole.keywords.values()]
             continue
         name = getattr(thing, "__module__", None) or ""

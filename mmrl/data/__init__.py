@@ -1,1 +1,1 @@
-"""Reading, checking, converting and splitting data sets; what the files in datasets/ share."""
+"""Readers, checks, conversion and splits of data sets, shared by the files in datasets/."""

@@ -1,25 +1,27 @@
-"""Other people's layouts -> grounding JSONL (pixels, xyxy), which datasets/grounding_jsonl.py reads."""
+"""Conversion of COCO's and RefCOCO's layouts to grounding JSONL (pixels, xyxy), which datasets/grounding_jsonl.py reads."""
 
 import json
 import pickle
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
-from mmrl.data.files import below, relative_to, write_jsonl
+from mmrl.data.files import path_below, relative_to, write_jsonl
 
 KINDS = ("coco", "refcoco")
 """coco: an instances JSON; one row per picture and category, with all its boxes. refcoco: a folder with instances.json and
 refs (.p or .json), or the refs file itself; one row per sentence, with its split."""
+Record = dict[str, Any]
+"""An object of a JSON file: `{"id": 7, "file_name": "7.jpg"}`."""
 _OVERHANG = 1.0
 """Pixels by which annotation tools let boxes stick out; such boxes are cut at the edge and counted."""
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What was written, and what was not."""
+class Conversion:
+    """The file that a conversion wrote, and what it left out."""
 
     out: Path
     num_rows: int
@@ -27,7 +29,7 @@ class Converted:
     missing_pictures: int
     """Pictures of written rows that are not where `image_root` says; `check_file` names them."""
     notes: Mapping[str, int]
-    """What was left out or changed -> how many: {"annotations left out: crowd": 3}."""
+    """Reason why something was left out or changed -> how often: {"annotations left out: crowd": 3}."""
 
     def __str__(self) -> str:
         notes = "".join(f"\n  {count} {reason}" for reason, count in sorted(self.notes.items()))
@@ -41,8 +43,10 @@ def convert(
     out: str | Path,
     image_root: str | Path | None = None,
     question: str = "Locate every {label} in the picture.",
-) -> Converted:
-    """Write `out`, whole or not at all. Picture paths become relative to its folder, or absolute outside it.
+) -> Conversion:
+    """Convert a data set and write `out`, whole or not at all.
+
+    Picture paths become relative to the folder of `out`, or absolute outside it.
 
     Args:
         kind: one of KINDS.
@@ -59,9 +63,9 @@ def convert(
     root, notes = Path(image_root) if image_root is not None else folder, Counter[str]()
     try:
         found = _coco_rows(source, question, notes) if kind == "coco" else _refcoco_rows(source, notes)
-        rows = list[dict[str, Any]]()
+        rows = list[Record]()
         for row in found:
-            below(root, row["image"], "image_root", image_root is None)
+            path_below(root, row["image"], "image_root", image_root is None)
             rows.append(row | {"image": relative_to(row["image"], root, out.parent)})
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{source} does not have the layout of {kind}: {type(error).__name__} {error}") from None
@@ -70,13 +74,13 @@ def convert(
     pictures = {row["image"] for row in rows}
     write_jsonl({out: rows})
     missing = sum(not (out.parent / picture).is_file() for picture in pictures)
-    return Converted(out, len(rows), len(pictures), missing, dict(notes))
+    return Conversion(out, len(rows), len(pictures), missing, dict(notes))
 
 
-def _coco_rows(source: Path, question: str, notes: Counter[str]) -> Iterator[dict[str, Any]]:
+def _coco_rows(source: Path, question: str, notes: Counter[str]) -> Iterator[Record]:
     data = _json(source)
     images, names = _by_id(data["images"]), {category["id"]: category["name"] for category in data["categories"]}
-    boxes: defaultdict[tuple[Any, Any], list[list[float]]] = defaultdict(list)
+    boxes: defaultdict[tuple[Hashable, Hashable], list[list[float]]] = defaultdict(list)
     for annotation in data["annotations"]:
         box = _box(annotation, images[annotation["image_id"]], notes)
         if box is not None:
@@ -94,7 +98,7 @@ def _coco_rows(source: Path, question: str, notes: Counter[str]) -> Iterator[dic
         }
 
 
-def _refcoco_rows(source: Path, notes: Counter[str]) -> Iterator[dict[str, Any]]:
+def _refcoco_rows(source: Path, notes: Counter[str]) -> Iterator[Record]:
     refs_file = _refs_file(source)
     data = _json(refs_file.parent / "instances.json")
     images, annotations = _by_id(data["images"]), _by_id(data["annotations"])
@@ -112,8 +116,8 @@ def _refcoco_rows(source: Path, notes: Counter[str]) -> Iterator[dict[str, Any]]
             }
 
 
-def _box(annotation: Mapping[str, Any], image: Mapping[str, Any], notes: Counter[str]) -> list[float] | None:
-    """xyxy inside the picture, or None with a note why."""
+def _box(annotation: Record, image: Record, notes: Counter[str]) -> list[float] | None:
+    """The annotation's xyxy inside the picture, or None with a note why."""
     if annotation.get("iscrowd"):
         notes["annotations left out: crowd"] += 1
         return None
@@ -132,7 +136,7 @@ def _box(annotation: Mapping[str, Any], image: Mapping[str, Any], notes: Counter
     return [round(a, 4) for a in cut]
 
 
-def _by_id(rows: list[dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+def _by_id(rows: list[Record]) -> dict[Hashable, Record]:
     return {row["id"]: row for row in rows}
 
 
@@ -157,7 +161,7 @@ def _refs_file(source: Path) -> Path:
     return found[0]
 
 
-def _refs(path: Path) -> Any:
+def _refs(path: Path) -> list[Record]:
     if path.suffix != ".p":
         return _json(path)
     with path.open("rb") as file:
@@ -169,7 +173,7 @@ def _refs(path: Path) -> Any:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Lists, dicts, strings and numbers only: a pickle that names any class or function could run code, and is refused."""
+    """An unpickler of plain data: a pickle that names any class or function could run code, and is refused."""
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
+    def find_class(self, module_name: str, global_name: str) -> Never:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")

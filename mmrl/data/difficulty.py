@@ -1,4 +1,4 @@
-"""Keeping the prompts a policy can learn from: neither always right nor never."""
+"""Selection of the prompts that a policy can learn from: those it gets neither always right nor never."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

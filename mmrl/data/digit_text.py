@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +71,8 @@ class Prints:
 
 
 def smear(picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Blurred, paler, with soft blots."""
+    """A copy that is blurred, paler and has soft blots."""
     blurred = picture.filter(ImageFilter.GaussianBlur(picture.height / 16 * rng.uniform(0.5, 1.2)))
-    coarse: Any = Image.fromarray(rng.integers(0, 256, (2, 4), dtype=np.uint8))
+    coarse = Image.fromarray(rng.integers(0, 256, (2, 4), dtype=np.uint8))
     blots = coarse.resize(picture.size, Image.Resampling.BICUBIC)
     return Image.composite(Image.new("RGB", picture.size, INK), blurred, blots.point(lambda value: value * 0.5))

@@ -1,17 +1,16 @@
-"""Writing JSONL so that a reader never meets half a file, and the folder that the files named in rows must not leave."""
+"""JSONL that no reader meets half-written, and paths of rows that must not leave their folder."""
 
 import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
 """Environment variable: 1 lets links in a folder of pictures or videos lead out of it."""
 
 
-def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, Any]]]) -> None:
+def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, object]]]) -> None:
     """Write every file under a temporary name, then rename all: on failure the old files stand untouched."""
     written: dict[Path, Path] = {}
     try:
@@ -37,7 +36,7 @@ def relative_to(picture: str, root: Path, folder: Path) -> str:
     return os.path.abspath(root / picture) if seen.parts[0] == os.pardir else seen.as_posix()
 
 
-def below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
+def path_below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
     """The path of a file that a row names; it starts at `root` and stays below it.
 
     Args:
@@ -77,7 +76,7 @@ def _real(folder: str) -> str:
 
 @lru_cache(maxsize=256)
 def _bounds(root: str) -> str:
-    """What links may not leave: the root, or of the hub's cache the repository, whose snapshots link to its blobs."""
+    """The folder that links may not leave: the root, or in the hub's cache the repository, whose snapshots link to its blobs."""
     real = Path(os.path.realpath(root))
     caches = (folder.parent for folder in (real, *real.parents) if folder.name == "snapshots")
     return str(next((cache for cache in caches if (cache / "blobs").is_dir()), real))

@@ -1,17 +1,17 @@
-"""Rows with a picture, a question and boxes -> prompts."""
+"""Prompts from rows with a picture, a question and boxes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, TypeGuard, cast
 
+from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside
 from mmrl.core.types import MediaSize, Prompt
-from mmrl.data.files import below
+from mmrl.data.files import path_below
 from mmrl.data.pictures import open_picture, picture_size
-from mmrl.data.readers import Row, read_rows
+from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id
-from mmrl.geometry.boxes import SPACES, Box, Space, check_inside
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
@@ -24,12 +24,12 @@ _USUAL_NAMES = {
     "id": ("id",),
     "split": ("split",),
 }
-"""What a grounding row consists of, and how its columns are called if nobody says otherwise."""
+"""The columns of a grounding row, and their names in files if nobody says otherwise."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
+    """The layout of grounding rows: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
 
     A box may be four numbers, an object with `bbox`, `bbox_2d` or `box` and perhaps `label`, or a list of either.
     """
@@ -45,7 +45,7 @@ class Layout:
     decode: bool = False
     """True: decode every picture when checking it, not only suspicious ones."""
     anywhere: bool = True
-    """Whether rows may name any file by its absolute path; relative paths never leave image_root."""
+    """True lets rows name any file by its absolute path; relative paths never leave image_root."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(_USUAL_NAMES))
@@ -82,32 +82,35 @@ class Layout:
 
     def split_of(self, row: Row) -> str:
         """The split a row belongs to."""
-        return str(self._required(row, "split"))
+        return str(self._require(row, "split"))
 
     def _questions(self, row: Row) -> list[str]:
-        found = self._required(row, "question")
-        questions = cast(list[Any], found) if isinstance(found, list) else [found]
-        if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
+        found = self._require(row, "question")
+        listed = cast(list[object], found) if isinstance(found, list) else [found]
+        questions = [question for question in listed if isinstance(question, str) and question.strip()]
+        if not questions or len(questions) < len(listed):
             raise ValueError(f"column {self._name(row, 'question')!r} must be a text that is not empty, not {found!r}")
         return questions
 
-    def _media(self, row: Row) -> list[Any]:
-        found = self._required(row, "image")
-        pictures = cast(list[Any], found) if isinstance(found, list) else [found]
+    def _media(self, row: Row) -> list[object]:
+        found = self._require(row, "image")
+        pictures = cast(list[object], found) if isinstance(found, list) else [found]
         if not pictures:
             raise ValueError(f"column {self._name(row, 'image')!r} holds no picture")
-        return [self._located(picture) for picture in pictures]
+        return [self._resolve_path(picture) for picture in pictures]
 
-    def _located(self, picture: Any) -> Any:
+    def _resolve_path(self, picture: object) -> object:
         """A path, or a Hugging Face cell that holds nothing but one, as a path below image_root."""
         if isinstance(picture, str):
-            return str(Path(below(self.image_root, picture, "image_root", self.anywhere)))
-        if isinstance(picture, dict) and not picture.get("bytes") and isinstance(picture.get("path"), str):
-            return picture | {"path": self._located(picture["path"])}
+            return str(Path(path_below(self.image_root, picture, "image_root", self.anywhere)))
+        if isinstance(picture, dict):
+            cell = cast(dict[str, object], picture)
+            if not cell.get("bytes") and isinstance(cell.get("path"), str):
+                return cell | {"path": self._resolve_path(cell["path"])}
         return picture
 
     def _boxes(self, row: Row, size: tuple[int, int]) -> Box | tuple[Box, ...]:
-        found = self._required(row, "box")
+        found = self._require(row, "box")
         space = self._optional(row, "space") or self.space
         self._check_space(space)
         single = isinstance(found, dict) or (
@@ -116,21 +119,21 @@ class Layout:
         items = [found] if single else found
         if not isinstance(items, list | tuple):
             raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {found!r}")
-        boxes = tuple(self._box(item, space) for item in cast(Sequence[Any], items))
+        boxes = tuple(self._box(item, space) for item in cast(Sequence[object], items))
         for box in boxes:
             check_inside(box, MediaSize(*size, *size))
         return boxes[0] if single else boxes
 
-    def _box(self, item: Any, space: Space) -> Box:
-        label = None
-        numbers = item
+    def _box(self, item: object, space: Space) -> Box:
+        label, numbers = None, item
         if isinstance(item, dict):
-            fields = cast(dict[str, Any], item)
+            fields = cast(dict[str, object], item)
             label = fields.get("label")
             numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
-        if not isinstance(numbers, list | tuple) or len(numbers) != 4 or not all(map(_is_number, numbers)):
+        sides = [float(x) for x in cast(Sequence[object], numbers) if _is_number(x)] if isinstance(numbers, list | tuple) else []
+        if len(sides) != 4 or len(cast(Sequence[object], numbers)) != 4:
             raise ValueError(f"a box must be four numbers, not {item!r}")
-        x1, y1, x2, y2 = (float(x) for x in numbers)
+        x1, y1, x2, y2 = sides
         if self.box_format == "xywh":
             x2, y2 = x1 + x2, y1 + y2
         return Box(x1, y1, x2, y2, space, None if label is None else str(label))
@@ -140,7 +143,7 @@ class Layout:
         if told is not None and tuple(told) != real:
             raise ValueError(f"the row says its picture has size {list(told)}, but it has {list(real)} (width, height)")
 
-    def _check_space(self, space: Any) -> None:
+    def _check_space(self, space: object) -> None:
         if space not in SPACES or space == "resized":
             raise ValueError(
                 f"boxes of a data set cannot be in space {space!r}: use pixel, norm1000 or norm1 "
@@ -148,18 +151,18 @@ class Layout:
             )
 
     def _name(self, row: Row, key: str) -> str | None:
-        """What the row calls our column `key`; None if it has no such column."""
+        """The row's own name of our column `key`; None if it has no such column."""
         names = (self.columns[key],) if key in self.columns else _USUAL_NAMES[key]
         present = [name for name in names if name in row.values]
         if len(present) > 1:
             raise ValueError(f"columns {', '.join(present)} all look like the {key}: choose with columns = {{{key} = ..}}")
         return present[0] if present else None
 
-    def _optional(self, row: Row, key: str) -> Any:
+    def _optional(self, row: Row, key: str) -> Cell:
         name = self._name(row, key)
         return None if name is None else row.values[name]
 
-    def _required(self, row: Row, key: str) -> Any:
+    def _require(self, row: Row, key: str) -> Cell:
         value = self._optional(row, key)
         if value is None:
             wanted = self.columns.get(key, " or ".join(_USUAL_NAMES[key]))
@@ -169,7 +172,7 @@ class Layout:
 
 
 def read_grounding(path: str | Path, layout: Layout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:
-    """All good prompts of a file, and a report on its bad rows."""
+    """Read all good prompts of a file, and a report on its bad rows."""
     report, prompts, ids = Report(str(path), limit), list[Prompt](), set[str]()
     for row in read_rows(path, report):
         with report.collecting(row.place):
@@ -191,5 +194,5 @@ def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20) 
     return report
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)

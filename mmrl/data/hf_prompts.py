@@ -1,23 +1,23 @@
 """Grounding prompts over a Hugging Face data set, built when asked for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import overload
 
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import Layout
-from mmrl.data.readers import Row, hf_rows
+from mmrl.data.readers import Row, StoredHfDataset, hf_rows
 from mmrl.data.validate import Report, check_new_id
 
 
 @dataclass(frozen=True)
 class StoredPrompts(Sequence[Prompt]):
-    """A Dataset as a sequence. All rows are checked at once; pictures are opened again only when used.
+    """A Dataset as a sequence of prompts. All rows are checked at once; pictures are opened again only when used.
 
     Raises ValueError listing the first bad rows.
     """
 
-    data: Any
+    data: StoredHfDataset
     name: str
     layout: Layout
     places: list[tuple[int, int]] = field(init=False)
@@ -52,7 +52,7 @@ class StoredPrompts(Sequence[Prompt]):
 class StreamedPrompts:
     """An IterableDataset as prompts; may be gone through again. A bad row raises ValueError, naming its place, when reached."""
 
-    data: Any
+    data: Iterable[Mapping[str, object]]
     name: str
     layout: Layout
 

@@ -1,23 +1,22 @@
-"""Questions turned round: what was the one right option becomes the one wrong one, so several answers are right."""
+"""Inversion of questions: the one right option becomes the one wrong one, so that several answers are right."""
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mmrl.core.types import Prompt
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def listed(question: str, options: Sequence[str]) -> str:
+def list_options(question: str, options: Sequence[str]) -> str:
     """A question with its options, one lettered line each."""
     return "\n".join([question, *(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))])
 
 
 @dataclass(frozen=True)
 class Inversion:
-    """With a probability, "what is he holding?" becomes "what is not he holding?" (TW-GRPO, arXiv:2505.24718).
+    """Inversion with a probability: "what is he holding?" becomes "what is not he holding?" (TW-GRPO, arXiv:2505.24718).
 
     The question is put in small letters and its second word negated. Of the options that were wrong a random number stay and
     are now right, the one that was right is now wrong, and all are shuffled. Questions with several right options, or with
@@ -26,7 +25,7 @@ class Inversion:
 
     probability: float = 0.5
     seed: int = 0
-    write: Callable[[str, Sequence[str]], str] = listed
+    write: Callable[[str, Sequence[str]], str] = list_options
     """Question and options -> the prompt's text."""
 
     def __post_init__(self) -> None:
@@ -35,10 +34,13 @@ class Inversion:
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts in order, some of them inverted: the same ones for the same seed, whatever the others are."""
-        return [self.inverted(prompt) for prompt in prompts]
+        return [self.invert(prompt) for prompt in prompts]
 
-    def inverted(self, prompt: Prompt) -> Prompt:
-        """Raises ValueError naming the prompt where its columns `question` and `options` or its answer do not fit."""
+    def invert(self, prompt: Prompt) -> Prompt:
+        """The prompt, perhaps inverted.
+
+        Raises ValueError naming the prompt where its columns `question` and `options` or its answer do not fit.
+        """
         question, options, right = self._read(prompt)
         rng = random.Random(f"{self.seed}/{prompt.id}")
         words = question.lower().split()
@@ -55,10 +57,8 @@ class Inversion:
         return replace(prompt, text=self.write(negated, shown), answer=answer, columns=columns)
 
     def _read(self, prompt: Prompt) -> tuple[str, Sequence[str], str]:
-        """Question, options, and the right letters without blanks and commas."""
-        question: Any = prompt.columns.get("question")
-        options: Any = prompt.columns.get("options")
-        given: Any = prompt.answer
+        """The question, its options, and the right letters without blanks and commas."""
+        question, options, given = prompt.columns.get("question"), prompt.columns.get("options"), prompt.answer
         answer = ",".join(map(str, given)) if isinstance(given, list | tuple) else given
         if not isinstance(question, str) or not isinstance(options, list | tuple) or not 0 < len(options) <= len(LETTERS):
             raise ValueError(

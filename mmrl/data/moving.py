@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.answers.spans.interval import Interval
 from mmrl.data.scenes import SPLITS, Pixels, background, handwriting
-from mmrl.geometry.intervals import Interval
 
 KINDS = ("when", "which", "how_many", "order")
 """when: a span. which: several letters. how_many: a number. order: one letter."""
@@ -24,7 +24,7 @@ _ATTEMPTS = 500
 
 @dataclass(frozen=True)
 class ClipStyle:
-    """What clips look like. The smaller side, seconds and num_discs, the sooner a small model learns from them."""
+    """The look of clips. The smaller side, seconds and num_discs, the sooner a small model learns from them."""
 
     side: int = 48
     """Width and height in pixels; even, as H.264 demands."""
@@ -110,7 +110,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Clip:
-    """What happens in a clip, and the question about it; `draw` makes the pictures."""
+    """The events of a clip, and the question about it; `draw` makes the pictures."""
 
     key: tuple[int, int, int]
     """Seed, index and split."""
@@ -141,7 +141,7 @@ class Clip:
         return tuple(actor for actor in self.actors if actor.digit is not None)
 
 
-def style_of(values: Mapping[str, Any]) -> ClipStyle:
+def style_of(values: Mapping[str, object]) -> ClipStyle:
     """A style from the words of a config: `style_of({"side": 32})`; ValueError for a field that does not exist."""
     known = [f.name for f in fields(ClipStyle)]
     unknown = sorted(set(values) - set(known))
@@ -205,7 +205,7 @@ def _cast(rng: np.random.Generator, style: ClipStyle, kind: str) -> list[int]:
 
 
 def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], apart: bool) -> tuple[Actor, ...]:
-    """When everyone is there; `apart`: digits come at least a step of the time grid after one another."""
+    """The frames in which everyone is there; `apart`: digits come at least a step of the time grid after one another."""
     spans, cast = _spans(style), [*digits, *[None] * style.num_discs]
     for _ in range(_ATTEMPTS):
         chosen = [spans[i] for i in rng.integers(len(spans), size=len(cast))]
@@ -219,7 +219,7 @@ def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], ap
 
 
 def _asks_which(rng: np.random.Generator, clip: Clip) -> Clip:
-    """Options in ascending order, so that their places tell nothing; some appear and some do not."""
+    """Ask which digits appear; options are in ascending order, so that their places tell nothing, and some do not appear."""
     there = [int(actor.digit or 0) for actor in clip.digits]
     absent = [digit for digit in clip.style.digits if digit not in there]
     wrong = rng.choice(absent, min(len(absent), max(clip.style.num_options - len(there), 0)), replace=False) if absent else []
@@ -249,7 +249,7 @@ def _disc(rng: np.random.Generator, style: ClipStyle) -> Pixels:
 
 
 def _blend(picture: Pixels, ink: Pixels, colour: Pixels, x: int, y: int) -> None:
-    """Put an ink with its upper left corner at (x, y), of which parts may lie outside."""
+    """Paint an ink into the picture with its upper left corner at (x, y), of which parts may lie outside."""
     side, (height, width) = len(picture), ink.shape
     inside = ink[max(-y, 0) : side - y, max(-x, 0) : side - x]
     area = picture[max(y, 0) : min(y + height, side), max(x, 0) : min(x + width, side)]
@@ -286,7 +286,7 @@ def _paths(rng: np.random.Generator, clip: Clip, shapes: list[tuple[int, ...]]) 
 
 
 def _nearest_edge(place: NDArray[np.float64], size: NDArray[np.float64], side: int) -> NDArray[np.float64]:
-    """Where an actor stands when it has just gone over the edge nearest to it."""
+    """The place of an actor that has just gone over the edge nearest to it."""
     ways = np.array([place[0] + size[0], side - place[0], place[1] + size[1], side - place[1]])
     edge = int(ways.argmin())
     gone = place.copy()
@@ -295,7 +295,7 @@ def _nearest_edge(place: NDArray[np.float64], size: NDArray[np.float64], side: i
 
 
 def _towards(gate: NDArray[np.float64], place: NDArray[np.float64], share: float) -> tuple[int, int]:
-    """Between the gate (0) and the place (1), in whole pixels, at least one pixel inside."""
+    """A place between the gate (0) and the place (1), in whole pixels, at least one pixel inside."""
     way = (place - gate) * share
     x, y = gate + np.sign(way) * np.maximum(np.abs(way).round(), np.abs(way) > 0)
     return round(x), round(y)
@@ -308,7 +308,7 @@ def _move(
     sizes: list[NDArray[np.float64]],
     rooms: list[NDArray[np.float64]],
 ) -> None:
-    """One frame on: two that overlap and approach each other swap their speeds along the axis on which they overlap least."""
+    """Move all by a frame: two that overlap and approach each other swap speeds along the axis of least overlap."""
     for n, i in enumerate(roaming):
         for j in roaming[:n]:
             centre = places[i] + sizes[i] / 2 - places[j] - sizes[j] / 2

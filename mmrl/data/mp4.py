@@ -1,4 +1,4 @@
-"""Writing H.264 files from drawn pictures, once and whole, into a folder named by what they show."""
+"""H.264 files from drawn pictures, written once and whole into a folder named by what they show."""
 
 import hashlib
 import json
@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
-    """Pictures (frames, height, width, 3) as an H.264 file; the same pictures give the same bytes on the same machine.
+    """Write pictures (frames, height, width, 3) as an H.264 file: the same pictures give the same bytes on the same machine.
 
     It is written under another name and renamed, so that no reader meets half a file.
 
@@ -29,12 +28,20 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions
+        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions, and no macroblock
+        # tree: the same pictures make another file in 1 of 100 times
         with av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
             stream = file.add_stream("libx264", rate=fps)
             stream.height, stream.width = frames.shape[1:3]
             stream.pix_fmt = "yuv420p"
-            stream.options = {"crf": str(crf), "preset": "veryfast", "threads": "1", "bf": "0", "g": "16"}
+            stream.options = {
+                "crf": str(crf),
+                "preset": "veryfast",
+                "threads": "1",
+                "bf": "0",
+                "g": "16",
+                "x264-params": "mbtree=0",
+            }
             for picture in frames:
                 file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             file.mux(stream.encode(None))
@@ -44,12 +51,12 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     return path
 
 
-def written_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
-    """The file `path`, drawn and written now unless it is there."""
+def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
+    """Draw and write the file `path` unless it is there; return the path."""
     return path if path.is_file() else write_mp4(path, draw(), fps)
 
 
-def clip_folder(name: str, settings: Mapping[str, Any], code: tuple[str, ...], root: Path | None = None) -> Path:
+def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...], root: Path | None = None) -> Path:
     """A folder named by a hash of the settings, these files of code, this one and PyAV's version.
 
     It lies below `root`, by default $MMRL_CACHE or ~/.cache/mmrl.

@@ -1,11 +1,10 @@
-"""Opening pictures, and telling whole files from broken ones without decoding all of them."""
+"""Opening, measuring and hashing pictures; broken files are found without decoding all of them."""
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from PIL import ExifTags, Image, ImageOps
 
@@ -16,7 +15,7 @@ _TURNED = range(5, 9)
 """EXIF orientations that swap width and height."""
 
 
-def open_picture(source: Any) -> Image.Image:
+def open_picture(source: object) -> Image.Image:
     """A PIL image from a path, bytes, a Hugging Face image cell ({"bytes": .., "path": ..}) or a PIL image; not yet decoded.
 
     Raises FileNotFoundError for a missing file, ValueError for anything that is not a picture.
@@ -24,40 +23,40 @@ def open_picture(source: Any) -> Image.Image:
     if isinstance(source, Image.Image):
         return source
     if isinstance(source, dict):
-        source = source.get("bytes") or source.get("path")
+        source = _inside_cell(source)
     if isinstance(source, str | Path):
         if not Path(source).is_file():
             raise FileNotFoundError(f"picture {source} does not exist")
-        return _opened(Path(source), str(source))
+        return _open(Path(source), str(source))
     if isinstance(source, bytes):
-        return _opened(io.BytesIO(source), f"({len(source)} bytes)")
+        return _open(io.BytesIO(source), f"({len(source)} bytes)")
     raise ValueError(f"a picture must be a path, bytes or a PIL image, not {type(source).__name__}")
 
 
-def picture_size(source: Any, decode: bool = False) -> tuple[int, int]:
+def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
     """Width and height of the picture held upright, as EXIF demands and as models see it.
 
     A file that does not end as its format demands is decoded to see whether it is broken.
     Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too.
     """
-    with _looking_at(source) as picture:
+    with _picture(source) as picture:
         if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
             _decode(picture, _name(source))
         width, height = picture.size
         return (height, width) if _orientation(picture, _name(source)) in _TURNED else (width, height)
 
 
-def content_hash(source: Any) -> str:
-    """Equal for pictures with the same pixels, whatever their files' names and formats."""
-    with _looking_at(source) as picture:
+def content_hash(source: object) -> str:
+    """A hash of the pixels: equal for equal pictures, whatever their files' names and formats."""
+    with _picture(source) as picture:
         _decode(picture, _name(source))
         rgb = ImageOps.exif_transpose(picture).convert("RGB")
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
 
 
 @contextmanager
-def _looking_at(source: Any) -> Iterator[Image.Image]:
-    """The picture; a file that was opened for it is closed again, a caller's own image stays as it is."""
+def _picture(source: object) -> Iterator[Image.Image]:
+    """Open a picture for a block; its file is closed again, a caller's own image stays as it is."""
     picture = open_picture(source)
     try:
         yield picture
@@ -66,7 +65,7 @@ def _looking_at(source: Any) -> Iterator[Image.Image]:
             picture.close()
 
 
-def _opened(file: Any, name: str) -> Image.Image:
+def _open(file: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         return Image.open(file)
     except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
@@ -90,18 +89,23 @@ def _orientation(picture: Image.Image, name: str) -> int | None:
         raise ValueError(f"picture {name} has unreadable notes on its orientation: {error}") from None
 
 
-def _ends_well(source: Any, picture_format: str | None) -> bool:
+def _ends_well(source: object, picture_format: str | None) -> bool:
     last = _LAST_BYTES.get(picture_format or "")
     if last is None:
         return False
     if isinstance(source, dict):
-        source = source.get("bytes") or source.get("path")
+        source = _inside_cell(source)
     if isinstance(source, bytes):
         return source.endswith(last)
-    with open(source, "rb") as file:
+    with Path(str(source)).open("rb") as file:
         file.seek(-len(last), io.SEEK_END)
         return file.read() == last
 
 
-def _name(source: Any) -> str:
+def _inside_cell(cell: Mapping[object, object]) -> object:
+    """The bytes of a Hugging Face image cell, else its path."""
+    return cell.get("bytes") or cell.get("path")
+
+
+def _name(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "(not a file)"

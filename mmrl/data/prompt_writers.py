@@ -7,7 +7,7 @@ for alone (its text, its objects), so splits never share a task, whatever their 
 import random
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mmrl.core.samples import Prompt
 from mmrl.data import digit_text
@@ -68,12 +68,12 @@ TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_
 
 
 class Task(NamedTuple):
-    """What a prompt asks for."""
+    """A prompt's task and its wording."""
 
     key: str
     """Decides on the split."""
     wording: str
-    columns: dict[str, Any]
+    columns: dict[str, object]
     answer: str | None = None
 
 
@@ -140,7 +140,7 @@ def _number(rng: random.Random) -> Task:
 def _objects(rng: random.Random) -> Task:
     tag = rng.choice(TAGS)
     first, second = rng.sample(OBJECTS, 2)
-    include, exclude = [_clause(first)], list[dict[str, Any]]()
+    include, exclude = [_clause(first)], list[dict[str, object]]()
     if tag == "single_object":
         words = _one(first)
     elif tag == "counting":
@@ -165,7 +165,7 @@ def _objects(rng: random.Random) -> Task:
     return Task(key, rng.choice(SCENES).format(words), columns)
 
 
-def _clause(name: str, count: int = 1) -> dict[str, Any]:
+def _clause(name: str, count: int = 1) -> dict[str, object]:
     return {"class": name, "count": count}
 
 

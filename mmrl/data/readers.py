@@ -1,21 +1,45 @@
 """Rows of JSONL, JSON, parquet and Hugging Face data sets, each with the place it stands at."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from mmrl.core.offline import offline_note
 from mmrl.data.validate import Report
+
+T = TypeVar("T")
+Cell = Any
+"""A value of a row, as JSON, parquet or a Hugging Face data set give it: text, number, list, object, picture, nothing."""
+
+
+@runtime_checkable
+class HfDataset(Protocol):
+    """The part of a Hugging Face Dataset or IterableDataset that readers use."""
+
+    @property
+    def features(self) -> Mapping[str, object] | None: ...
+    def __iter__(self) -> Iterator[Cell]: ...
+    def cast_column(self, column: str, feature: Cell) -> "HfDataset": ...
+
+
+@runtime_checkable
+class StoredHfDataset(Protocol):
+    """The part of a Hugging Face Dataset that readers use: its rows have numbers."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Cell]: ...
+    def __getitem__(self, key: int, /) -> Cell: ...
 
 
 @dataclass(frozen=True)
 class Row:
     """One row: `Row({"image": "cat.jpg"}, "boxes.jsonl", 12)`; numbers count from 1, as editors do."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Cell]
     source: str
     number: int
 
@@ -43,23 +67,27 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json or .parquet file")
 
 
-def import_hf_datasets() -> Any:
-    """The Hugging Face package `datasets`.
+def import_hf_datasets() -> ModuleType:
+    """Import the Hugging Face package `datasets`.
 
     Without it, `import datasets` finds any folder of that name and yields an empty namespace; this raises ValueError instead.
     """
     return _import_extra("datasets", "load_dataset")
 
 
-def open_hf(name: str, split: str | None = None, streaming: bool = False) -> Any:
-    """A Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
+@overload
+def open_hf(name: str, split: str | None = None, streaming: Literal[False] = False) -> StoredHfDataset: ...
+@overload
+def open_hf(name: str, split: str | None, streaming: Literal[True]) -> HfDataset: ...
+def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfDataset | StoredHfDataset:
+    """Open a Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
 
     Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
     there is one split or `split` names one.
     """
     hf, path = import_hf_datasets(), Path(name)
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        data = _saved_split(hf.load_from_disk(name), name, split)
+        data = _choose_saved_split(hf.load_from_disk(name), name, split)
         data = data.to_iterable_dataset() if streaming else data
     elif path.suffix == ".parquet":
         if not any(path.parent.glob(path.name)):
@@ -80,29 +108,29 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> Any
     return data
 
 
-def hf_rows(data: Any, name: str) -> Iterator[Row]:
-    """The rows of what `open_hf` gave."""
+def hf_rows(data: Iterable[Cell], name: str) -> Iterator[Row]:
+    """The rows of a data set that `open_hf` opened."""
     return (Row(values, name, number) for number, values in enumerate(data, start=1))
 
 
-def _saved_split(found: Any, name: str, split: str | None) -> Any:
-    if isinstance(found, dict) and split in found:
+def _choose_saved_split(found: T | Mapping[str, T], name: str, split: str | None) -> T:
+    if isinstance(found, Mapping) and split is not None and split in found:
         return found[split]
     if split is not None:
         raise ValueError(f"data set {name} was saved without a split {split!r}; it holds {_splits(found)}")
     return _only_split(found, name)
 
 
-def _only_split(found: Any, name: str) -> Any:
-    if not isinstance(found, dict):
+def _only_split(found: T | Mapping[str, T], name: str) -> T:
+    if not isinstance(found, Mapping):
         return found
     if len(found) != 1:
         raise ValueError(f"data set {name} holds {_splits(found)}: choose one with `split`")
     return next(iter(found.values()))
 
 
-def _splits(found: Any) -> str:
-    return "the splits " + ", ".join(map(str, found)) if isinstance(found, dict) else "no splits"
+def _splits(found: object) -> str:
+    return "the splits " + ", ".join(map(str, found)) if isinstance(found, Mapping) else "no splits"
 
 
 def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
@@ -110,10 +138,10 @@ def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            values: Any = None
+            values: object = None
             place = f"{path.name}:{number}"
             with report.collecting(place):
-                values = _parsed(line.removeprefix(b"\xef\xbb\xbf"))
+                values = _parse_json(line.removeprefix(b"\xef\xbb\xbf"))
                 if not isinstance(values, dict):
                     raise ValueError(f"a line must be one JSON object, not {type(values).__name__}")
             if isinstance(values, dict):
@@ -123,7 +151,7 @@ def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
 
 
 def _read_json(path: Path, report: Report) -> Iterator[Row]:
-    rows = _parsed(path.read_bytes())
+    rows = _parse_json(path.read_bytes())
     if not isinstance(rows, list):
         raise ValueError(f"data file {path} must hold a list of objects, not {type(rows).__name__}")
     for number, values in enumerate(rows, start=1):
@@ -134,7 +162,7 @@ def _read_json(path: Path, report: Report) -> Iterator[Row]:
             report.add(f"{path.name}:{number}", f"a row must be a JSON object, not {type(values).__name__}")
 
 
-def _parsed(text: bytes) -> Any:
+def _parse_json(text: bytes) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -149,8 +177,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             yield Row(values, path.name, number)
 
 
-def _import_extra(module_name: str, proof: str) -> Any:
-    """The module, if it really holds the name `proof`."""
+def _import_extra(module_name: str, proof: str) -> ModuleType:
+    """Import a module of an extra; ValueError unless it really holds the name `proof`."""
     hint = f"this needs the package {module_name.partition('.')[0]!r}: pip install 'mmrl[data]'"
     try:
         module = import_module(module_name)

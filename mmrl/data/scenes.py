@@ -3,9 +3,10 @@
 A scene is a pure function of (seed, index, split, style). Every fifth digit of the collection appears in held-out scenes only.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ _LAYOUTS = 500
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """What scenes look like. By default the 7 is asked for, and one digit of another class stands beside it."""
+    """The look of scenes. By default the 7 is asked for, and one digit of another class stands beside it."""
 
     side: int = 64
     """Width and height of a scene in pixels."""
@@ -56,7 +57,7 @@ class SceneStyle:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedDigit:
     """One digit of a scene and the smallest rectangle around its ink."""
 
     digit: int
@@ -68,8 +69,8 @@ class Scene:
     """A picture, the digit to find, and the digits beside it."""
 
     image: Image.Image
-    asked: Placed
-    distractors: tuple[Placed, ...]
+    asked: PlacedDigit
+    distractors: tuple[PlacedDigit, ...]
 
     @property
     def question(self) -> str:
@@ -94,13 +95,13 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
     digits = _digits(rng, style)
     inks = [handwriting(rng, digit, split, style.glyph) for digit in digits]
     places = _layout(rng, [offset + ink.shape[::-1] for offset, ink in inks], style)
-    placed: list[Placed] = []
+    placed: list[PlacedDigit] = []
     for digit, (x, y), (_, ink) in zip(digits, places, inks, strict=True):
         height, width = ink.shape
         colour = rng.uniform(0.5, 1.0, 3)
         area = canvas[y : y + height, x : x + width]
         area += ink[..., None] * (colour - area)
-        placed.append(Placed(digit, (float(x), float(y), float(x + width), float(y + height))))
+        placed.append(PlacedDigit(digit, (float(x), float(y), float(x + width), float(y + height))))
     image = Image.fromarray((canvas.clip(0, 1) * 255).astype(np.uint8))
     return Scene(image, placed[0], tuple(placed[1:]))
 
@@ -135,8 +136,8 @@ def _collection() -> tuple[Pixels, NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('handwritten digits come from scikit-learn: pip install "mmrl[demo]"') from error
-    digits: Any = load_digits()
-    return digits.images.astype(np.float32) / 16, digits.target
+    digits = cast(Mapping[str, NDArray[np.float64]], load_digits())
+    return digits["images"].astype(np.float32) / np.float32(16), digits["target"].astype(np.int64)
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _FINE = 4
 
 
 class Wish(NamedTuple):
-    """What a caption asks for."""
+    """A coloured shape at a place, as a caption asks for it."""
 
     colour: str
     shape: str
@@ -73,13 +73,13 @@ def ideal_mask(shape: str, x: float, y: float, area: float, side: int) -> Mask:
 
 
 def place(side: str, size: int) -> tuple[float, float]:
-    """Where the middle of a shape belongs in a picture of size x size pixels."""
+    """The place (x, y) where the middle of a shape belongs in a picture of size x size pixels."""
     x, y = SIDES[side]
     return size * (0.5 + OFFSET * x), size * (0.5 + OFFSET * y)
 
 
 def draw(wish: Wish, side: int, rng: np.random.Generator | None = None) -> Picture:
-    """The wish come true; with a generator, place and size vary a little."""
+    """A picture of the wished shape; with a generator, place and size vary a little."""
     jitter = np.zeros(3) if rng is None else rng.uniform(-1, 1, 3)
     x, y = (middle + side * 0.03 * shift for middle, shift in zip(place(wish.side, side), jitter, strict=False))
     area = side**2 * (0.135 + 0.025 * jitter[2])
@@ -119,8 +119,8 @@ class Sketches:
 
 
 def stain(picture: Picture, rng: np.random.Generator) -> Picture:
-    """Soft blots of one tint, all over it."""
+    """A copy with soft blots of one tint all over it."""
     side = len(picture)
-    coarse: Any = Image.fromarray(rng.integers(0, 256, (4, 4), dtype=np.uint8))
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 4), dtype=np.uint8))
     blots = np.asarray(coarse.resize((side, side), Image.Resampling.BICUBIC), np.float32)[..., None] / 255
     return (picture * (1 - blots * rng.uniform(0.1, 0.3, 3))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Cutting a data set into parts that share no picture, and finding rows that occur twice."""
+"""Splits of a data set that share no picture, and searches for rows that occur twice."""
 
 import hashlib
 from collections import Counter, defaultdict
@@ -8,9 +8,8 @@ from functools import cache
 from itertools import accumulate
 from math import isclose
 from pathlib import Path
-from typing import Any
 
-from mmrl.data.files import below, relative_to, write_jsonl
+from mmrl.data.files import path_below, relative_to, write_jsonl
 from mmrl.data.pictures import content_hash
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import Report
@@ -18,7 +17,7 @@ from mmrl.data.validate import Report
 
 @dataclass(frozen=True)
 class Part:
-    """One file written."""
+    """A file that a split wrote."""
 
     path: Path
     num_rows: int
@@ -45,7 +44,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What two files share."""
+    """The pictures and questions that two files share."""
 
     num_pictures: int
     questions: tuple[tuple[str, str], ...]
@@ -79,16 +78,16 @@ def split(
     """
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
         raise ValueError(f"parts {dict(parts)} must have shares above 0 that add up to 1")
-    rows, out_dir = _pictured_rows(path, image_root, columns), Path(out_dir)
+    rows, out_dir = _rows_with_pictures(path, image_root, columns), Path(out_dir)
     bundle_of = _bundles(rows)
     num_rows = Counter(bundle_of[row.pictures[0]] for row in rows)
     order = sorted(num_rows, key=lambda bundle: hashlib.sha256(f"{seed}:{bundle}".encode()).digest())
-    files, report = dict[Path, list[dict[str, Any]]](), list[Part]()
+    files, report = dict[Path, list[dict[str, object]]](), list[Part]()
     for name, bundles in _deal(order, num_rows, parts).items():
         chosen = [row for row in rows if bundle_of[row.pictures[0]] in bundles]
         if not chosen:
             raise ValueError(f"part {name!r} would be empty: {path} has {len(order)} pictures for {len(parts)} parts")
-        files[out_dir / f"{name}.jsonl"] = [row.moved_to(out_dir) for row in chosen]
+        files[out_dir / f"{name}.jsonl"] = [row.row_for(out_dir) for row in chosen]
         num_pictures = len({picture for row in chosen for picture in row.pictures})
         report.append(Part(out_dir / f"{name}.jsonl", len(chosen), num_pictures))
     write_jsonl(files)
@@ -101,7 +100,7 @@ def find_duplicates(
     """Pictures under several names, and questions asked twice of one picture."""
     names: defaultdict[str, dict[str, str]] = defaultdict(dict)
     questions: defaultdict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
-    for row in _pictured_rows(path, image_root, columns):
+    for row in _rows_with_pictures(path, image_root, columns):
         for picture, file in zip(row.pictures, row.files, strict=True):
             names[picture].setdefault(file, row.row.place)
         questions[row.pictures, row.question].append(row.row.place)
@@ -115,7 +114,7 @@ def find_overlap(
     path: str | Path, other: str | Path, image_root: str | Path | None = None, columns: Mapping[str, str] | None = None
 ) -> Overlap:
     """Pictures and questions that stand in both files: what a test set must not share with its training set."""
-    rows, others = (_pictured_rows(file, image_root, columns) for file in (path, other))
+    rows, others = (_rows_with_pictures(file, image_root, columns) for file in (path, other))
     first = {(row.pictures, row.question): row.row.place for row in reversed(rows)}
     shared = [(first[key], row.row.place) for row in others if (key := (row.pictures, row.question)) in first]
     here, there = ({picture for row in some for picture in row.pictures} for some in (rows, others))
@@ -123,7 +122,7 @@ def find_overlap(
 
 
 @dataclass(frozen=True)
-class _Pictured:
+class _PictureRow:
     """A row with its pictures' fingerprints."""
 
     row: Row
@@ -134,33 +133,34 @@ class _Pictured:
     """Hashes of the pixels, one per file."""
     question: str
 
-    def moved_to(self, folder: Path) -> dict[str, Any]:
-        """The row as it reads from another folder."""
+    def row_for(self, folder: Path) -> dict[str, object]:
+        """The row with its pictures' paths as seen from another folder."""
         moved = [relative_to(file, self.root, folder) for file in self.files]
         was_list = isinstance(self.row.values[self.column], list)
         return {**self.row.values, self.column: moved if was_list else moved[0]}
 
 
-def _pictured_rows(path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None) -> list[_Pictured]:
+def _rows_with_pictures(path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None) -> list[_PictureRow]:
     path, columns = Path(path), columns or {}
     root, report = Path(image_root) if image_root is not None else path.parent, Report(str(path))
-    hash_of, rows = cache(content_hash), list[_Pictured]()
+    hash_of, rows = cache(content_hash), list[_PictureRow]()
     for row in read_rows(path, report):
         report.num_rows += 1
         with report.collecting(row.place):
             column = columns.get("image") or ("images" if "images" in row.values else "image")
-            found: Any = row.values.get(column)
-            files: tuple[Any, ...] = tuple(found) if isinstance(found, list) else (found,)
-            if not files or not all(isinstance(file, str) for file in files):
+            found = row.values.get(column)
+            listed = found if isinstance(found, list) else [found]
+            files = tuple(file for file in listed if isinstance(file, str))
+            if not files or len(files) < len(listed):
                 raise ValueError(f"column {column!r} must be the path of a picture, not {found!r}")
-            pictures = tuple(hash_of(below(root, file, "image_root", image_root is None)) for file in files)
+            pictures = tuple(hash_of(path_below(root, file, "image_root", image_root is None)) for file in files)
             question = str(row.values.get(columns.get("question", "question")))
-            rows.append(_Pictured(row, column, files, root, pictures, question))
+            rows.append(_PictureRow(row, column, files, root, pictures, question))
     report.raise_if_bad()
     return rows
 
 
-def _bundles(rows: Sequence[_Pictured]) -> dict[str, str]:
+def _bundles(rows: Sequence[_PictureRow]) -> dict[str, str]:
     """Picture -> the smallest hash among all pictures that rows tie to it."""
     leader: dict[str, str] = {}
 
@@ -177,7 +177,7 @@ def _bundles(rows: Sequence[_Pictured]) -> dict[str, str]:
 
 
 def _deal(order: Sequence[str], num_rows: Mapping[str, int], parts: Mapping[str, float]) -> dict[str, set[str]]:
-    """Bundles in order to parts in order: each part is filled up to its share of the rows, as near as whole bundles allow."""
+    """Part -> its bundles, both in order: each part is filled up to its share of the rows, as near as whole bundles allow."""
     dealt = {name: set[str]() for name in parts}
     ends = list(accumulate(share * sum(num_rows.values()) for share in parts.values()))
     names, so_far = list(parts), 0

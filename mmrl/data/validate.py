@@ -1,16 +1,16 @@
-"""Finding every bad row before training starts, named by file and line."""
+"""A look at every row before training starts; bad ones are named by file and line."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from mmrl.answers.boxes.box import Box, check_inside
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
 from mmrl.data.videos import check_video
-from mmrl.geometry.boxes import Box, check_inside
-from mmrl.geometry.intervals import Interval
 
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""
@@ -31,7 +31,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What a look at a data set found; keeps the first `limit` problems and counts all."""
+    """Problems that a look at a data set found; keeps the first `limit` problems and counts all."""
 
     source: str
     limit: int = 20
@@ -55,19 +55,19 @@ class Report:
 
     @contextmanager
     def collecting(self, place: str) -> Iterator[None]:
-        """A ValueError or OSError raised inside becomes a problem at `place`."""
+        """Turn a ValueError or OSError raised inside into a problem at `place`."""
         try:
             yield
         except (ValueError, OSError) as error:
             self.add(place, str(error))
 
     def note_if_empty(self) -> None:
-        """No rows at all are a problem too."""
+        """Add a problem if there were no rows at all."""
         if self.num_rows == 0 and self.ok:
             self.add(self.source, "holds no rows")
 
     def raise_if_bad(self) -> None:
-        """ValueError that lists the first problems, if there are any; an empty data set is one."""
+        """Raise ValueError that lists the first problems, if there are any; an empty data set is one."""
         self.note_if_empty()
         if not self.ok:
             raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}")
@@ -80,7 +80,7 @@ def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_r
     `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream.
     """
     report, ids = Report("data set", limit), set[str]()
-    for number, prompt in _numbered(prompts, report, max_rows):
+    for number, prompt in _enumerate_prompts(prompts, report, max_rows):
         place = str(prompt.columns.get(FILE_ROW, f"row {number}"))
         report.num_rows += 1
         with report.collecting(place):
@@ -91,20 +91,20 @@ def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_r
 
 
 def check_new_id(prompt: Prompt, seen: set[str]) -> None:
-    """ValueError if the prompt's id was seen before; else remembers it."""
+    """Remember the prompt's id; ValueError if it was seen before."""
     if prompt.id in seen:
         raise ValueError(f"id {prompt.id!r} was used before: ids must differ")
     seen.add(prompt.id)
 
 
 def check_markers(text: str, num_pictures: int, marker: str = "<image>", called: str = "pictures") -> None:
-    """ValueError unless the text holds no `<image>` marker, or one per picture."""
+    """Raise ValueError unless the text holds no `<image>` marker, or one per picture."""
     num_markers = text.count(marker)
     if num_markers not in (0, num_pictures):
         raise ValueError(f"the text has {num_markers} {marker} markers for {num_pictures} {called}: write none or one for each")
 
 
-def _numbered(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
+def _enumerate_prompts(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
     """Prompts counted from 1; one that cannot be built is reported, and ends a stream but not a sequence."""
     if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
         rows = cast(Sequence[Prompt], prompts)
@@ -123,7 +123,7 @@ def _numbered(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -
 
 
 def _check_prompt(prompt: Prompt, decode: bool) -> None:
-    text: Any = prompt.text
+    text: object = prompt.text
     if not isinstance(text, str):
         raise ValueError(f"the text is {type(text).__name__} and must be a string")
     if not text.strip() and not prompt.media:
@@ -141,7 +141,7 @@ def _check_prompt(prompt: Prompt, decode: bool) -> None:
             raise ValueError(f"{answer} lies outside the clip, which lasts {lengths[0]:.2f} seconds")
 
 
-def _media_size(media: Any, decode: bool) -> tuple[int, int] | None:
+def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
     """Width and height of a picture; None for anything else, of which only a path is checked, for existence."""
     if not isinstance(media, str | Path):
         return picture_size(media, decode) if hasattr(media, "getbands") else None

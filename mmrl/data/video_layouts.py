@@ -1,4 +1,4 @@
-"""Public layouts of questions about videos: what their files say, row by row, in our words."""
+"""Readers of public layouts of questions about videos: row by row, in our words."""
 
 import csv
 import io
@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mmrl.data.readers import Row
+from mmrl.answers.block import answer_block
+from mmrl.answers.choices import LETTERS
+from mmrl.answers.spans.interval import Interval
+from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.choices import LETTERS
-from mmrl.geometry.intervals import Interval
 
 _CHARADES = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)\s*##(.*)")
 CLEVRER_KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")
@@ -22,7 +21,7 @@ _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
 
 
 def charades_rows(path: Path, report: Report) -> Iterator[Row]:
-    """Lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`"""
+    """Rows from lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`"""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         match = _CHARADES.fullmatch(line.strip())
         if match:
@@ -33,7 +32,7 @@ def charades_rows(path: Path, report: Report) -> Iterator[Row]:
 
 
 def activitynet_rows(path: Path, report: Report) -> Iterator[Row]:
-    """`{"v_abc": {"timestamps": [[0.8, 19.9], ..], "sentences": ["A woman ..", ..]}, ..}`, one row per sentence."""
+    """Rows from `{"v_abc": {"timestamps": [[0.8, 19.9], ..], "sentences": ["A woman ..", ..]}, ..}`, one row per sentence."""
     for video, entry in _object(path).items():
         place = f"{path.name}:{video}"
         times, sentences = (entry.get(key) if isinstance(entry, dict) else None for key in ("timestamps", "sentences"))
@@ -53,7 +52,7 @@ def csv_rows(path: Path) -> Iterator[Row]:
 
 
 def clevrer_rows(path: Path) -> Iterator[Row]:
-    """`[{"video_filename": "video_0.mp4", "questions": [{..}, ..]}, ..]`, one row per question."""
+    """Rows from `[{"video_filename": "video_0.mp4", "questions": [{..}, ..]}, ..]`, one row per question."""
     videos = _json(path)
     if not isinstance(videos, list):
         raise ValueError(f"data file {path} must hold a list of videos, not {type(videos).__name__}")
@@ -80,7 +79,7 @@ def activitynet(row: Row) -> Iterator[VideoRow]:
 class NextGqa:
     """Rows of NExT-GQA's CSV files with the spans of their gsub JSON: letters of five options, or the spans themselves."""
 
-    spans: Mapping[str, Any]
+    spans: Mapping[str, Cell]
     """Video -> {"location": {question id: [[start, end], ..]}, ..}; empty for the training split, which has none."""
     asks_when: bool = False
 
@@ -91,10 +90,10 @@ class NextGqa:
         return cls({} if spans is None else _object(spans), asks_when)
 
     def __call__(self, row: Row) -> Iterator[VideoRow]:
-        video, question_id = (_required(row, key) for key in ("video_id", "qid"))
-        options = tuple(_required(row, f"a{i}") for i in range(5))
-        right = self._right(_required(row, "answer"), options)
-        question, kind = _required(row, "question"), row.values.get("type")
+        video, question_id = (_require(row, key) for key in ("video_id", "qid"))
+        options = tuple(_require(row, f"a{i}") for i in range(5))
+        right = self._right(_require(row, "answer"), options)
+        question, kind = _require(row, "question"), row.values.get("type")
         found = self.spans.get(video, {}).get("location", {}).get(question_id)
         spans = None if found is None else tuple(map(_span, found))
         columns = {"question_kind": kind, "spans": spans}
@@ -108,7 +107,7 @@ class NextGqa:
             yield VideoRow(name, video, asked, "temporal grounding", spans, (), {"question_kind": kind})
 
     def _right(self, answer: str, options: tuple[str, ...]) -> int:
-        """NExT-GQA writes the right option's words, NExT-QA its number."""
+        """The right option's place: NExT-GQA writes its words, NExT-QA its number."""
         if answer in options:
             return options.index(answer)
         if answer.isdecimal() and int(answer) < len(options):
@@ -146,16 +145,16 @@ class VideoR1:
             data_type == "image",
         )
 
-    def _get(self, row: Row, key: str) -> Any:
+    def _get(self, row: Row, key: str) -> Cell:
         return row.values.get(self.columns.get(key, key))
 
     def _text(self, row: Row, key: str) -> str:
-        return _required(row, self.columns.get(key, key))
+        return _require(row, self.columns.get(key, key))
 
 
 @dataclass(frozen=True)
 class Clevrer:
-    """A question with choices has one right letter or several; the others are answered by a number or a word."""
+    """Rows of CLEVRER: questions with choices have one right letter or several; the others are answered by a number or a word."""
 
     kinds: tuple[str, ...] = ()
     """Only these; () = all."""
@@ -169,7 +168,7 @@ class Clevrer:
         if not isinstance(video, str) or not isinstance(question, dict):
             raise ValueError("a video needs video_filename and a list of questions")
         values = Row(question, row.source, row.number)
-        kind, text, name = _required(values, "question_type"), _required(values, "question"), f"{Path(video).stem}-{row.number}"
+        kind, text, name = _require(values, "question_type"), _require(values, "question"), f"{Path(video).stem}-{row.number}"
         if kind not in CLEVRER_KINDS:
             raise ValueError(f"question_type is {kind!r}: only {', '.join(CLEVRER_KINDS)} are understood")
         columns = {"question_kind": kind}
@@ -179,25 +178,25 @@ class Clevrer:
             right, options = _choices(question["choices"], row)
             yield VideoRow(name, video, text, "multiple choice", right, options, columns)
         else:
-            answer = _required(values, "answer")
+            answer = _require(values, "answer")
             yield VideoRow(name, video, text, "numerical" if answer.isdecimal() else "free-form", answer, (), columns)
 
 
-def _choices(found: Any, row: Row) -> tuple[str, tuple[str, ...]]:
-    """Right letters, and the wordings of all."""
+def _choices(found: object, row: Row) -> tuple[str, tuple[str, ...]]:
+    """The right letters, and the wordings of all choices."""
     choices = (
         [Row(choice, row.source, row.number) for choice in found if isinstance(choice, dict)] if isinstance(found, list) else []
     )
-    verdicts = [_required(choice, "answer") for choice in choices]
+    verdicts = [_require(choice, "answer") for choice in choices]
     if not set(verdicts) <= {"correct", "wrong"}:
         raise ValueError(f"choices are {', '.join(sorted(set(verdicts)))}: each must be correct or wrong")
     right = ",".join(letter for letter, verdict in zip(LETTERS, verdicts, strict=False) if verdict == "correct")
     if not right:
         raise ValueError("no choice is correct, so that there is no letter to answer with")
-    return right, tuple(_required(choice, "choice") for choice in choices)
+    return right, tuple(_require(choice, "choice") for choice in choices)
 
 
-def _required(row: Row, key: str) -> str:
+def _require(row: Row, key: str) -> str:
     """The text of a column; numbers count as text."""
     value = row.values.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -207,27 +206,27 @@ def _required(row: Row, key: str) -> str:
     return value.strip()
 
 
-def _span(pair: Any) -> Interval:
+def _span(pair: object) -> Interval:
     if not isinstance(pair, list) or len(pair) != 2:
         raise ValueError(f"a span must be two numbers, not {pair!r}")
     return Interval(_number(pair[0], "start"), _number(pair[1], "end"))
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: Cell, name: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} is {value!r}, which is no number") from None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path) -> dict[str, Cell]:
     values = _json(path)
     if not isinstance(values, dict):
         raise ValueError(f"data file {path} must hold one object with a key per video, not {type(values).__name__}")
     return values
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> Cell:
     try:
         return json.loads(_text(path))
     except (ValueError, RecursionError) as error:

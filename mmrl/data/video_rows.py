@@ -1,22 +1,21 @@
-"""Rows that ask about a video -> prompts: finding the file, looking at its length, checking the answer."""
+"""Prompts from rows that ask about a video: the file is found, its length read and the answer checked."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
+from mmrl.answers.choices import LETTERS
+from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
+from mmrl.answers.spans.attempts import true_spans
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Prompt, Video
-from mmrl.data.files import below
+from mmrl.data.files import path_below
 from mmrl.data.pictures import picture_size
 from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
 from mmrl.data.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
-from mmrl.geometry.choices import LETTERS
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.questions import problem_type, true_letters, true_number, true_text
-from mmrl.geometry.spans import true_spans
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."
@@ -40,20 +39,20 @@ class VideoRow:
     """The video (or picture) as the file names it: a path, a file's name, or a name without its ending."""
     question: str
     problem_type: str
-    answer: Any
+    answer: object
     options: tuple[str, ...] = ()
     """The wordings of A, B, ..."""
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
     is_picture: bool = False
 
 
 @dataclass(frozen=True)
 class VideoFolder:
-    """Where the videos are, in it or in folders below it."""
+    """A folder with videos, in it or in folders below it."""
 
     root: Path
     anywhere: bool = False
-    """Whether rows may name any file by its absolute path."""
+    """True lets rows name any file by its absolute path."""
 
     def find(self, name: str) -> Path:
         """The file called so, with one of the usual endings if the name has none.
@@ -62,7 +61,7 @@ class VideoFolder:
         """
         names = [name] if Path(name).suffix.lower() in VIDEO_SUFFIXES else [name + suffix for suffix in sorted(VIDEO_SUFFIXES)]
         for candidate in names:
-            path = self.located(candidate)
+            path = self.resolve(candidate)
             if path.is_file():
                 return path
         found = [path for candidate in names for path in self._below.get(Path(candidate).name, ())]
@@ -72,11 +71,11 @@ class VideoFolder:
             raise FileNotFoundError(
                 f"video {name} is nowhere below {self.root}: looked for {', '.join(Path(n).name for n in names)}"
             )
-        return self.located(str(found[0].relative_to(self.root)))
+        return self.resolve(str(found[0].relative_to(self.root)))
 
-    def located(self, name: str) -> Path:
-        """ValueError for a path that leaves the folder."""
-        return Path(below(self.root, name, "videos", self.anywhere))
+    def resolve(self, name: str) -> Path:
+        """The path of a file; ValueError if it leaves the folder."""
+        return Path(path_below(self.root, name, "videos", self.anywhere))
 
     @cached_property
     def _below(self) -> dict[str, list[Path]]:
@@ -96,7 +95,7 @@ def read_videos(
     max_bad: int = 0,
     anywhere: bool = False,
 ) -> list[Prompt]:
-    """All good prompts of a file, in its order.
+    """Read all good prompts of a file, in its order.
 
     Args:
         rows: of the file.
@@ -131,18 +130,18 @@ def read_videos(
 
 
 def facts_of(path: Path) -> VideoFacts:
-    """How long a video lasts and how many frames it has; looked at once per version of the file.
+    """Length and frames of a video, looked at once per version of the file.
 
     Raises FileNotFoundError or ValueError with the file's name, for a file that is missing, broken or no video.
     """
     if not path.is_file():
         raise FileNotFoundError(f"video {path} does not exist")
     status = path.stat()
-    return _looked_at(str(path), status.st_mtime_ns, status.st_size)
+    return _probe(str(path), status.st_mtime_ns, status.st_size)
 
 
 @cache
-def _looked_at(path: str, changed: int, size: int) -> VideoFacts:
+def _probe(path: str, changed: int, size: int) -> VideoFacts:
     return probe_video(path)
 
 
@@ -167,12 +166,12 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
 
 
 def _picture(row: VideoRow, videos: VideoFolder) -> str:
-    path = str(videos.located(row.media))
+    path = str(videos.resolve(row.media))
     picture_size(path)
     return path
 
 
-def _inside(answer: Any, seconds: float) -> Any:
+def _inside(answer: object, seconds: float) -> object:
     """Spans cut at the clip's end; ValueError for one that lies further outside."""
     if isinstance(answer, tuple):
         return tuple(_inside(span, seconds) for span in answer)

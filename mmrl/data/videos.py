@@ -1,18 +1,18 @@
-"""Looking at videos before training: what a file holds, and whether a prompt's clip is in it."""
+"""A look at videos before training: the length and frames of a file, and checks that a prompt's clip is in it."""
 
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
 from mmrl.data.pictures import picture_size
-from mmrl.geometry.timelines import Timeline, read_timeline
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
 
 
 class VideoFacts(NamedTuple):
-    """Of a part of a file: `VideoFacts(12.0, 25.0, 300, False)`."""
+    """Length and frames of a file, or of a part of one: `VideoFacts(12.0, 25.0, 300, False)`."""
 
     seconds: float
     fps: float
@@ -23,7 +23,7 @@ class VideoFacts(NamedTuple):
 
 
 def probe_video(source: str | Path | Video) -> VideoFacts:
-    """What a file, or the part of it that a `Video` names, holds; read from the container without decoding.
+    """Length and frames of a file, or of the part that a `Video` names; read from the container without decoding.
 
     Raises:
         FileNotFoundError: no such file.
@@ -41,7 +41,7 @@ def probe_video(source: str | Path | Video) -> VideoFacts:
 
 
 def probe_sequence(video: Video, fps: float = 1.0) -> VideoFacts:
-    """Pictures of one size, taken `video.fps` times a second (`fps` where it does not say)."""
+    """Length and frames of pictures of one size, taken `video.fps` times a second (`fps` where it does not say)."""
     sizes = {source: picture_size(source) for source in video.source}
     if not sizes:
         raise ValueError("a sequence of pictures holds none")
@@ -83,7 +83,7 @@ def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = 
 
 
 def decode_ends(path: str) -> None:
-    """Raises ValueError unless the first and the last frame come out of the decoder."""
+    """Raise ValueError unless the first and the last frame come out of the decoder."""
     import av
     from av.error import FFmpegError
 

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.flow.dynamics import Before, Gaussian, Solver, Stochastic
+from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.layout import Layout, Noise
 from mmrl.flow.path import data_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
-from mmrl.flow.sde import Before, Gaussian, euler, multistep, sa_tau, transition
 
 Velocity = Callable[[Float[Tensor, "m ..."], int, Int[Tensor, " m"]], Float[Tensor, "m ..."]]
 """The (guided) velocity at latents x before step i; `rows` names for each latent one row that has it (its prompt)."""
@@ -55,9 +56,14 @@ def gaussian_of(
     """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for.
 
     `index` says where in the table the step is, of each latent or of all.
+
+    Raises:
+        ValueError: the step is one of a solver, which has no density.
     """
+    if not isinstance(step.dynamics, Stochastic):
+        raise ValueError("a step without noise has no log-probability: train stochastic steps only")
     at = index.to(x.device) if isinstance(index, Tensor) else torch.full((len(x),), index, device=x.device)
-    plain = transition(step.dynamics, step.level, x, v, sigmas.to(x.device), at)
+    plain = step.dynamics.transition(x, v, sigmas.to(x.device), at)
     return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
 
 
@@ -74,7 +80,7 @@ def integrate(
     `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
     evaluating them again from the record gives the same numbers.
     """
-    x = _stored(noise(0, layout.owners(0)), storage)
+    x = _rounded_to(noise(0, layout.owners(0)), storage)
     states, means, logprobs = [x], list[Tensor](), list[Tensor]()
     before: Before | None = None
     for i, step in enumerate(plan.steps):
@@ -85,7 +91,9 @@ def integrate(
         if before is not None:
             before = Before(before.data[parents], before.sigma)
         here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
-        x_next = _stored(_without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage)
+        x_next = _rounded_to(
+            _without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage
+        )
         mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)
         noisy = layout.stochastic[children, i].nonzero()[:, 0].to(x.device)
         if len(noisy):
@@ -93,7 +101,7 @@ def integrate(
             gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i)
             fresh = noise(i + 1, children[noisy.cpu()]).to(x) * (step.noise_scale / step.density_scale)
             mean[noisy] = gaussian.mean
-            x_next[noisy] = _stored(gaussian.draw(fresh), storage)
+            x_next[noisy] = _rounded_to(gaussian.draw(fresh), storage)
             if step.trained:
                 lp[noisy] = gaussian.log_density(x_next[noisy])
         before, x = here, x_next
@@ -114,11 +122,10 @@ def _without_density(
 ) -> Tensor:
     """The step of a solver that has no density; also that of rows which a stochastic step leaves alone."""
     sigma, sigma_next = float(sigmas[index]), float(sigmas[index + 1])
-    if step.dynamics not in ("dpm2", "sa"):
-        return euler(x, v, sigma, sigma_next)
-    tau = sa_tau(step.level, sigma) if step.dynamics == "sa" else 0.0
-    return multistep(x, v, sigma, sigma_next, before, tau, noise() if tau else None)
+    if isinstance(step.dynamics, Solver):
+        return step.dynamics.advance(x, v, sigma, sigma_next, before, noise)
+    return euler(x, v, sigma, sigma_next)
 
 
-def _stored(x: Tensor, storage: torch.dtype | None) -> Tensor:
+def _rounded_to(x: Tensor, storage: torch.dtype | None) -> Tensor:
     return x if storage is None else x.to(storage).to(x.dtype)

@@ -96,7 +96,7 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
 def _chains(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:
     ids = torch.arange(count)[:, None].repeat(1, plan.num_steps + 1)
     if plan.share_prefix and plan.initial_noise == "group":
-        noisy = [i for i, step in enumerate(plan.steps) if step.stochastic or step.dynamics == "sa"]
+        noisy = [i for i, step in enumerate(plan.steps) if step.stochastic or step.dynamics.draws_noise]
         ids[:, : (noisy[0] if noisy else plan.num_steps) + 1] = 0
     return ids
 

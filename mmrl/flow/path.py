@@ -13,7 +13,9 @@ def like_batch(t: Float[Tensor, " n"] | float, x: Float[Tensor, "n ..."]) -> Ten
     return t.to(x).reshape(-1, *[1] * (x.ndim - 1)) if isinstance(t, Tensor) else t
 
 
-def noised(data: Float[Tensor, "n ..."], noise: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float) -> Float[Tensor, "n ..."]:
+def add_noise(
+    data: Float[Tensor, "n ..."], noise: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float
+) -> Float[Tensor, "n ..."]:
     """x_t = (1 - t) data + t noise."""
     t = like_batch(t, data)
     return (1 - t) * data + t * noise
@@ -41,7 +43,7 @@ def velocity_towards(
     return (x - data) / like_batch(t, x)
 
 
-def guided(
+def guided_velocity(
     conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."], scale: float, keep_norm: bool = False
 ) -> Float[Tensor, "n ..."]:
     """Classifier-free guidance: unconditional + scale (conditional - unconditional).

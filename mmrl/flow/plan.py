@@ -1,27 +1,26 @@
 """What one training step samples: a RolloutPlan says of every denoising step how it moves and whether it trains."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.flow.sde import STOCHASTIC, Dynamics, deviation
+from mmrl.flow.dynamics import ODE, Dynamics, Stochastic, name_of, stochastic_names
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
 
 Shape = Literal["chains", "tree", "branches"]
+InitialNoise = Literal["sample", "group"]
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """One denoising step."""
 
-    dynamics: Dynamics = "ode"
-    level: float = 0.0
-    """eta of flow_sde, dance_sde and cps, tau of sa; wan has none."""
+    dynamics: Dynamics = field(default_factory=ODE)
     trained: bool = False
     branch: int = 1
     """Children of every latent at this step (tree), or noisy children that leave the trunk here (branches)."""
@@ -31,16 +30,17 @@ class StepPlan:
     """Evaluate the density with S although noise_scale S was drawn, as BranchGRPO's code does."""
 
     def __post_init__(self) -> None:
-        if self.trained and self.dynamics not in STOCHASTIC:
+        if self.trained and not self.stochastic:
             raise ValueError(
-                f"a {self.dynamics!r} step has no log-probability, so it cannot train: use one of {sorted(STOCHASTIC)}"
+                f"a {name_of(self.dynamics)!r} step has no log-probability, so it cannot train: use one of {stochastic_names()}"
             )
-        if self.trained and self.level == 0 and self.dynamics != "wan":
-            raise ValueError(f"a trained {self.dynamics!r} step has level 0, so it draws nothing: set its level above 0")
+        if self.trained and not self.dynamics.draws_noise:
+            raise ValueError(f"a trained {name_of(self.dynamics)!r} step has level 0, so it draws nothing: set its level above 0")
 
     @property
     def stochastic(self) -> bool:
-        return self.dynamics in STOCHASTIC
+        """True if the step has a density."""
+        return isinstance(self.dynamics, Stochastic)
 
     @property
     def density_scale(self) -> float:
@@ -58,7 +58,7 @@ class RolloutPlan:
     shape: Shape = "chains"
     """chains: every sample its own; tree: samples are the leaves of trees that split at steps with branch > 1;
     branches: noisy children leave a deterministic trunk, and end without further noise."""
-    initial_noise: Literal["sample", "group"] = "sample"
+    initial_noise: InitialNoise = "sample"
     """Whether the samples of a group start from the same noise."""
     share_prefix: bool = False
     """Chains with the same initial noise: evaluate the steps before the first noisy one once per group."""
@@ -76,8 +76,9 @@ class RolloutPlan:
     """Of this rollout alone, where nothing trains; None: that of the policy."""
 
     def __post_init__(self) -> None:
-        if self.steps[-1].trained and self.steps[-1].dynamics == "cps":
-            raise ValueError("the last cps step draws no noise, so it cannot train: set schedule.last = 'ode'")
+        last = self.steps[-1].dynamics
+        if self.steps[-1].trained and isinstance(last, Stochastic) and not last.draws_at_end:
+            raise ValueError(f"the last {name_of(last)} step draws no noise, so it cannot train: set schedule.last = 'ode'")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
         if self.guidance is not None and (self.forward is not None or any(step.trained for step in self.steps)):
@@ -104,15 +105,22 @@ class RolloutPlan:
             at = self.respaced_from
             rest = torch.linspace(float(grid[at]), 0, self.num_steps - at + 1, dtype=grid.dtype)
             grid = torch.cat([grid[:at], rest])
-        return spacing.shifted(grid, image_tokens)
+        return spacing.sigmas(grid, image_tokens)
 
     def deviations(self, sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
         """S of the density of every step that trains, 0 at the others: the reading `std`."""
         values = torch.zeros(self.num_steps)
         for i, step in enumerate(self.steps):
-            if step.trained:
-                values[i] = deviation(step.dynamics, step.level, sigmas, torch.tensor([i]))[0] * step.density_scale
+            if step.trained and isinstance(step.dynamics, Stochastic):
+                values[i] = step.dynamics.deviation(sigmas, torch.tensor([i]))[0] * step.density_scale
         return values
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """Which plan every training step samples along; a pure function, so that ranks and resumed runs agree."""
+
+    def at(self, step: int) -> RolloutPlan: ...
 
 
 def evaluation_plan(num_steps: int, spacing: Spacing | None = None, guidance: float | None = None) -> RolloutPlan:

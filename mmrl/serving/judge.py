@@ -1,4 +1,4 @@
-"""Asking a model behind an OpenAI-compatible server (vLLM, SGLang, ...), and reading what it answers. Imports no torch."""
+"""Questions to a model behind an OpenAI-compatible server (vLLM, SGLang, ...), and its answers. Imports no torch."""
 
 import email.utils
 import http.client
@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 from math import exp, isfinite, nan
 from typing import Any
 
+from PIL import Image
+
 from mmrl.core.samples import RewardUnavailableError, Scored
 from mmrl.serving.media import PictureFormat, data_url
 
+Json = Any
+"""A JSON value that a server sent; whoever reads it catches what a wrong shape raises."""
 log = logging.getLogger("mmrl")
 RETRIED = frozenset({408, 409, 425, 429})
 """Besides everything from 500 on."""
@@ -27,11 +31,11 @@ HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
 MOST_BYTES = 64 * 2**20
-"""Of an answer."""
+"""The largest answer that is read."""
 
 
 class JudgeError(RuntimeError):
-    """The server did not answer, or not what was asked; never a score."""
+    """The server did not answer, or not what was asked: no score."""
 
 
 class HopelessError(JudgeError, RewardUnavailableError):
@@ -40,7 +44,7 @@ class HopelessError(JudgeError, RewardUnavailableError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the model is and how it is asked. `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
+    """A model's address and how it is asked: `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
 
     url: str = "http://127.0.0.1:8000/v1"
     model: str = ""
@@ -56,12 +60,12 @@ class Endpoint:
     concurrency: int = 8
     temperature: float = 0.0
     max_tokens: int = 4096
-    """Of the answer, thoughts included."""
+    """The longest answer, thoughts included."""
     max_side: int = 1024
     """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
     picture_format: PictureFormat = "png"
     """jpeg is sent at quality 95."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the request: `{ chat_template_kwargs = { enable_thinking = false } }`."""
 
     # read by pydantic when a config's table becomes an Endpoint: a misspelt key is an error
@@ -76,29 +80,29 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Question:
-    """One request: pictures first, then the text."""
+    """A question to the model: pictures first, then the text."""
 
     text: str
-    pictures: Sequence[Any] = ()
+    pictures: Sequence[Image.Image] = ()
     probabilities: bool = False
     """True: also ask how probable the first tokens of the answer were."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said."""
+    """The model's answer."""
 
     text: str
     first: Mapping[str, float] = field(default_factory=dict)
     """Token -> probability at the first place of the answer, where asked for."""
     tokens: int = 0
-    """Of question and answer."""
+    """Tokens of question and answer together."""
     cut: bool = False
     """True if the answer ended at max_tokens."""
 
 
-def judged(endpoint: Endpoint, questions: Sequence[Question], read: Callable[[Reply], Scored]) -> list[Scored]:
-    """`read` of every answer, in order. A question that fails scores NaN, which the runner counts as failed.
+def ask_for_scores(endpoint: Endpoint, questions: Sequence[Question], read: Callable[[Reply], Scored]) -> list[Scored]:
+    """Ask all questions and read a score from every answer, in order. One that fails scores NaN, which counts as failed.
 
     Raises:
         JudgeError: all questions failed, or none can succeed.
@@ -122,7 +126,7 @@ def judged(endpoint: Endpoint, questions: Sequence[Question], read: Callable[[Re
 
 
 def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
-    """An answer or an error for every question, in order, `concurrency` at a time.
+    """Ask all questions, `concurrency` at a time: an answer or an error for each, in order.
 
     Raises:
         HopelessError: the server refuses every request.
@@ -132,14 +136,14 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
     deadline = time.monotonic() + endpoint.deadline_s
     model = endpoint.model or first_model(endpoint, deadline)
 
-    def one(question: Question) -> Reply | JudgeError:
+    def ask_one(question: Question) -> Reply | JudgeError:
         try:
             return read_reply(request(endpoint, "/chat/completions", body_of(endpoint, model, question), deadline))
         except JudgeError as error:
             return error
 
     with ThreadPoolExecutor(min(endpoint.concurrency, len(questions))) as pool:
-        outcomes = list(pool.map(one, questions))
+        outcomes = list(pool.map(ask_one, questions))
     for outcome in outcomes:
         if isinstance(outcome, HopelessError):
             raise outcome
@@ -155,12 +159,12 @@ def first_model(endpoint: Endpoint, deadline: float) -> str:
         raise HopelessError(f"{endpoint.url}/models lists no model: set server.model") from None
 
 
-def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, Any]:
-    """The request as JSON values."""
+def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, object]:
+    """The request's body as JSON values."""
     pictures = [data_url(picture, endpoint.max_side, endpoint.picture_format) for picture in question.pictures]
-    content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
+    content: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
     content.append({"type": "text", "text": question.text})
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
         "temperature": endpoint.temperature,
@@ -171,8 +175,8 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, Any
     return body | dict(endpoint.extra)
 
 
-def request(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, deadline: float) -> Any:
-    """The server's JSON answer, after retries.
+def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
+    """Send a request and return the server's JSON answer, after retries.
 
     Raises:
         JudgeError: with the last trouble.
@@ -191,7 +195,7 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, deadl
             return send(endpoint, path, body, max(min(endpoint.timeout_s, deadline - time.monotonic()), 0.01))
         except urllib.error.HTTPError as error:
             trouble = refusal(f"{endpoint.url}{path}", error)
-            wait = asked_wait(error.headers.get("Retry-After"), wait)
+            wait = retry_delay(error.headers.get("Retry-After"), wait)
         except (RecursionError, OverflowError) as error:
             raise JudgeError(f"{endpoint.url}{path} answered JSON that cannot be read: {error}") from None
         except (OSError, http.client.HTTPException) as error:
@@ -203,7 +207,7 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, deadl
 
 
 def refusal(address: str, error: urllib.error.HTTPError) -> str:
-    """What the server said, where asking again may help.
+    """The server's words of refusal, where asking again may help.
 
     Raises:
         JudgeError: asking this again cannot help; HopelessError: asking anything cannot.
@@ -222,8 +226,8 @@ def refusal(address: str, error: urllib.error.HTTPError) -> str:
     return trouble
 
 
-def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
-    """One request without retries."""
+def send(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, timeout_s: float) -> Json:
+    """Send one request without retries and return the JSON answer."""
     headers = {"Content-Type": "application/json"}
     if endpoint.api_key_env:
         key = os.environ.get(endpoint.api_key_env)
@@ -242,27 +246,27 @@ def send(endpoint: Endpoint, path: str, body: Mapping[str, Any] | None, timeout_
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect would take the key to whatever address the server names."""
+    """A handler that follows no redirect: it would take the key to whatever address the server names."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+    def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
         return None
 
 
 def opener(url: str) -> urllib.request.OpenerDirector:
-    """Redirects are errors, and proxies of the environment are for other machines than this one."""
+    """An opener of URLs that follows no redirects, and uses the environment's proxies for other machines only."""
     local = is_local(urllib.parse.urlsplit(url).hostname or "")
     return urllib.request.build_opener(_Stay, *([urllib.request.ProxyHandler({})] if local else []))
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name means this machine."""
+    """True if a host name means this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def asked_wait(header: str | None, otherwise: float) -> float:
+def retry_delay(header: str | None, otherwise: float) -> float:
     """Seconds that a Retry-After header asks for: a number or a date."""
     if not header:
         return otherwise
@@ -278,8 +282,8 @@ def asked_wait(header: str | None, otherwise: float) -> float:
         return otherwise
 
 
-def read_reply(answer: Any) -> Reply:
-    """Text and probabilities of a chat completion.
+def read_reply(answer: Json) -> Reply:
+    """The text and probabilities of a chat completion.
 
     Raises:
         JudgeError: it is not one.

@@ -1,15 +1,17 @@
-"""Pictures and frames of samples, as rewards take them; and as text for servers that read JSON. Imports no torch."""
+"""Pictures and frames of samples, for rewards and, as text, for servers that read JSON. Imports no torch."""
 
 import base64
 import io
-from typing import Any, Literal
+from typing import Literal
+
+from PIL import Image
 
 from mmrl.core.samples import Group, Sample
 
 PictureFormat = Literal["png", "jpeg"]
 
 
-def pictures_of(group: Group) -> list[Any]:
+def pictures_of(group: Group) -> list[Image.Image]:
     """The group's pictures in RGB, in order.
 
     Raises:
@@ -21,20 +23,18 @@ def pictures_of(group: Group) -> list[Any]:
     return [picture.convert("RGB") for picture in found]
 
 
-def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Any]:
+def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
     """At most `count` frames, evenly spread from the first to the last, as pictures in RGB.
 
     Raises:
         ValueError: the sample has no video, or not pictures or an array of bytes (frames, height, width, 3).
     """
-    from PIL import Image
-
     video = sample.video
     if video is None or not hasattr(video, "__len__") or len(video) == 0:
         raise ValueError(f"a sample of prompt {prompt_id!r} has no video: this reward is for policies that make videos")
     last = len(video) - 1
     places = range(len(video)) if len(video) <= count else [round(i * last / max(count - 1, 1)) for i in range(count)]
-    frames: list[Any] = []
+    frames: list[Image.Image] = []
     for place in places:
         frame = video[place]
         if not hasattr(frame, "convert"):
@@ -48,10 +48,8 @@ def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Any]:
     return frames
 
 
-def data_url(picture: Any, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
+def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
     """The picture as `data:image/png;base64,...`, its longer side shrunk to at most `max_side` pixels (0 = as it is)."""
-    from PIL import Image
-
     small = picture.convert("RGB")
     if max_side and max(small.size) > max_side:
         share = max_side / max(small.size)

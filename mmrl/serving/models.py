@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from mmrl.serving.files import first_line, not_found, warn_once
 
 T = TypeVar("T")
+Loaded = Any
+"""A model, tokenizer, processor or configuration of transformers or open_clip, whose classes share no base with these methods."""
 
 
 @dataclass
-class Held:
+class HeldModel:
     """A model on its device, used by one thread at a time."""
 
-    model: Any
+    model: Loaded
     device: torch.device
     dtype: torch.dtype
-    lock: Any = field(default_factory=threading.RLock)
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
 
     def to(self, device: str) -> None:
         """Move the weights: a run that lends a reward its GPU for a while calls this between steps."""
@@ -32,19 +34,19 @@ class Held:
             self.model.to(self.device)
 
     @contextmanager
-    def ready(self) -> Iterator[Any]:
-        """The model, without gradients."""
+    def ready(self) -> Iterator[Loaded]:
+        """Lend the model for a block, without gradients."""
         with self.lock, torch.inference_mode():
             yield self.model
 
 
-_HELD: dict[Hashable, Held] = {}
-_COMPANIONS: dict[Hashable, Any] = {}
+_HELD: dict[Hashable, HeldModel] = {}
+_COMPANIONS: dict[Hashable, Loaded] = {}
 _LOCK = threading.RLock()
 
 
-def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") -> Held:
-    """The model that `build` makes, once per process for one key and device: equal rewards share it.
+def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") -> HeldModel:
+    """Hold the model that `build` makes, once per process for one key and device: equal rewards share it.
 
     In bfloat16 on a GPU, in float32 on a CPU; parts named in its `keep_float32` always in float32.
     """
@@ -55,7 +57,7 @@ def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") ->
             # weights made in inference_mode could never be moved outside it
             with torch.inference_mode(False):
                 model = build().eval().requires_grad_(False)
-                held = Held(model, where, torch.bfloat16 if where.type == "cuda" else torch.float32)
+                held = HeldModel(model, where, torch.bfloat16 if where.type == "cuda" else torch.float32)
                 model.to(where, held.dtype)
                 for name in getattr(model, "keep_float32", ()):
                     model.get_submodule(name).float()
@@ -71,7 +73,7 @@ def release() -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """auto = the GPU if there is one, else the CPU.
+    """The device of a name; auto = the GPU if there is one, else the CPU.
 
     Raises:
         ValueError: no such device.
@@ -89,8 +91,8 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def pretrained(load: Callable[..., Any], source: str, what: str, **settings: Any) -> Any:
-    """`Class.from_pretrained(source)` of transformers; weights that do not fit are an error, not a warning.
+def load_pretrained(load: Callable[..., Loaded], source: str, what: str, **settings: object) -> Loaded:
+    """Call `Class.from_pretrained(source)` of transformers; weights that do not fit are an error, not a warning.
 
     Args:
         load: the class's `from_pretrained`.
@@ -127,14 +129,14 @@ def pretrained(load: Callable[..., Any], source: str, what: str, **settings: Any
     return model
 
 
-def companion(kind: str, source: str, what: str, **settings: Any) -> Any:
+def companion(kind: str, source: str, what: str, **settings: object) -> Loaded:
     """A tokenizer, processor or configuration of transformers, read once per process: `companion("AutoTokenizer", ...)`."""
     key = (kind, source, tuple(sorted(settings.items())))
     with _LOCK:
         if key not in _COMPANIONS:
             import transformers
 
-            _COMPANIONS[key] = pretrained(getattr(transformers, kind).from_pretrained, source, what, **settings)
+            _COMPANIONS[key] = load_pretrained(getattr(transformers, kind).from_pretrained, source, what, **settings)
         return _COMPANIONS[key]
 
 
@@ -177,7 +179,7 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str, optional:
 def refuse_other_keys(
     missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[str], source: str, architecture: str
 ) -> None:
-    """ValueError that names keys which do not fit an architecture."""
+    """Raise ValueError that names the keys which do not fit an architecture, if there are any."""
     parts = []
     for word, keys in (("missing", sorted(missing)), ("unexpected", sorted(unexpected)), ("of another shape", sorted(misshapen))):
         if keys:
@@ -198,13 +200,13 @@ def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield rows[start : start + size]
 
 
-def _name(load: Callable[..., Any]) -> str:
+def _name(load: Callable[..., object]) -> str:
     owner = getattr(load.func if isinstance(load, partial) else load, "__self__", None)
     return getattr(owner, "__name__", repr(load))
 
 
-def collapsed(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
-    """Linear layers that follow each other without activations as one row and one bias, added up in float64.
+def collapse_layers(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
+    """Multiply linear layers that follow each other without activations into one row and one bias, in float64.
 
     Keys end in `<number>.weight` and `<number>.bias`; the numbers are the order.
 

@@ -1,4 +1,4 @@
-"""Comparing the samples of a group two at a time, each pair in both orders. Imports no torch."""
+"""Comparisons of a group's samples two at a time, each pair in both orders. Imports no torch."""
 
 from collections.abc import Mapping, Sequence
 from math import nan

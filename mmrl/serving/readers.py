@@ -1,20 +1,19 @@
-"""Text in pictures, read by PP-OCR's networks out of packages. Imports no torch."""
+"""Readers of text in pictures: PP-OCR's networks out of packages. Imports no torch."""
 
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from mmrl.serving.files import imported, packaged_file
+from mmrl.serving.files import file_of_package, import_package
 
 EXTRA = "pip install 'mmrl[rewards]'"
 WEIGHTS = "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"
 HEIGHT = 48
-"""Of a line, as the recogniser wants it."""
+"""Height of a line in pixels, as the recogniser wants it."""
 WIDTHS = (16, 48 * 40)
 """Least and most of a line. Padding to one width makes small pictures unreadable, so widths follow the pictures."""
 HEADLESS = "install opencv-python-headless in place of opencv-python, or set engine = 'recogniser', which does without"
@@ -24,9 +23,9 @@ class Recogniser:
     """PP-OCRv4's recogniser with greedy CTC: the best class of every column, repetitions joined, blanks left out."""
 
     def __init__(self, threads: int) -> None:
-        runtime = imported("onnxruntime", EXTRA)
+        runtime = import_package("onnxruntime", EXTRA)
         try:
-            file = packaged_file(WEIGHTS, "rapidocr-onnxruntime==1.4.4")
+            file = file_of_package(WEIGHTS, "rapidocr-onnxruntime==1.4.4")
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error}; {EXTRA} brings it, too") from None
         options = runtime.SessionOptions()
@@ -35,7 +34,7 @@ class Recogniser:
         letters = self.session.get_modelmeta().custom_metadata_map["character"].splitlines()
         self.letters = ["", *letters, " "]
 
-    def __call__(self, pictures: Sequence[Any], batch_size: int) -> list[str]:
+    def __call__(self, pictures: Sequence[Image.Image], batch_size: int) -> list[str]:
         by_width: defaultdict[int, list[int]] = defaultdict(list)
         for i, picture in enumerate(pictures):
             by_width[min(max(round(HEIGHT * picture.width / picture.height), WIDTHS[0]), WIDTHS[1])].append(i)
@@ -54,15 +53,15 @@ class Recogniser:
 
 @lru_cache(maxsize=4)
 def recogniser(threads: int) -> Recogniser:
-    """Loaded once."""
+    """The recogniser, loaded once."""
     return Recogniser(threads)
 
 
 @lru_cache(maxsize=4)
-def reader(threads: int) -> Callable[[Any, float], str]:
-    """Finds and reads all lines of a picture that it is at least so sure of; loaded once, one picture at a time."""
+def reader(threads: int) -> Callable[[Image.Image, float], str]:
+    """A function that reads all lines of a picture that it is at least so sure of; loaded once, one picture at a time."""
     try:
-        package, lock = imported("rapidocr", EXTRA), threading.Lock()
+        package, lock = import_package("rapidocr", EXTRA), threading.Lock()
     except ModuleNotFoundError:
         raise
     except ImportError as error:
@@ -70,7 +69,7 @@ def reader(threads: int) -> Callable[[Any, float], str]:
     settings = {"Global.use_cls": False, "Global.log_level": "error", "EngineConfig.onnxruntime.intra_op_num_threads": threads}
     engine = package.RapidOCR(params=settings)
 
-    def read(picture: Any, confidence: float) -> str:
+    def read(picture: Image.Image, confidence: float) -> str:
         with lock:
             found = engine(np.ascontiguousarray(np.asarray(picture)[..., ::-1]))
         lines = zip(found.txts or (), found.scores or (), strict=True)

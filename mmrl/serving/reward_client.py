@@ -25,7 +25,7 @@ AGAIN = (408, 429, 503)
 SCHEMES = ("http://", "https://")
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 MOST_BYTES = 64 * 2**20
-"""Of an answer: the scores of a group take a few hundred."""
+"""The largest answer: the scores of a group take a few hundred bytes."""
 
 
 class RemoteRewardError(RuntimeError):
@@ -33,12 +33,12 @@ class RemoteRewardError(RuntimeError):
 
 
 class _TooLargeError(Exception):
-    """413: the text says which limit."""
+    """The server answered 413: the text says which limit was passed."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What came back, read within bounds."""
+    """An answer of the server, read within bounds."""
 
     status_code: int
     content: bytes
@@ -46,13 +46,13 @@ class _Answer:
 
     @property
     def text(self) -> str:
-        """The beginning, for errors."""
+        """The beginning of the content, for errors."""
         return self.content[:500].decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class RemoteReward:
-    """score = what the server at `url` answers for the group."""
+    """A reward whose scores the server at `url` answers for the group."""
 
     url: str
     """http://host:port/name"""
@@ -61,12 +61,12 @@ class RemoteReward:
     token_env: str = "MMRL_REWARD_TOKEN"
     """The environment variable that holds the bearer token, if the server wants one."""
     fingerprint: str = ""
-    """Of the reward that the server offered before training; another one later stops the run."""
+    """The hash of the reward that the server offered before training; another one later stops the run."""
     pointwise: bool = False
-    """Whether a group that is too large for one request may be cut."""
+    """True lets a group that is too large for one request be cut."""
     space: str | None = None
     """The box space the served reward reads."""
-    _client: Any = field(default=None, init=False, repr=False, compare=False)
+    _client: Any = field(default=None, init=False, repr=False, compare=False)  # httpx's Client, imported where it is used
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -90,8 +90,8 @@ class RemoteReward:
     def name(self) -> str:
         return urlsplit(self.url).path.strip("/")
 
-    def connected(self, wait_s: float = 10.0) -> "RemoteReward":
-        """The reward as the server offers it now.
+    def connect(self, wait_s: float = 10.0) -> "RemoteReward":
+        """Ask the server what it offers and return the reward so described.
 
         Raises:
             ValueError: the server does not answer within `wait_s`, speaks another protocol or does not serve this reward.
@@ -100,7 +100,7 @@ class RemoteReward:
             response = self._request("GET", "/v1/rewards", time.monotonic() + wait_s)
         except (RemoteRewardError, RewardUnavailableError) as error:
             raise ValueError(f"{error}; is it running (`mmrl reward serve SPEC`), and is the address right?") from None
-        listing = self._listing(response)
+        listing = self._listing(response.status_code, response.content)
         if listing.get("protocol") != wire.PROTOCOL:
             raise ValueError(
                 f"the reward server at {self.url} speaks protocol {listing.get('protocol')}, this mmrl {wire.PROTOCOL}: "
@@ -117,14 +117,14 @@ class RemoteReward:
             raise ValueError(f"the reward server at {self.url} does not describe {self.name!r} as mmrl's servers do") from None
         return replace(self, fingerprint=fingerprint, pointwise=pointwise, space=None if space is None else str(space))
 
-    def _listing(self, response: Any) -> dict[str, Any]:
-        """What the server says it serves; ValueError where something else listens there."""
+    def _listing(self, status_code: int, content: bytes) -> dict[str, Any]:
+        """The server's list of what it serves; ValueError where something else listens there."""
         try:
-            listing = json.loads(response.content)
+            listing = json.loads(content)
         except (ValueError, RecursionError):
             listing = None
         if not isinstance(listing, dict) or "protocol" not in listing:
-            said = f"{response.status_code} with {response.text[:80]!r}"
+            said = f"{status_code} with {content[:500].decode(errors='replace')[:80]!r}"
             raise ValueError(f"{self.url} is no reward server: it answered {said}; is the port right?")
         return listing
 
@@ -132,7 +132,7 @@ class RemoteReward:
         return await asyncio.to_thread(self.score, group)
 
     def score(self, group: Group) -> list[float | Scored | None]:
-        """One answer per sample, in order.
+        """Ask the server for one answer per sample, in order.
 
         Raises:
             RemoteRewardError: the reward raised.
@@ -175,7 +175,7 @@ class RemoteReward:
         return [_answer(*row) for row in zip(reply.values, reply.status, reply.parts, strict=True)]
 
     def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> _Answer:
-        """The response, after as many attempts as it takes before `until`."""
+        """Send a request and return the answer, after as many attempts as it takes before `until`."""
         from httpx import TransportError
 
         headers, wait_s, trouble = {"x-request-id": uuid.uuid4().hex}, FIRST_WAIT_S, ""
@@ -186,7 +186,7 @@ class RemoteReward:
                 trouble, pause_s = f"{type(error).__name__}: {error}", wait_s
             else:
                 if response.status_code not in AGAIN:
-                    return self._accepted(response)
+                    return self._accept(response)
                 trouble, pause_s = f"{response.status_code}: {response.text}", _retry_after(response, wait_s)
             left_s = until - time.monotonic()
             if left_s <= pause_s:
@@ -197,7 +197,7 @@ class RemoteReward:
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _fetch(self, method: str, path: str, until: float, body: bytes | None, headers: Mapping[str, str]) -> _Answer:
-        """One attempt. An answer that is compressed, endless or late is given up before it is whole."""
+        """Try once. An answer that is compressed, endless or late is given up before it is whole."""
         from httpx import ReadTimeout, Timeout
 
         patience = Timeout(max(until - time.monotonic(), 0.1), connect=5.0)
@@ -215,7 +215,7 @@ class RemoteReward:
                 parts.append(chunk)
             return _Answer(response.status_code, b"".join(parts), dict(response.headers))
 
-    def _accepted(self, response: _Answer) -> _Answer:
+    def _accept(self, response: _Answer) -> _Answer:
         if response.status_code == 413:
             raise _TooLargeError(response.text)
         if response.status_code >= 500:
@@ -226,11 +226,11 @@ class RemoteReward:
 
 
 def is_url(use: str) -> bool:
-    """Whether a reward's `use` is the address of a server."""
+    """True if a reward's `use` is the address of a server."""
     return use.startswith(SCHEMES)
 
 
-def _answer(value: float, status: Status, parts: Any) -> float | Scored | None:
+def _answer(value: float, status: Status, parts: Mapping[str, float]) -> float | Scored | None:
     plain = None if status == Status.NA else math.nan if status == Status.FAILED else value
     return Scored(plain, dict(parts)) if parts else plain
 

@@ -14,49 +14,59 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from mmrl.core.loops import settled
-from mmrl.core.samples import Group, Status
+from mmrl.core.loops import wait_for
+from mmrl.core.samples import Group, Scored, Status
 from mmrl.serving import wire
 
 KEPT_REPLIES = 256
 """Latest replies, by request id: a client that lost one gets it again without a second scoring."""
 BODY = "application/octet-stream"
+RewardAnswers = Sequence[float | Scored | None]
+
+
+@runtime_checkable
+class _Request(Protocol):
+    """The part of FastAPI's Request that is used here."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def stream(self) -> AsyncIterable[bytes]: ...
 
 
 @dataclass(frozen=True)
 class Served:
-    """A reward as the server offers it."""
+    """A reward and its name, as the server offers them."""
 
     name: str
-    function: Callable[[Group], Any]
+    function: Callable[[Group], RewardAnswers | Awaitable[RewardAnswers]]
     fingerprint: str
-    """Of its source and settings: clients refuse to go on when it changes in the middle of a run."""
+    """A hash of its source and settings: clients refuse to go on when it changes in the middle of a run."""
 
     @property
     def pointwise(self) -> bool:
-        """Whether a sample's score depends on that sample alone, so that a group may be cut."""
+        """True if a sample's score depends on that sample alone, so that a group may be cut."""
         return bool(getattr(self.function, "pointwise", False))
 
     @property
     def space(self) -> str | None:
-        """The box space it reads, of rewards that read boxes."""
+        """The box space that the reward reads; None if it reads no boxes."""
         return getattr(self.function, "space", None)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may be."""
+    """The largest request that the server takes."""
 
     max_body_mb: float = 256.0
     max_pixels: int = 64_000_000
-    """Of one picture, or of one frame that is sent as pixels; video files count by their bytes alone."""
+    """The most pixels of a picture, or of a frame that is sent as pixels; video files count by their bytes alone."""
     max_samples: int = 256
     max_waiting: int = 32
     """Requests that wait or run; more are answered 503."""
@@ -74,10 +84,10 @@ class Meter:
     seconds: dict[str, float] = field(default_factory=dict)
     waiting: int = 0
 
-    def answered(self, name: str, code: int) -> None:
+    def count_answer(self, name: str, code: int) -> None:
         self.requests[name, code] = self.requests.get((name, code), 0) + 1
 
-    def scored(self, name: str, reply: wire.Reply, seconds: float) -> None:
+    def count_scores(self, name: str, reply: wire.Reply, seconds: float) -> None:
         self.samples[name] = self.samples.get(name, 0) + len(reply.values)
         self.failed[name] = self.failed.get(name, 0) + reply.status.count(Status.FAILED)
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -92,7 +102,7 @@ class Meter:
 
 
 class RequestRefusedError(Exception):
-    """Answered with a status code and one sentence."""
+    """A request that is answered with a status code and one sentence."""
 
     def __init__(self, code: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
@@ -100,7 +110,7 @@ class RequestRefusedError(Exception):
 
 
 class Scorer:
-    """Takes bodies, checks them, scores them on its workers."""
+    """The server's work: bodies are checked and scored on its workers."""
 
     def __init__(self, rewards: Mapping[str, Served], limits: Limits) -> None:
         self.rewards, self.limits, self.meter = rewards, limits, Meter()
@@ -108,7 +118,7 @@ class Scorer:
         self.replies: OrderedDict[tuple[str, str], asyncio.Future[bytes]] = OrderedDict()
 
     async def score(self, name: str, body: bytes, request_id: str) -> bytes:
-        """The packed reply; a request id that was seen before gets the same one again."""
+        """Score a body and return the packed reply; a request id that was seen before gets the same one again."""
         key = (name, request_id)
         known = self.replies.get(key) if request_id else None
         if known is not None:
@@ -120,7 +130,7 @@ class Scorer:
             raise RequestRefusedError(503, f"{self.meter.waiting} requests are waiting already", {"Retry-After": "1"})
         self.check_shapes(body)
         self.meter.waiting += 1
-        task = asyncio.ensure_future(self._scored(reward, body))
+        task = asyncio.ensure_future(self._score_body(reward, body))
         if request_id:
             self.replies[key] = task
             while len(self.replies) > KEPT_REPLIES:
@@ -147,13 +157,13 @@ class Scorer:
                 413, f"a picture of {pixels} pixels is above the limit max_pixels = {self.limits.max_pixels}"
             )
 
-    async def _scored(self, reward: Served, body: bytes) -> bytes:
+    async def _score_body(self, reward: Served, body: bytes) -> bytes:
         start = time.perf_counter()
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self.pool, self._reply, reward, body)
         finally:
             self.meter.waiting -= 1
-        self.meter.scored(reward.name, reply, time.perf_counter() - start)
+        self.meter.count_scores(reward.name, reply, time.perf_counter() - start)
         return wire.pack_reply(reply)
 
     def _reply(self, reward: Served, body: bytes) -> wire.Reply:
@@ -169,7 +179,7 @@ class Scorer:
                 raise RequestRefusedError(413, text)
             return answer(reward, group)
 
-    def listing(self) -> dict[str, Any]:
+    def listing(self) -> dict[str, object]:
         rewards = {
             name: {"fingerprint": reward.fingerprint, "pointwise": reward.pointwise, "space": reward.space}
             for name, reward in self.rewards.items()
@@ -178,11 +188,11 @@ class Scorer:
 
 
 def answer(reward: Served, group: Group) -> wire.Reply:
-    """What the reward says of a group; an exception is part of the reply, not a failure of the server."""
+    """The reward's reply to a group; an exception is part of the reply, not a failure of the server."""
     count = len(group.samples)
     try:
         outcome = reward.function(group)
-        answers = list(settled(outcome) if inspect.isawaitable(outcome) else outcome)
+        answers = list(wait_for(outcome) if inspect.isawaitable(outcome) else outcome)
         if len(answers) != count:
             raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
         return wire.reply_of(answers, reward.fingerprint)
@@ -191,15 +201,15 @@ def answer(reward: Served, group: Group) -> wire.Reply:
         return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
 
 
-def fingerprint(source: Path, settings: Mapping[str, Any]) -> str:
-    """Of a reward's file and settings."""
+def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
+    """A hash of a reward's file and settings."""
     digest = hashlib.sha256(source.read_bytes())
     digest.update(repr(sorted(settings.items())).encode())
     return digest.hexdigest()[:16]
 
 
 def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Any:
-    """The FastAPI application.
+    """Build the FastAPI application.
 
     Args:
         token: when given, all but /health want it as `Authorization: Bearer TOKEN`.
@@ -210,8 +220,8 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
     app, scorer = FastAPI(title="mmrl rewards", docs_url=None, redoc_url=None, openapi_url=None), Scorer(rewards, limits)
 
     @app.exception_handler(RequestRefusedError)
-    async def refused(request: Request, error: RequestRefusedError) -> Response:
-        scorer.meter.answered(request.url.path.rpartition("/")[2] if error.code != 404 else "", error.code)
+    async def refuse(request: Request, error: RequestRefusedError) -> Response:
+        scorer.meter.count_answer(request.url.path.rpartition("/")[2] if error.code != 404 else "", error.code)
         return PlainTextResponse(error.text, error.code, error.headers)
 
     @app.get("/health")
@@ -224,7 +234,7 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
         return PlainTextResponse(scorer.meter.text())
 
     @app.get("/v1/rewards")
-    async def listing(request: Request) -> dict[str, Any]:
+    async def listing(request: Request) -> dict[str, object]:
         authorize(request, token)
         return scorer.listing()
 
@@ -232,7 +242,7 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
     async def score(name: str, request: Request) -> Response:
         authorize(request, token)
         reply = await scorer.score(name, await body_of(request, limits), request.headers.get("x-request-id", ""))
-        scorer.meter.answered(name, 200)
+        scorer.meter.count_answer(name, 200)
         return Response(reply, media_type=BODY)
 
     return app
@@ -240,7 +250,7 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
 
 @contextmanager
 def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Iterator[str]:
-    """The address of a server in a thread of this process, on a free port, while the block runs."""
+    """Serve rewards in a thread of this process, on a free port, while the block runs; yields the address."""
     import uvicorn
 
     with socket.socket() as listener:
@@ -257,15 +267,15 @@ def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str
             thread.join()
 
 
-def authorize(request: Any, token: str | None) -> None:
+def authorize(request: _Request, token: str | None) -> None:
     """Refuse a request without the server's token."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
         raise RequestRefusedError(401, "the bearer token is missing or wrong: set MMRL_REWARD_TOKEN where the run starts")
 
 
-async def body_of(request: Any, limits: Limits) -> bytes:
-    """The body, refused as soon as it grows past the limit."""
+async def body_of(request: _Request, limits: Limits) -> bytes:
+    """Read the request's body; refuse it as soon as it grows past the limit."""
     parts, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)

@@ -1,18 +1,17 @@
-"""Reading a judge's answer: a number, JSON, yes or no, the better of two. What cannot be read is an error, never 0."""
+"""Readers of a judge's answer: a number, JSON, yes or no, the better of two. One that cannot be read is an error, never 0."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from mmrl.serving.judge import JudgeError, Reply
+from mmrl.serving.judge import Json, JudgeError, Reply
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
-def filled(template: str, /, **values: Any) -> str:
-    """The template with {prompt}, {answer}, ... replaced; other braces stay, for templates show JSON.
+def fill_template(template: str, /, **values: object) -> str:
+    """Replace {prompt}, {answer}, ... in a template; other braces stay, for templates show JSON.
 
     Raises:
         ValueError: the template has no {prompt}.
@@ -23,7 +22,7 @@ def filled(template: str, /, **values: Any) -> str:
 
 
 def template_text(template: str, default: str) -> str:
-    """The default, the text of a file (`./mine.txt`), or the template itself if it says {prompt}.
+    """The text of a template: the default, that of a file (`./mine.txt`), or the template itself if it says {prompt}.
 
     Raises:
         FileNotFoundError: it is neither.
@@ -65,7 +64,7 @@ def number(reply: Reply, low: float, high: float, label: str = "") -> float:
     return value
 
 
-def json_object(reply: Reply) -> Mapping[str, Any]:
+def json_object(reply: Reply) -> Mapping[str, Json]:
     """The JSON object of an answer: all of it, a fenced block, or what its outermost braces hold."""
     text = final_text(reply)
     fenced = re.findall(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
@@ -105,7 +104,7 @@ def yes_share(reply: Reply, yes: Sequence[str] = ("yes",), no: Sequence[str] = (
     return for_yes / (for_yes + for_no) if among_both else min(for_yes, 1.0)
 
 
-def preferred(reply: Reply) -> float:
+def preference(reply: Reply) -> float:
     """1 if the first of two is better, 0 if the second, a half if neither."""
     text = final_text(reply).lower()
     says = [f"{kind} {i} is better" in text for i in (1, 2) for kind in ("image", "video", "picture")]
@@ -118,6 +117,6 @@ def preferred(reply: Reply) -> float:
 
 
 def unreadable(reply: Reply, why: str) -> JudgeError:
-    """What was wrong with an answer."""
+    """The error that says what is wrong with an answer."""
     cut = "; it was cut at server.max_tokens" if reply.cut else ""
     return JudgeError(f"the judge's answer cannot be read: {why}{cut}: {reply.text[-200:]!r}")

@@ -20,11 +20,13 @@ from PIL import Image
 
 from mmrl.core.samples import Group, MediaSize, Prompt, Sample, Scored, Status, Video
 
+Json = Any
+"""A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
 Array = np.ndarray
 PROTOCOL = 1
 """Both sides must speak the same one."""
 HEADER_KEY = "mmrl"
-ELSEWHERE = {"Box": "mmrl.geometry.boxes", "Interval": "mmrl.geometry.intervals"}
+ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.interval"}
 """Answers that are imported only where they occur: a server may lack what their modules need."""
 HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Video": Video}
 PLAIN_MODES = ("L", "RGB", "RGBA")
@@ -37,38 +39,38 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a served reward said of one group."""
+    """A served reward's answers for one group."""
 
     values: tuple[float, ...]
     """NaN where the status is not OK."""
     status: tuple[Status, ...]
     parts: tuple[Mapping[str, float], ...]
     fingerprint: str
-    """Of the reward that answered: its source and settings."""
+    """A hash of the source and settings of the reward that answered."""
     raised: str | None = None
     """The exception of a reward that raised: type and text."""
 
 
 def pack_group(group: Group) -> bytes:
-    """A group as one buffer.
+    """Pack a group into one buffer.
 
     Raises:
         WireError: a column holds something that cannot travel.
         FileNotFoundError: a file of the prompt's media does not exist.
     """
     arrays: dict[str, Array] = {}
-    return _save(_encoded(group, arrays, "group"), arrays)
+    return _save(_encode(group, arrays, "group"), arrays)
 
 
 def unpack_group(body: bytes, folder: Path) -> Group:
-    """The group again. Files of its media are written to `folder`, which the caller removes when the group is scored.
+    """Unpack a group. Files of its media are written to `folder`, which the caller removes when the group is scored.
 
     Raises:
         WireError: the bytes are no such buffer.
     """
     header, arrays = _load(body)
     try:
-        group = _decoded(header, arrays, folder)
+        group = _decode(header, arrays, folder)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise error if isinstance(error, WireError) else WireError(f"the message does not describe a group: {error}") from None
     if not isinstance(group, Group):
@@ -84,14 +86,14 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def unpack_reply(body: bytes) -> Reply:
-    """The reply again.
+    """Unpack a reply.
 
     Raises:
         WireError: the bytes are no such buffer.
     """
     header, arrays = _load(body)
     try:
-        header = _decoded(header, arrays, None)
+        header = _decode(header, arrays, None)
         values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
         parts = tuple({str(name): float(part) for name, part in own.items()} for own in header["parts"])
         if not len(values) == len(status) == len(parts):
@@ -105,7 +107,7 @@ def unpack_reply(body: bytes) -> Reply:
 
 
 def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
-    """A reward's answers in the order of the samples.
+    """The reply that holds a reward's answers, in the order of the samples.
 
     Raises:
         WireError: an answer is neither a float, None nor Scored.
@@ -143,7 +145,7 @@ def file_pixels(file: Path) -> int:
         return 0
 
 
-def _encoded(value: Any, arrays: dict[str, Array], place: str) -> Any:
+def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float | np.integer | np.floating):
@@ -154,17 +156,17 @@ def _encoded(value: Any, arrays: dict[str, Array], place: str) -> Any:
     if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE}:
         return {"$type": type(value).__name__} | _fields(value, arrays, place)
     if isinstance(value, list | tuple):
-        items = [_encoded(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
+        items = [_encode(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        pairs = [[_encoded(k, arrays, place), _encoded(v, arrays, f"{place}[{k!r}]")] for k, v in value.items()]
+        pairs = [[_encode(k, arrays, place), _encode(v, arrays, f"{place}[{k!r}]")] for k, v in value.items()]
         return {"$dict": pairs}
     return _array(value, arrays, place)
 
 
-def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, Any]:
-    """Fields of a dataclass; files that it names travel as their bytes."""
-    encoded: dict[str, Any] = {}
+def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, object]:
+    """The encoded fields of a dataclass; files that it names travel as their bytes."""
+    encoded: dict[str, object] = {}
     for f in fields(value):
         if not f.init:
             continue
@@ -175,12 +177,12 @@ def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, Any]:
             files = [_file(name, arrays) for name in ([item] if isinstance(item, str) else item)]
             encoded[f.name] = files[0] if isinstance(item, str) else {"$tuple": files}
         else:
-            encoded[f.name] = _encoded(item, arrays, where)
+            encoded[f.name] = _encode(item, arrays, where)
     return encoded
 
 
-def _medium(medium: Any, arrays: dict[str, Array], place: str) -> Any:
-    return _file(medium, arrays) if isinstance(medium, str | Path) else _encoded(medium, arrays, place)
+def _medium(medium: object, arrays: dict[str, Array], place: str) -> object:
+    return _file(medium, arrays) if isinstance(medium, str | Path) else _encode(medium, arrays, place)
 
 
 def _file(name: str | Path, arrays: dict[str, Array]) -> dict[str, str]:
@@ -206,7 +208,7 @@ def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
 
 
 def check_group(group: Group) -> None:
-    """The parts a server looks at itself; what rewards make of the others is theirs to say.
+    """Check the parts that a server looks at itself; the others are for the rewards to judge.
 
     Raises:
         WireError: one of them is of another type.
@@ -219,29 +221,29 @@ def check_group(group: Group) -> None:
             raise WireError("the message's group holds something else than samples")
 
 
-def _decoded(value: Any, arrays: dict[str, Array], folder: Path | None) -> Any:
+def _decode(value: Json, arrays: dict[str, Array], folder: Path | None) -> Json:
     if isinstance(value, list):
-        return [_decoded(item, arrays, folder) for item in value]
+        return [_decode(item, arrays, folder) for item in value]
     if not isinstance(value, dict):
         return value
     if "$type" in value:
-        return _built(value, arrays, folder)
+        return _build(value, arrays, folder)
     if "$tuple" in value:
-        return tuple(_decoded(item, arrays, folder) for item in value["$tuple"])
+        return tuple(_decode(item, arrays, folder) for item in value["$tuple"])
     if "$dict" in value:
-        return {_decoded(k, arrays, folder): _decoded(v, arrays, folder) for k, v in value["$dict"]}
+        return {_decode(k, arrays, folder): _decode(v, arrays, folder) for k, v in value["$dict"]}
     if "$float" in value:
         return float(value["$float"])
     if "$image" in value:
-        return Image.fromarray(_named(arrays, value["$image"]))
+        return Image.fromarray(_take_array(arrays, value["$image"]))
     if "$array" in value:
-        return _named(arrays, value["$array"])
+        return _take_array(arrays, value["$array"])
     if "$file" in value:
-        return _written(_named(arrays, value["$file"]), str(value.get("suffix", "")), folder)
-    return {key: _decoded(item, arrays, folder) for key, item in value.items()}
+        return _write(_take_array(arrays, value["$file"]), str(value.get("suffix", "")), folder)
+    return {key: _decode(item, arrays, folder) for key, item in value.items()}
 
 
-def _built(value: dict[str, Any], arrays: dict[str, Array], folder: Path | None) -> Any:
+def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None) -> Json:
     name = value["$type"]
     if name == "MediaSize":
         return MediaSize(*map(int, value["sizes"]))
@@ -251,10 +253,10 @@ def _built(value: dict[str, Any], arrays: dict[str, Array], folder: Path | None)
         cls = HERE[name]
     else:
         raise WireError(f"type {name!r} is not part of the protocol")
-    return cls(**{key: _decoded(item, arrays, folder) for key, item in value.items() if key != "$type"})
+    return cls(**{key: _decode(item, arrays, folder) for key, item in value.items() if key != "$type"})
 
 
-def _written(array: Array, suffix: str, folder: Path | None) -> str:
+def _write(array: Array, suffix: str, folder: Path | None) -> str:
     if folder is None:
         raise WireError("the message holds a file, and only groups do")
     if not re.fullmatch(r"\.[A-Za-z0-9]{1,5}", suffix):
@@ -265,22 +267,22 @@ def _written(array: Array, suffix: str, folder: Path | None) -> str:
     return name
 
 
-def _named(arrays: dict[str, Array], name: str) -> Array:
-    """Taken out: a small message that named one array a million times would unfold to a huge group."""
+def _take_array(arrays: dict[str, Array], name: str) -> Array:
+    """Take an array out: a small message that named one a million times would otherwise unfold to a huge group."""
     if name not in arrays:
         raise WireError(f"the header speaks of an array {name!r} that is not there, or speaks of it twice")
     return arrays.pop(name)
 
 
-def _save(header: Any, arrays: Mapping[str, Array]) -> bytes:
+def _save(header: object, arrays: Mapping[str, Array]) -> bytes:
     from safetensors.numpy import save
 
     plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return save(plain, {HEADER_KEY: json.dumps({"protocol": PROTOCOL, "value": _finite(header)}, allow_nan=False)})
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN; floats that need it are written as words."""
+def _finite(value: object) -> object:
+    """The value with NaN and infinity written as words, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
     if isinstance(value, list):
@@ -288,7 +290,7 @@ def _finite(value: Any) -> Any:
     return {key: _finite(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _load(body: bytes) -> tuple[Any, dict[str, Array]]:
+def _load(body: bytes) -> tuple[Json, dict[str, Array]]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -305,7 +307,7 @@ def _load(body: bytes) -> tuple[Any, dict[str, Array]]:
     return envelope["value"], arrays
 
 
-def _header(body: bytes) -> dict[str, Any]:
+def _header(body: bytes) -> dict[str, Json]:
     """The JSON header of a safetensors buffer."""
     (length,) = struct.unpack("<Q", body[:8]) if len(body) >= 8 else (len(body),)
     try:

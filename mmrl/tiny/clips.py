@@ -13,24 +13,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.parsing import format_interval
+from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
 from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
-from mmrl.data.mp4 import clip_folder, written_once
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.times import format_interval
-from mmrl.policies.image_input import Encoded, collate_prompts
-from mmrl.policies.text import TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.data.mp4 import clip_folder, write_once
+from mmrl.policies.text.encode import Encoded, collate_prompts
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.grounding import cache_folder, cosine, muon_and_adamw
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
-from mmrl.tiny.vlms import qwen_ids
+from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
 PATCH = 8
 """Pixels; merged 2 by 2 and over pairs of frames, so that a second of two frames of 32 x 32 pixels is 4 tokens."""
@@ -48,11 +49,11 @@ STYLE = ClipStyle(
     shown=(1, 2),
     num_discs=0,
 )
-"""What the demo's clips look like; no span begins or ends near a multiple of the model's second."""
+"""The look of the demo's clips; no span begins or ends near a multiple of the model's second."""
 _MEAN, _STD = 0.13, 0.18
-"""Of the clips' pixels."""
+"""Mean and deviation of the clips' pixels."""
 _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
-"""As in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
+"""The same as in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
 _CLIP_SEED = 1_000_003
 """Clips of the warm start come from series of their own, so that no later stage trains on them again."""
 Progress = Callable[[int, int, float], None]
@@ -61,12 +62,12 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How the model is taught by imitation."""
+    """The settings by which the model is taught by imitation."""
 
     steps: int = 400
     batch_size: int = 16
     lr: float = 3e-3
-    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
     seed: int = 0
     num_clips: int = 2000
     """Drawn, written and decoded once, then learned from again and again."""
@@ -96,10 +97,11 @@ def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
     return folder
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: steps, labels, optimizer.
@@ -132,7 +134,7 @@ def watcher(folder: Path) -> TextPolicy:
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """Changes with the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for file in (__file__, moving.__file__, scenes.__file__, mp4.__file__, tokenizers.__file__):
         digest.update(Path(file).read_bytes())
@@ -141,20 +143,20 @@ def fingerprint(settings: WarmStart) -> str:
 
 
 def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
-    """Clips written as mp4 files, and what the policy's own encoder makes of them."""
+    """Write clips as mp4 files, and encode them by the policy's own encoder."""
     shown = {"style": asdict(settings.style), "kinds": settings.questions}
     folder = clip_folder("clips", shown, (moving.__file__, scenes.__file__))
     found: list[Lesson] = []
     for index in range(settings.num_clips):
         clip = plan_clip(settings.seed + _CLIP_SEED, index, "train", settings.style, settings.questions)
         name = f"{settings.seed}-{index}"
-        file = written_once(folder / f"{name}.mp4", settings.style.fps, lambda clip=clip: draw(clip))
+        file = write_once(folder / f"{name}.mp4", settings.style.fps, lambda clip=clip: draw(clip))
         found.append(Lesson(clip, policy.encode(Prompt(name, clip.text, (Video(str(file), fps=FPS),)))))
     return found
 
 
 def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
-    """What an annotator wrote: a span (when) or letters (which), as the model is to write them."""
+    """An annotator's answer: a span (when) or letters (which), as the model is to write them."""
     sloppy = len(clip.digits) > 1 and rng.random() < (settings.confused if clip.kind == "when" else settings.careless)
     if clip.kind == "when":
         span = clip.span(clip.digits[rng.integers(1, len(clip.digits)) if sloppy else 0])
@@ -165,7 +167,7 @@ def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
 
 
 def teach(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart, progress: Progress | None = None) -> None:
-    """Cross entropy of the labels' tokens; a clip that comes again has a new label."""
+    """Train on the cross entropy of the labels' tokens; a clip that comes again has a new label."""
     model, rng, order = policy.net.model, np.random.default_rng([settings.seed, _CLIP_SEED]), list[int]()
     optimizers = muon_and_adamw(model, settings.lr)
     model.train()
@@ -211,7 +213,7 @@ def _texts(style: ClipStyle) -> list[str]:
     return [*asked, f"Which digits appear? {options}", "user\nassistant\n", "3.2 to 4.5", "A,B,C,D", *moments]
 
 
-def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
+def _build(seed: int, style: ClipStyle) -> Built:
     from transformers import (
         Qwen2VLImageProcessor,
         Qwen3VLForConditionalGeneration,
@@ -220,7 +222,7 @@ def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
     )
 
     tokenizer = qwen_tokenizer(_texts(style))
-    patches: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
     area = style.side**2
     processor = Qwen3VLProcessor(
@@ -238,7 +240,7 @@ def _build(seed: int, style: ClipStyle) -> tuple[Any, Any]:
     return model.eval(), processor
 
 
-def _config(tokenizer: Any, style: ClipStyle) -> Any:
+def _config(tokenizer: HubObject, style: ClipStyle) -> HubObject:
     from transformers import Qwen3VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,14 +24,17 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmrl.core.repeating import bit_for_bit
 from mmrl.tiny import pipelines
 from mmrl.tiny.grounding import cache_folder
-from mmrl.tiny.pipelines import clip_tokenizer, made, scheduler
+from mmrl.tiny.pipelines import clip_tokenizer, diffusers_object, scheduler
+from mmrl.tiny.vlms import HubObject
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss; steps of the autoencoder and of the transformer."""
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Endless pictures with captions. A frozen dataclass: its fields and its file are part of the cached model's name."""
 
@@ -45,18 +48,17 @@ class Examples(Protocol):
         ...
 
     def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """(size, height, width, 3) and their captions."""
+        """Pictures (size, height, width, 3) and their captions."""
         ...
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How a generator is built and taught."""
+    """The settings by which a generator is built and taught."""
 
-    data: Any
-    """The Examples."""
+    data: Examples
     name: str = "shapes"
-    """Of the cached folder."""
+    """The name of the cached folder."""
     seed: int = 0
     pool: int = 4096
     """Pictures drawn once and learned from again and again."""
@@ -78,9 +80,9 @@ class WarmStart:
     """Latents per token along both sides; few tokens are fast."""
     layers: int = 4
     heads: int = 4
-    """Of 32 dimensions each."""
+    """Attention heads of 32 dimensions each."""
     max_tokens: int = 10
-    """Of a caption, start and end included."""
+    """The longest caption, start and end included."""
 
     def __post_init__(self) -> None:
         multiple = 2**self.halvings * self.patch
@@ -91,10 +93,11 @@ class WarmStart:
             )
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: data, sizes, optimizers.
@@ -122,7 +125,7 @@ def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progre
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """Changes with the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
     kind = type(settings.data)
     digest = hashlib.sha256(json.dumps([kind.__qualname__, asdict(settings)], sort_keys=True).encode())
     for file in (__file__, pipelines.__file__, inspect.getfile(kind)):
@@ -131,12 +134,12 @@ def fingerprint(settings: WarmStart) -> str:
     return digest.hexdigest()[:12]
 
 
-def build(settings: WarmStart) -> Any:
+def build(settings: WarmStart) -> HubObject:
     """The untrained StableDiffusion3Pipeline, without T5."""
     first, second = (_tokenizer(settings) for _ in range(2))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        pipeline = made(
+        pipeline = diffusers_object(
             "StableDiffusion3Pipeline",
             transformer=_transformer(settings),
             scheduler=scheduler(shift=1.0),
@@ -153,8 +156,8 @@ def build(settings: WarmStart) -> Any:
     return pipeline
 
 
-def teach(pipeline: Any, settings: WarmStart, progress: Progress | None = None) -> None:
-    """First the autoencoder, then transformer and text encoders together on its latents."""
+def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
+    """Train first the autoencoder, then transformer and text encoders together on its latents."""
     rng = np.random.default_rng([settings.seed, 7])
     pictures, captions = settings.data.batch(rng, settings.pool)
     images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
@@ -171,8 +174,8 @@ def teach(pipeline: Any, settings: WarmStart, progress: Progress | None = None) 
         teach_transformer(pipeline, latents, captions, settings, lambda step, loss: note(settings.vae_steps + step, loss))
 
 
-def teach_autoencoder(vae: Any, images: Tensor, settings: WarmStart, note: Callable[[int, float], None]) -> None:
-    """Mean squared error of pictures from slightly noisy latents; then latents are given mean 0 and deviation 1."""
+def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Callable[[int, float], None]) -> None:
+    """Minimize the mean squared error of pictures from slightly noisy latents; then latents are given mean 0 and deviation 1."""
     optimizer = torch.optim.AdamW(vae.parameters(), lr=settings.vae_lr, weight_decay=0.0)
     for step in range(settings.vae_steps):
         _set_rate(optimizer, settings.vae_lr * _factor(step, settings.vae_steps))
@@ -188,9 +191,9 @@ def teach_autoencoder(vae: Any, images: Tensor, settings: WarmStart, note: Calla
 
 
 def teach_transformer(
-    pipeline: Any, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Callable[[int, float], None]
+    pipeline: HubObject, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Callable[[int, float], None]
 ) -> None:
-    """The velocity noise - data at times whose logit is normal."""
+    """Learn the velocity noise - data at times whose logit is normal."""
     texts = list(dict.fromkeys(["", *captions]))
     ids = caption_ids(pipeline, texts)
     index = torch.tensor([texts.index(caption) for caption in captions])
@@ -219,28 +222,28 @@ def teach_transformer(
         note(step + 1, loss.item())
 
 
-def caption_ids(pipeline: Any, captions: Sequence[str]) -> Int[Tensor, "n t"]:
+def caption_ids(pipeline: HubObject, captions: Sequence[str]) -> Int[Tensor, "n t"]:
     """Token ids as the pipeline makes them; both tokenizers are alike."""
     length = pipeline.tokenizer.model_max_length
     ids = pipeline.tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt")
     return ids.input_ids
 
 
-def encode_captions(pipeline: Any, ids: Int[Tensor, "n t"]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n p"]]:
-    """What the pipeline makes of prompts, with a gradient: hidden states of both encoders side by side, and both projections."""
+def encode_captions(pipeline: HubObject, ids: Int[Tensor, "n t"]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n p"]]:
+    """Prompts as the pipeline encodes them, with a gradient: both encoders' hidden states side by side, and both projections."""
     found = [encoder(ids, output_hidden_states=True) for encoder in (pipeline.text_encoder, pipeline.text_encoder_2)]
     embeds = torch.cat([out.hidden_states[-2] for out in found], dim=-1)
     return embeds, torch.cat([out.text_embeds for out in found], dim=-1)
 
 
 @torch.no_grad()
-def encode_images(vae: Any, images: Float[Tensor, "n 3 y x"]) -> Float[Tensor, "n c h w"]:
+def encode_images(vae: HubObject, images: Float[Tensor, "n 3 y x"]) -> Float[Tensor, "n c h w"]:
     """Latents as the transformer sees them."""
     latents = torch.cat([vae.encode(chunk).latents for chunk in images.split(256)])
     return (latents - vae.config.shift_factor) * vae.config.scaling_factor
 
 
-def _tokenizer(settings: WarmStart) -> Any:
+def _tokenizer(settings: WarmStart) -> HubObject:
     from tokenizers import AddedToken
 
     tokenizer = clip_tokenizer()
@@ -249,7 +252,7 @@ def _tokenizer(settings: WarmStart) -> Any:
     return tokenizer
 
 
-def _text_encoder(tokenizer: Any, settings: WarmStart) -> Any:
+def _text_encoder(tokenizer: HubObject, settings: WarmStart) -> HubObject:
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
     config = CLIPTextConfig(
@@ -270,10 +273,10 @@ def _text_encoder(tokenizer: Any, settings: WarmStart) -> Any:
     return encoder
 
 
-def _autoencoder(settings: WarmStart) -> Any:
-    """No normalization and no sampling: a dozen seconds are enough."""
+def _autoencoder(settings: WarmStart) -> HubObject:
+    """An autoencoder without normalization and sampling: a dozen seconds are enough."""
     stages = settings.halvings + 1
-    vae = made(
+    vae = diffusers_object(
         "AutoencoderTiny",
         encoder_block_out_channels=(settings.vae_channels,) * stages,
         decoder_block_out_channels=(settings.vae_channels,) * stages,
@@ -286,8 +289,8 @@ def _autoencoder(settings: WarmStart) -> Any:
 
 
 @torch.no_grad()
-def pass_colours(vae: Any) -> None:
-    """At first three channels carry the plain picture, made smaller and larger again; the others are free to learn details.
+def pass_colours(vae: HubObject) -> None:
+    """Let three channels carry the plain picture, made smaller and larger again; the others are free to learn details.
 
     From random weights the autoencoder needs many times as long before it sees any colour.
     """
@@ -306,9 +309,9 @@ def pass_colours(vae: Any) -> None:
                 nn.init.zeros_(layer.conv[-1].bias)
 
 
-def _transformer(settings: WarmStart) -> Any:
+def _transformer(settings: WarmStart) -> HubObject:
     rows, columns = (length // 2**settings.halvings // settings.patch for length in (settings.data.height, settings.data.width))
-    return made(
+    return diffusers_object(
         "SD3Transformer2DModel",
         sample_size=max(rows, columns) * settings.patch,
         patch_size=settings.patch,

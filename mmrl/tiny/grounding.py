@@ -15,25 +15,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.boxes.parsing import format_box
+from mmrl.core.repeating import bit_for_bit
 from mmrl.data import scenes
 from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
-from mmrl.geometry.boxes import Box
-from mmrl.geometry.parsing import format_box
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
-from mmrl.tiny.vlms import qwen_ids
+from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
 SIDE = 64
 """Pictures of 64 x 64 pixels: 64 patches of 8 x 8, merged 2 by 2 into 16 tokens."""
 PATCH = 8
 _MEAN, _STD = 0.16, 0.25
-"""Of the scenes' pixels. With the usual 0.5 and 0.5 a model of this size does not learn to see in minutes."""
+"""Mean and deviation of the scenes' pixels. With the usual 0.5 and 0.5 a model of this size does not learn to see in minutes."""
 _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 """A position table as narrow as the other weights leaves the model blind to places for as long."""
 _SCENE_SEED = 1_000_003
@@ -44,12 +45,12 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class WarmStart:
-    """How the model is taught by imitation."""
+    """The settings by which the model is taught by imitation."""
 
     steps: int = 400
     batch_size: int = 16
     lr: float = 3e-3
-    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
     seed: int = 0
     loosen: float = 0.4
     """Every side of a label is pushed out by up to this share of the digit's width or height."""
@@ -63,7 +64,7 @@ class WarmStart:
 
 
 class Label(NamedTuple):
-    """What an annotator wrote about one scene."""
+    """An annotator's answer to a scene."""
 
     scene: Scene
     answer: str
@@ -77,10 +78,11 @@ def build(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+@bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
 
-    The result depends on the settings alone, but for rounding, which may differ between machines and numbers of threads.
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
 
     Args:
         settings: steps, labels, optimizer.
@@ -109,12 +111,12 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
 
 
 def cache_folder() -> Path:
-    """$MMRL_CACHE, or ~/.cache/mmrl."""
+    """The folder of cached models: $MMRL_CACHE, or ~/.cache/mmrl."""
     return Path(os.environ.get("MMRL_CACHE") or Path.home() / ".cache" / "mmrl")
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """Changes with the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for file in (__file__, scenes.__file__, tokenizers.__file__):
         digest.update(Path(file).read_bytes())
@@ -139,12 +141,12 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
             index += 1
             wrong = scene.distractors and rng.random() < settings.confused
             target = scene.distractors[rng.integers(len(scene.distractors))] if wrong else scene.asked
-            batch.append(Label(scene, answer_text(_loosened(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
+            batch.append(Label(scene, answer_text(_loosen(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
         yield batch
 
 
-def teach(model: Any, processor: Any, settings: WarmStart, progress: Progress | None = None) -> None:
-    """Cross entropy of the labels' tokens, one pass over fresh scenes."""
+def teach(model: HubObject, processor: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
+    """Train on the cross entropy of the labels' tokens, in one pass over fresh scenes."""
     model.train()
     optimizers = muon_and_adamw(model, settings.lr)
     for step, batch in zip(range(settings.steps), labels(settings)):  # noqa: B905 - the labels never end
@@ -162,7 +164,7 @@ def teach(model: Any, processor: Any, settings: WarmStart, progress: Progress | 
     model.eval()
 
 
-def _build(seed: int) -> tuple[Any, Any]:
+def _build(seed: int) -> Built:
     from transformers import (
         Qwen2VLImageProcessor,
         Qwen3VLForConditionalGeneration,
@@ -172,9 +174,9 @@ def _build(seed: int) -> tuple[Any, Any]:
 
     texts = [*(question(digit) for digit in range(10)), "user\nassistant\n", answer_text((8.0, 8.0, 40.0, 40.0))]
     tokenizer = qwen_tokenizer(texts)
-    patches: dict[str, Any] = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
-    area: dict[str, Any] = {"shortest_edge": SIDE * SIDE, "longest_edge": SIDE * SIDE}
+    area: Kwargs = {"shortest_edge": SIDE * SIDE, "longest_edge": SIDE * SIDE}
     processor = Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**patches, size=area),
         tokenizer=tokenizer,
@@ -190,7 +192,7 @@ def _build(seed: int) -> tuple[Any, Any]:
     return model.eval(), processor
 
 
-def _config(tokenizer: Any) -> Any:
+def _config(tokenizer: HubObject) -> HubObject:
     from transformers import Qwen3VLConfig
 
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
@@ -204,7 +206,7 @@ def _config(tokenizer: Any) -> Any:
     return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
 
 
-def _inputs(processor: Any, batch: Sequence[Label]) -> dict[str, Tensor]:
+def _inputs(processor: HubObject, batch: Sequence[Label]) -> dict[str, Tensor]:
     """The batch as the model is fed it, with labels on the answers' tokens only."""
     chats = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": scene.question}]}] for scene, _ in batch]
     prompts = processor.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
@@ -221,7 +223,7 @@ def _inputs(processor: Any, batch: Sequence[Label]) -> dict[str, Tensor]:
     }
 
 
-def _loosened(corners: Corners, shares: Sequence[float]) -> Corners:
+def _loosen(corners: Corners, shares: Sequence[float]) -> Corners:
     x1, y1, x2, y2 = corners
     width, height = x2 - x1, y2 - y1
     left, top, right, bottom = shares
@@ -234,7 +236,7 @@ def _loosened(corners: Corners, shares: Sequence[float]) -> Corners:
 
 
 def muon_and_adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for embeddings and all else."""
+    """The optimizers: Muon for matrices, AdamW for embeddings and all else."""
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     chosen = {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in chosen]

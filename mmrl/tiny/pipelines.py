@@ -7,12 +7,11 @@ autoencoders halve them once (sd3, flux) or twice (qwen_image), and two latents 
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mmrl.tiny.tokenizer import qwen_tokenizer
-from mmrl.tiny.vlms import QWEN_TOKENS, STOP, TEXT, VISION, draw_weights
+from mmrl.tiny.vlms import QWEN_TOKENS, STOP, TEXT, VISION, HubObject, Kwargs, draw_weights
 
 CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""
@@ -22,8 +21,8 @@ QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
     "objects and background:\nuser\n"
 )
-"""What Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
-HEADS: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2}
+"""The text that Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
+HEADS: Kwargs = {"attention_head_dim": 16, "num_attention_heads": 2}
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -43,7 +42,7 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def made(name: str, **settings: Any) -> Any:
+def diffusers_object(name: str, **settings: object) -> HubObject:
     """An object of a class of diffusers."""
     import diffusers
 
@@ -51,20 +50,20 @@ def made(name: str, **settings: Any) -> Any:
 
 
 @torch.no_grad()
-def calm(transformer: Any) -> None:
-    """Velocities of size 1 that do not blow small differences of their input up."""
+def calm(transformer: HubObject) -> None:
+    """Shrink weights, so that velocities have size 1 and do not blow small differences of their input up."""
     transformer.proj_out.weight *= 0.5
     for name, weight in transformer.named_parameters():
         if ("norm" in name or "_mod" in name) and weight.ndim > 1:
             weight *= 0.3
 
 
-def sd3() -> Any:
-    """Two CLIP encoders and no T5."""
+def sd3() -> HubObject:
+    """A Stable Diffusion 3 with two CLIP encoders and no T5."""
     from transformers import CLIPTextModelWithProjection
 
     first, second = clip_tokenizer(), clip_tokenizer()
-    transformer = made(
+    transformer = diffusers_object(
         "SD3Transformer2DModel",
         sample_size=8,
         patch_size=2,
@@ -77,7 +76,7 @@ def sd3() -> Any:
         pos_embed_max_size=16,
         **HEADS,
     )
-    return made(
+    return diffusers_object(
         "StableDiffusion3Pipeline",
         transformer=transformer,
         scheduler=scheduler(shift=3.0),
@@ -92,12 +91,12 @@ def sd3() -> Any:
     )
 
 
-def flux() -> Any:
-    """With the guidance as an input, as in FLUX.1-dev."""
+def flux() -> HubObject:
+    """A FLUX with the guidance as an input, as in FLUX.1-dev."""
     from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
     first, second = clip_tokenizer(), t5_tokenizer()
-    transformer = made(
+    transformer = diffusers_object(
         "FluxTransformer2DModel",
         patch_size=1,
         in_channels=4 * LATENTS,
@@ -110,7 +109,7 @@ def flux() -> Any:
         **HEADS,
     )
     t5 = T5Config(vocab_size=len(second), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
-    return made(
+    return diffusers_object(
         "FluxPipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True),
@@ -122,11 +121,11 @@ def flux() -> Any:
     )
 
 
-def qwen_image() -> Any:
-    """Qwen2.5-VL reads the prompt; the autoencoder is a video's. The steps end at sigma 0.02, as the real ones do."""
+def qwen_image() -> HubObject:
+    """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
 
     tokenizer = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500)
-    vae = made(
+    vae = diffusers_object(
         "AutoencoderKLQwenImage",
         base_dim=8,
         z_dim=LATENTS,
@@ -136,7 +135,7 @@ def qwen_image() -> Any:
         latents_mean=[0.1, -0.1, 0.2, 0.0],
         latents_std=[0.9, 1.1, 1.0, 1.2],
     )
-    transformer = made(
+    transformer = diffusers_object(
         "QwenImageTransformer2DModel",
         patch_size=2,
         in_channels=4 * LATENTS,
@@ -146,7 +145,7 @@ def qwen_image() -> Any:
         axes_dims_rope=(4, 6, 6),
         **HEADS,
     )
-    return made(
+    return diffusers_object(
         "QwenImagePipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
@@ -156,15 +155,14 @@ def qwen_image() -> Any:
     )
 
 
-def scheduler(**settings: Any) -> Any:
+def scheduler(**settings: object) -> HubObject:
+    return diffusers_object("FlowMatchEulerDiscreteScheduler", **settings)
 
-    return made("FlowMatchEulerDiscreteScheduler", **settings)
 
+def autoencoder() -> HubObject:
+    """An autoencoder that halves both sides once."""
 
-def autoencoder() -> Any:
-    """Halves both sides once."""
-
-    return made(
+    return diffusers_object(
         "AutoencoderKL",
         sample_size=16,
         block_out_channels=(8, 8),
@@ -180,20 +178,20 @@ def autoencoder() -> Any:
 
 
 def letters() -> list[str]:
-    """One printable stand-in for every byte."""
+    """A printable stand-in for every byte."""
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def clip_tokenizer() -> Any:
+def clip_tokenizer() -> HubObject:
     from transformers import CLIPTokenizer
 
     words = [*letters(), *(letter + "</w>" for letter in letters()), "<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=CLIP_TOKENS)
 
 
-def clip(kind: Callable[..., Any], tokenizer: Any) -> Any:
+def clip(kind: Callable[..., HubObject], tokenizer: HubObject) -> HubObject:
     from transformers import CLIPTextConfig
 
     return kind(
@@ -212,7 +210,7 @@ def clip(kind: Callable[..., Any], tokenizer: Any) -> Any:
     )
 
 
-def t5_tokenizer() -> Any:
+def t5_tokenizer() -> HubObject:
     from transformers import T5Tokenizer
 
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
@@ -220,11 +218,11 @@ def t5_tokenizer() -> Any:
     return T5Tokenizer(vocab=[*special, *plain, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(100)))])
 
 
-def qwen_encoder(tokenizer: Any) -> Any:
+def qwen_encoder(tokenizer: HubObject) -> HubObject:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
-    ids: dict[str, Any] = {
+    ids: Kwargs = {
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(STOP),
         "pad_token_id": tokenizer.pad_token_id,
@@ -237,4 +235,4 @@ def qwen_encoder(tokenizer: Any) -> Any:
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
-PIPELINES: dict[str, Callable[[], Any]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image}
+PIPELINES: dict[str, Callable[[], HubObject]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image}

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from mmrl.tiny.vlms import PAD, QWEN_TOKENS, STOP, TURN
+from mmrl.tiny.vlms import PAD, QWEN_TOKENS, STOP, TURN, HubObject
 
 _PART = (
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -20,7 +19,7 @@ CHAT_TEMPLATE = (
 """Turns, pictures and videos as Qwen3-VL writes them; no tools."""
 
 
-def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> Any:
+def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> HubObject:
     """A Qwen2Tokenizer that knows every byte, merges learnt from `texts` (at most `num_tokens` in all), and Qwen's own marks."""
     from tokenizers import pre_tokenizers
     from transformers import Qwen2Tokenizer
@@ -31,7 +30,7 @@ def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> Any:
     learnt = json.loads(trained.backend_tokenizer.to_str())["model"]
     marks = {TURN, STOP, PAD, *QWEN_TOKENS.values()}
     words = sorted((word for word in learnt["vocab"] if word not in marks), key=learnt["vocab"].__getitem__)
-    merges: list[Any] = [tuple(pair) for pair in learnt["merges"]]
+    merges: HubObject = [tuple(pair) for pair in learnt["merges"]]
     tokenizer = Qwen2Tokenizer(
         vocab={word: i for i, word in enumerate(words)},
         merges=merges,

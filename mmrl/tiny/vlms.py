@@ -28,7 +28,9 @@ QWEN_TOKENS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
-Built = tuple[Any, Any]
+HubObject = Any
+"""A model, tokenizer, processor or pipeline of transformers or diffusers, whose attributes are made while running."""
+Built = tuple[HubObject, HubObject]
 """A model and its processor."""
 
 
@@ -55,7 +57,7 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
 
 @torch.no_grad()
 def draw_weights(model: torch.nn.Module) -> None:
-    """Matrices from N(0, 1 / fan_in), tables and lone vectors from N(0, 1/16); norms and biases stay as they are."""
+    """Draw matrices from N(0, 1 / fan_in), tables and lone vectors from N(0, 1/16); norms and biases stay as they are."""
     for name, weight in model.named_parameters():
         if "embed" in name.lower() or "newline" in name:
             weight.normal_(0, 0.25)
@@ -63,8 +65,8 @@ def draw_weights(model: torch.nn.Module) -> None:
             weight.normal_(0, (weight.numel() / weight.shape[0]) ** -0.5)
 
 
-def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str | None = None) -> Any:
-    """One token per byte, then the special tokens; `named` become attributes such as `image_token`, which processors read."""
+def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str | None = None) -> HubObject:
+    """A tokenizer of bytes and special tokens; `named` become attributes such as `image_token`, which processors read."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -92,13 +94,13 @@ def chat_template(image: str, video: str = "", start: str = "") -> str:
     return f"{start}{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
 
 
-def token_ids(tokenizer: Any, **others: Any) -> Kwargs:
+def token_ids(tokenizer: HubObject, **others: object) -> Kwargs:
     """The ids every text config needs: library defaults lie outside a small vocabulary."""
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     return {**TEXT, "vocab_size": len(tokenizer), **ids, **others}
 
 
-def qwen_ids(tokenizer: Any) -> Kwargs:
+def qwen_ids(tokenizer: HubObject) -> Kwargs:
     return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
-from mmrl.training.diversity import apart, diversity, fingerprints, first_pictures, sameness
+from mmrl.training.diversity import diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
@@ -73,7 +73,7 @@ class Evaluation:
         variety = {
             "sameness": sameness(fingerprints(groups)),
             "diversity": mean(spread) if spread else None,
-            "diversity_prompts": apart(first_pictures(groups)),
+            "diversity_prompts": prompt_distance(first_pictures(groups)),
         }
         known = {name: value for name, value in variety.items() if value is not None}
         return cls(step, by_prompt(scores.total(), sizes), watched, list(train_totals), known)
@@ -101,7 +101,7 @@ class Alarm:
         self.count = 0
         """Evaluations since the first: the best of many is so by chance in part."""
 
-    def evaluated(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+    def after_evaluation(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
         """A watched reward fell, significantly and by much, while what is trained on rose.
 
         Args:
@@ -127,15 +127,15 @@ class Alarm:
                     break
             if mean(values) >= mean(self.best[name].watched[name]):
                 self.best[name] = now
-        yield from self._narrowed(now, first_totals)
+        yield from self._variety_losses(now, first_totals)
 
-    def stepped(self, first: Mapping[str, list[float]], last: Mapping[str, list[float]]) -> Iterator[Finding]:
+    def after_step(self, first: Mapping[str, list[float]], last: Mapping[str, list[float]]) -> Iterator[Finding]:
         """Variety or length collapsed while what is trained on rose; needs no watched reward.
 
         Args:
             first, last: metrics of the run's first steps and of its last ones, as many of both.
         """
-        risen = independent(first["reward/total"], last["reward/total"])
+        risen = independent_change(first["reward/total"], last["reward/total"])
         if not risen.chance <= self.settings.rise_chance:
             return
         for name, what in VARIETIES.items():
@@ -143,11 +143,12 @@ class Alarm:
             if metric in first and metric in last:
                 before, after = mean(first[metric]), mean(last[metric])
                 if self._is_narrow(name, before, after):
-                    yield f"alarm/{metric}", narrowed(risen, "in training", what, f"{metric} from {before:.3g} to {after:.3g}")
+                    figures = f"{metric} from {before:.3g} to {after:.3g}"
+                    yield f"alarm/{metric}", loss_of_variety(risen, "in training", what, figures)
         before, after = mean(first["rollout/length"]), mean(last["rollout/length"])
-        if after < self.settings.min_length * before and not cut_off(first):
+        if after < self.settings.min_length * before and not were_cut_off(first):
             what = "completions shrank to almost nothing"
-            yield "alarm/length", narrowed(risen, "in training", what, f"from {before:.3g} tokens to {after:.3g}")
+            yield "alarm/length", loss_of_variety(risen, "in training", what, f"from {before:.3g} tokens to {after:.3g}")
 
     def state_dict(self) -> State:
         first = None if self.first is None else asdict(self.first)
@@ -158,7 +159,7 @@ class Alarm:
         self.first = None if state["first"] is None else Evaluation(**state["first"])
         self.best = {name: Evaluation(**evaluation) for name, evaluation in state["best"].items()}
 
-    def _narrowed(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+    def _variety_losses(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
         """Answers to held-out prompts became alike since the evaluation where they were most different."""
         for name, after in now.variety.items():
             then = self.best.setdefault(name, now)
@@ -166,7 +167,7 @@ class Alarm:
             risen = self._risen(then, now, first_totals)
             if risen and self._is_narrow(name, before, after):
                 since = f"{name} from {before:.3g} at step {then.step} to {after:.3g} at step {now.step}"
-                yield f"alarm/eval/{name}", narrowed(*risen, VARIETIES[name], since)
+                yield f"alarm/eval/{name}", loss_of_variety(*risen, VARIETIES[name], since)
             if (after <= before) if name == "sameness" else (after >= before):
                 self.best[name] = now
 
@@ -177,16 +178,16 @@ class Alarm:
 
     def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> Change | None:
         """Unless chance explains it, given that `before` is the best of so many."""
-        change = paired(before, after, sign=-1, least=self.settings.least_prompts)
+        change = paired_change(before, after, sign=-1, least=self.settings.least_prompts)
         unlikely = change.chance * choices <= self.settings.fall_chance
         return change if unlikely and change.size >= self.settings.least_fall else None
 
     def _risen(self, then: Evaluation, now: Evaluation, first_totals: Sequence[float]) -> tuple[Change, str] | None:
         """On the held-out prompts, or in training."""
-        held_out = paired(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
+        held_out = paired_change(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
         if held_out.chance <= self.settings.rise_chance:
             return held_out, "on held-out prompts"
-        training = independent(then.train_totals or first_totals, now.train_totals)
+        training = independent_change(then.train_totals or first_totals, now.train_totals)
         return (training, "in training") if training.chance <= self.settings.rise_chance else None
 
     def _sentence(self, name: str, then: Evaluation, now: Evaluation, risen: tuple[Change, str], fall: Change) -> str:
@@ -209,7 +210,7 @@ VARIETIES = {
 """What it means when one of them goes the wrong way."""
 
 
-def narrowed(risen: Change, where: str, what: str, figures: str) -> str:
+def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
     return (
         f"alarm, reward hacking? The trained reward rose from {risen.before:.3g} to {risen.after:.3g} {where}, while {what} "
         f"({figures}). Look at the samples: if they are not what you want, reward what is missing in them, add a KL penalty "
@@ -217,7 +218,7 @@ def narrowed(risen: Change, where: str, what: str, figures: str) -> str:
     )
 
 
-def cut_off(first: Mapping[str, list[float]]) -> bool:
+def were_cut_off(first: Mapping[str, list[float]]) -> bool:
     """Whether completions did not end by themselves at the start: then shorter ones are what one wants."""
     return mean(first.get("rollout/truncated", [])) > 0.2
 
@@ -232,7 +233,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def paired(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
+def paired_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
     """The change over prompts that have both values; its chance is 1 if there are fewer than `least`."""
     pairs = [pair for pair in zip(before, after, strict=False) if all(map(math.isfinite, pair))]
     if len(pairs) < least:
@@ -242,7 +243,7 @@ def paired(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1]
     return change(x, y, sign, error, len(pairs) - 1)
 
 
-def independent(before: Sequence[float], after: Sequence[float]) -> Change:
+def independent_change(before: Sequence[float], after: Sequence[float]) -> Change:
     """The rise from one list of numbers to another; its chance is 1 if either has fewer than three finite ones."""
     x, y = ([value for value in values if math.isfinite(value)] for values in (before, after))
     if min(len(x), len(y)) < 3:
@@ -257,7 +258,7 @@ def change(x: Tensor, y: Tensor, sign: Literal[1, -1], error: float, freedom: in
     difference = sign * (after - before) if abs(after - before) > ROUNDING * max(abs(before), abs(after)) else 0.0
     spread = float(((x.var() + y.var()) / 2) ** 0.5)
     least = ROUNDING * abs(difference)
-    return Change(before, after, above(ratio(difference, error, least), freedom), ratio(difference, spread, least))
+    return Change(before, after, tail_chance(ratio(difference, error, least), freedom), ratio(difference, spread, least))
 
 
 def ratio(difference: float, scale: float, least: float) -> float:
@@ -267,7 +268,7 @@ def ratio(difference: float, scale: float, least: float) -> float:
     return difference / scale if scale > least else math.copysign(math.inf, difference)
 
 
-def above(t: float, freedom: int) -> float:
+def tail_chance(t: float, freedom: int) -> float:
     """How often Student's t with so many degrees of freedom is above `t`."""
     from scipy.special import stdtr
 

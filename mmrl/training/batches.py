@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Pooling
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Batches:
         """Every pass deals all rows (whole groups if a part compares them) into `minibatches` batches."""
         for _ in range(self.algorithm.epochs):
             whole = self.algorithm.minibatches == 1
-            for rows in [torch.arange(len(rollouts))] if whole else self.dealt(rollouts):
+            for rows in [torch.arange(len(rollouts))] if whole else self.shuffle_minibatches(rollouts):
                 yield self.batch(rollouts, credit, frozen, rows)
 
-    def dealt(self, rollouts: Rollouts) -> list[Tensor]:
+    def shuffle_minibatches(self, rollouts: Rollouts) -> list[Tensor]:
         """This rank's rows of each minibatch, from one permutation shared by all ranks."""
         everyone, mine = self.ranks.all_rows(rollouts)
         unit = everyone.group_ids if self.algorithm.scope in ("group", "batch") else torch.arange(len(everyone.group_ids))
@@ -49,7 +49,7 @@ class Batches:
             chosen = replace(chosen, action_mask=torch.zeros_like(chosen.action_mask))
         ones = torch.ones_like(credit.values[rows])
         batch = Batch(chosen, credit.values[rows], ones, ones, {reading: x[rows] for reading, x in frozen.items()})
-        share, importance = self.algorithm.weigh(batch, replace(self.counts(chosen), pooled=self.pooled(batch)))
+        share, importance = self.algorithm.loss_weights(batch, replace(self.counts(chosen), pooled=self.pool(batch)))
         return replace(batch, share=share, importance=importance)
 
     def counts(self, rollouts: Rollouts) -> Counts:
@@ -58,7 +58,7 @@ class Batches:
         num_rollouts, num_actions = self.ranks.sum([int(live.sum()), int(rollouts.action_mask.sum())])
         return Counts(max(1, int(num_rollouts)), max(1, int(num_actions)), max(1, len(groups)))
 
-    def pooled(self, batch: Batch) -> dict[Reading, Tensor]:
+    def pool(self, batch: Batch) -> dict[Reading, Tensor]:
         """Reading -> its values at the trainable actions of all ranks, for the weights that want them."""
         pooling = [weight for weight in self.algorithm.importance if isinstance(weight, Pooling)]
         wanted = dict.fromkeys(reading for weight in pooling for reading in weight.pools)

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.training.checkpoint_files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
-from mmrl.training.distributed import Ranks
-from mmrl.training.state import copied
+from mmrl.training.state import copy_state
 
 __all__ = ["CheckpointError", "Checkpoints"]
 log = logging.getLogger("mmrl")
@@ -176,7 +176,7 @@ class Checkpoints:
         failed_before, self._writer.error = bool(self._writer.error), ""
         if final and looks_whole(self._path(step)):
             return ""
-        own = copied(state)
+        own = copy_state(state)
         if self.asynchronous and not final and not failed_before:
             self._writer.start(lambda: self._write(step, own, scores, in_background=True))
             return ""

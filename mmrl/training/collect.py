@@ -4,18 +4,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
-from mmrl.core.protocols import Foreseeing, Planner, Policy, Prefetching, PromptSampler
+from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
+from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
-from mmrl.training.distributed import Ranks
+from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
-from mmrl.training.vetting import Drawing
 
 ProbeScores = dict[str, Tensor]
 
@@ -55,11 +54,11 @@ class Collector:
         self.parts = 1
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
-    def collect(self, how: Any = None) -> Collected:
+    def collect(self, sampling: object = None) -> Collected:
         """Rows of this rank whose groups the planner kept."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
-        self.rewards.measures()
+        self.rewards.drain_metrics()
         rollouts: Rollouts | None = None
         tables: dict[int, GroupScores] = {}
         owned: set[int] = set()
@@ -67,7 +66,7 @@ class Collector:
         requests, rounds, drawn = self.plan(self.num_prompts), 0, 0
         while True:
             before = 0 if rollouts is None else len(rollouts)
-            rollouts, again, fresh_tables = self.sample_and_score(requests, how, rollouts, times)
+            rollouts, again, fresh_tables = self.sample_and_score(requests, sampling, rollouts, times)
             drawn += len(rollouts) - before
             owned |= {group.id for group in again}
             tables |= {group.id: table for group, table in zip(again, fresh_tables, strict=True)}
@@ -83,18 +82,18 @@ class Collector:
         self.look_ahead()
         discarded = sum(self.ranks.gather(drawn - len(rollouts)))
         scores = self.with_probes(self.rewards.scores(rollouts, tables), rollouts, probed)
-        return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.measures())
+        return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
     def sample_and_score(
-        self, requests: Sequence[Request], how: Any, rollouts: Rollouts | None, times: dict[str, float]
+        self, requests: Sequence[Request], sampling: object, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
         """The rollouts with the requested ones added, the groups these belong to, and their scores."""
-        parts, again = self.parted(requests), list[Group]()
+        parts, again = self.split_requests(requests), list[Group]()
         with self.rewards.scoring(beside=len(parts) > 1) as scoring:
             for part in parts:
                 with stopwatch(times, "rollout"):
-                    fresh = self.policy.rollout(part, how)
-                rollouts = fresh if rollouts is None else merged(self.policy, rollouts, fresh)
+                    fresh = self.policy.rollout(part, sampling)
+                rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
                 touched = {request.group_id for request in part}
                 finished = [group for group in rollouts.groups if group.id in touched]
                 again += finished
@@ -105,7 +104,7 @@ class Collector:
         assert rollouts is not None
         return rollouts, again, tables
 
-    def parted(self, requests: Sequence[Request]) -> list[list[Request]]:
+    def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
         """The requests in `parts` lists of whole groups; as many on every rank, for they sample together."""
         ids = list(dict.fromkeys(request.group_id for request in requests))
         count = max(1, self.ranks.most(min(self.parts, len(ids))))
@@ -123,7 +122,7 @@ class Collector:
 
     def look_ahead(self) -> None:
         """Let the policy prepare this rank's next prompts while the update runs."""
-        if isinstance(self.policy, Prefetching) and self.policy.prefetches and isinstance(self.sampler, Foreseeing):
+        if isinstance(self.policy, Prefetching) and self.policy.prefetches and isinstance(self.sampler, Peekable):
             each = self.num_prompts // self.ranks.world
             upcoming = self.sampler.peek(self.num_prompts)
             self.policy.prefetch(islice(upcoming, self.ranks.rank * each, (self.ranks.rank + 1) * each))
@@ -184,14 +183,14 @@ def means(table: GroupScores) -> Tensor:
     return torch.where(table.status == Status.OK, table.values, math.nan).nanmean(dim=0)
 
 
-def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
+def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
     """Rows of both; a group named in both becomes one, its new samples after the old ones."""
     sizes = {group.id: len(group.samples) for group in old.groups}
     offsets = torch.tensor([sizes.get(group, 0) for group in new.group_ids.tolist()], dtype=torch.long)
     groups = {group.id: group for group in old.groups}
     for group in new.groups:
         known = groups.get(group.id)
-        groups[group.id] = group if known is None else joined_group(known, group)
+        groups[group.id] = group if known is None else join_groups(known, group)
     length = max(old.action_mask.shape[1], new.action_mask.shape[1])
 
     def both(a: Tensor, b: Tensor) -> Tensor:
@@ -205,10 +204,11 @@ def merged(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
         trace=policy.join([old.trace, new.trace]),
         recorded={reading: both(old.recorded[reading], new.recorded[reading]) for reading in old.recorded},
         node_ids=None if old.node_ids is None or new.node_ids is None else both(old.node_ids, new.node_ids),
+        weights_version=min(old.weights_version, new.weights_version),
     )
 
 
-def joined_group(old: Group, new: Group) -> Group:
+def join_groups(old: Group, new: Group) -> Group:
     probes = {view: (*old.probes.get(view, ()), *new.probes.get(view, ())) for view in {**old.probes, **new.probes}}
     return Group(old.id, old.prompt, (*old.samples, *new.samples), probes)
 

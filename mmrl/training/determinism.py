@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mmrl.core.repeating import bit_for_bit
+
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED = (":4096:8", ":16:8")
 """With these, cuBLAS gives the same sums every time."""
@@ -34,16 +36,12 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
                 f"deterministic = true must come before the GPU is used: set {WORKSPACE}={FIXED[0]} in the environment"
             )
         os.environ[WORKSPACE] = FIXED[0]
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    torch.use_deterministic_algorithms(True)
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
-    torch.set_num_threads(1)
     try:
-        yield
+        with bit_for_bit():
+            yield
     finally:
-        torch.use_deterministic_algorithms(before)
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags
-        torch.set_num_threads(threads)

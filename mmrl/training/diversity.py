@@ -30,7 +30,7 @@ def first_pictures(groups: Sequence[Group]) -> list[tuple[str, Tensor]]:
     return [(prompt, thumbnail(images[0])) for prompt, images in found if images and hasattr(images[0], "convert")]
 
 
-def apart(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
+def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
     """Mean distance of pictures of different prompts; None where there are not two, or not of one size.
 
     It falls towards 0 when every prompt is answered by the same picture.

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
-from mmrl.training.distributed import Ranks
 from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
 from mmrl.training.rewards import GroupScores, RewardRunner
@@ -39,12 +39,12 @@ class Variant:
 
     name: str
     """Its metrics are eval/<name>/..."""
-    how: Any = None
+    sampling: object = None
     weights: Weights = "live"
 
 
 class Evaluator:
-    """Samples held-out prompts with `how` (greedy by default in configs) and scores them with the same rewards."""
+    """Samples held-out prompts with `sampling` (greedy by default in configs) and scores them with the same rewards."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Evaluator:
         prompts: Sequence[Prompt],
         rewards: RewardRunner,
         settings: EvaluationSettings,
-        how: Any = None,
+        sampling: object = None,
         ranks: Ranks | None = None,
         variants: Sequence[Variant] = (),
     ) -> None:
         if not len(prompts):
             raise ValueError("the evaluation set is empty: check [evaluation] data, or set evaluation.num_prompts = 0")
-        self.policy, self.rewards, self.settings, self.how = policy, rewards, settings, how
+        self.policy, self.rewards, self.settings, self.sampling = policy, rewards, settings, sampling
         self.ranks, self.variants = ranks or Ranks(), tuple(variants)
         self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
 
@@ -66,13 +66,13 @@ class Evaluator:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
         eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.
         """
-        metrics, groups, scores = self.answered(self.how, self.settings.weights)
+        metrics, groups, scores = self.answer(self.sampling, self.settings.weights)
         for variant in self.variants:
-            found = self.answered(variant.how, variant.weights)[0]
+            found = self.answer(variant.sampling, variant.weights)[0]
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
         return metrics, groups, scores
 
-    def answered(self, how: Any, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+    def answer(self, sampling: object, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
         numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
         groups: list[Group] = []
@@ -81,7 +81,7 @@ class Evaluator:
         for start in range(0, self.ranks.most(len(numbered)), self.settings.batch_size):
             chunk = numbered[start : start + self.settings.batch_size]
             requests = [self.request(i, weights) for i, _ in chunk]
-            rollouts = self.policy.rollout(requests, how)
+            rollouts = self.policy.rollout(requests, sampling)
             groups += rollouts.groups
             tables += self.rewards.score(rollouts.groups)
         pairs = [pair for part in self.ranks.gather(list(zip(groups, tables, strict=True))) for pair in part]

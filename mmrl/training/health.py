@@ -73,7 +73,7 @@ class Memory:
         return len(self.last) == self.window
 
     @property
-    def apart(self) -> bool:
+    def has_two_windows(self) -> bool:
         """Whether the last steps are others than the first."""
         return self.num_steps >= 2 * self.window
 
@@ -87,7 +87,7 @@ class Memory:
     def gain(self, name: str) -> float:
         """The last steps' mean over the first steps'; NaN before these are apart, and where the first is not positive."""
         start = mean([metrics.get(name, math.nan) for metrics in self.first])
-        return self.recent(name) / start if self.apart and start > 0 else math.nan
+        return self.recent(name) / start if self.has_two_windows and start > 0 else math.nan
 
     def rewards(self) -> list[str]:
         """Names of the rewards that were ever asked."""
@@ -124,7 +124,7 @@ def constant_reward(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
             )
 
 
-def unanswered(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def missing_answers(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
     """A reward failed for too many samples, said None for all, or too many samples have no total."""
     for name in seen.rewards():
         failed = seen.recent(f"reward/{name}/failed", absent=0.0)
@@ -167,7 +167,8 @@ def length(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         yield (
             "short",
             f"completions shrank to {now:.3g} tokens, {gain:.0%} of the start's: read the samples; if something is missing in "
-            "them, reward it, or compare the mean over tokens (algorithm.share) with the mean over rollouts, which favours short",
+            "them, reward it, or compare the mean over tokens (algorithm.aggregation) with the mean over rollouts, which favours "
+            "short",
         )
     if gain > limits.length_factor:
         yield (
@@ -251,7 +252,7 @@ def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
 CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     no_spread,
     constant_reward,
-    unanswered,
+    missing_answers,
     truncated,
     length,
     entropy,
@@ -277,21 +278,21 @@ class Health:
         self.stop = False
         """An alarm was raised that shall end the run."""
 
-    def look(self, step: int, metrics: Metrics) -> list[str]:
+    def after_step(self, step: int, metrics: Metrics) -> list[str]:
         """The sentences that became true with this step."""
         self.memory.add(metrics)
         found = {key: said for check in CHECKS for key, said in check(self.memory, self.settings)} | dict(self._unparsed())
-        if self.memory.apart:
-            found |= dict(self.alarm.stepped(as_lists(self.memory.first), as_lists(self.memory.last)))
+        if self.memory.has_two_windows:
+            found |= dict(self.alarm.after_step(as_lists(self.memory.first), as_lists(self.memory.last)))
         new = self._say(step, found, known=self.active)
         fresh = {key: last for key, last in self.active.items() if step - last < self.settings.window}
         self.active = fresh | dict.fromkeys(found, step)
         return new
 
-    def evaluated(self, step: int, groups: Sequence[Group], scores: Scores) -> list[str]:
+    def after_evaluation(self, step: int, groups: Sequence[Group], scores: Scores) -> list[str]:
         """The sentences that became true with the evaluation after `step`."""
         first, last = (as_lists(steps).get("reward/total", []) for steps in (self.memory.first, self.memory.last))
-        found = dict(self.alarm.evaluated(Evaluation.of(step, groups, scores, last), first))
+        found = dict(self.alarm.after_evaluation(Evaluation.of(step, groups, scores, last), first))
         new = self._say(step, found, known=self.alarms)
         self.alarms = list(found)
         return new

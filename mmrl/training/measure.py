@@ -5,12 +5,11 @@ from collections.abc import Mapping
 
 import torch
 
-from mmrl.core.types import Reading, Rollouts, Scores, Status
-from mmrl.training.distributed import Ranks
-from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.training.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 from mmrl.training.rewards import GroupScores
-
-SAMPLED = Reading("logprobs", "sampler")
 
 
 def mean(values: list[float]) -> float:
@@ -76,7 +75,7 @@ def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
 
 def entropy(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     """rollout/entropy, estimated from the sampler's own log-probabilities of the tokens it drew; nothing for pictures."""
-    drawn = rollouts.recorded.get(SAMPLED)
+    drawn = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if drawn is None or not any(sample.token_ids is not None for group in rollouts.groups for sample in group.samples):
         surprise, count = 0.0, 0
     else:
@@ -95,7 +94,7 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     pictures = [x for part in ranks.gather(first_pictures(groups)) for x in part]
     found = {
         "train/diversity": mean(spread) if spread else None,
-        "train/diversity_prompts": apart(pictures),
+        "train/diversity_prompts": prompt_distance(pictures),
         "train/distinct": mean(texts) if texts else None,
         "train/sameness": sameness(prints),
     }

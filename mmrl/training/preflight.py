@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass, field
 
-from mmrl.core.protocols import Examined, Policy
+from mmrl.core.protocols import Diagnosable, Policy
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.settings import TrainSettings
 
 
@@ -25,7 +25,7 @@ class Audit:
     def __call__(self, rollouts: Rollouts, step: int) -> None:
         """Raises TrainingStoppedError on all ranks, with the row that the first of them found."""
         self.steps += 1
-        if not isinstance(self.policy, Examined):
+        if not isinstance(self.policy, Diagnosable):
             return
         if self.steps > self.settings.audit_steps:
             if self.settings.audit_every == 0 or step % self.settings.audit_every:
@@ -33,7 +33,7 @@ class Audit:
             rollouts = one_group(rollouts, random.Random(f"{self.settings.seed}/{step}"))
         found = ""
         try:
-            self.policy.examiner.audit(rollouts)
+            self.policy.diagnostics.audit(rollouts)
         except ValueError as error:
             found = str(error)
         first = next(filter(None, self.ranks.gather(found)), "")

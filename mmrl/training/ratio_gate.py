@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.algorithm import OLD_LOGPROBS, Algorithm
-from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.core.protocols import Examined, Policy, Suspect
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Clipping, Diagnosable, Hypothesis, Policy
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.settings import TrainSettings
 
-LIVE, SAMPLED = Reading("logprobs"), Reading("logprobs", "sampler")
 HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""
 SHARE = 0.1
@@ -77,7 +76,7 @@ class RatioGate:
         """
         return self._check("before the first update", rollouts, noted, evaluated, self.settings.mean_ratio_bound)
 
-    def first(self, part: Batch, live: dict[Reading, Tensor]) -> None:
+    def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
         """The same of the first micro-batch, whose forward is the one with gradient; then the gate is open.
 
         The mean must be below a tenth of the objective's clip range besides.
@@ -85,16 +84,19 @@ class RatioGate:
         if not self.closed:
             return
         self.closed = False
-        old = part.frozen.get(OLD_LOGPROBS, part.rollouts.recorded.get(SAMPLED))
-        if old is None or LIVE not in live:
+        old = micro_batch.frozen.get(OLD_LOGPROBS, micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS))
+        if old is None or LOGPROBS not in live:
             return
-        clips = [(min(term.low, term.high), term.level) for _, term in self.algorithm.objective if isinstance(term, Clip)]
-        bound = min([self.settings.mean_ratio_bound, *(SHARE * width for width, level in clips if level == "action")])
-        evaluated = live[LIVE].detach()
-        self._check("in the first forward with a gradient", part.rollouts, old, evaluated, bound)
-        per_rollout = [SHARE * width for width, level in clips if level == "rollout"]
+        ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
+        ranges = [clipped for clipped in ranges if clipped.of == "ratio"]
+        bound = min(
+            [self.settings.mean_ratio_bound, *(SHARE * clipped.narrowest for clipped in ranges if clipped.level == "action")]
+        )
+        evaluated = live[LOGPROBS].detach()
+        self._check("in the first forward with a gradient", micro_batch.rollouts, old, evaluated, bound)
+        per_rollout = [SHARE * clipped.narrowest for clipped in ranges if clipped.level == "rollout"]
         if per_rollout:
-            self._check_rollouts(part.rollouts, old, evaluated, min(per_rollout))
+            self._check_rollouts(micro_batch.rollouts, old, evaluated, min(per_rollout))
 
     def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, mean_bound: float) -> float:
         gap, bound = Gap.between(rollouts.action_mask, noted, evaluated), self.settings.ratio_bound
@@ -104,7 +106,7 @@ class RatioGate:
         if worst <= bound and average <= mean_bound:
             return worst
         cause = self._cause(rollouts, noted, evaluated, gap, (bound, mean_bound))
-        mine = Verdict(gap.worst, placed(rollouts, noted, evaluated, gap), cause)
+        mine = Verdict(gap.worst, worst_action(rollouts, noted, evaluated, gap), cause)
         found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
         raise TrainingStoppedError(
             f"{moment} {found.place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
@@ -123,19 +125,19 @@ class RatioGate:
             )
 
     def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap, bounds: tuple[float, float]) -> str:
-        """A sentence on the first suspect that explains the worst rows, or on what was tried in vain."""
+        """A sentence on the first hypothesis that explains the worst rows, or on what was tried in vain."""
         fewest = -self.ranks.most(-len(rollouts))
-        if not isinstance(self.policy, Examined) or fewest == 0:
+        if not isinstance(self.policy, Diagnosable) or fewest == 0:
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
-        inquiry = Inquiry(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
+        diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
         tried: list[str] = []
         answer = ""
-        for suspect in self.policy.examiner.suspects(inquiry.rollouts):
+        for hypothesis in self.policy.diagnostics.hypotheses(diagnosis.rollouts):
             # One process may stop at the first cause; of several, all read equally often.
-            said = inquiry.ask(suspect) if not answer or self.ranks.world > 1 else None
+            said = diagnosis.ask(hypothesis) if not answer or self.ranks.world > 1 else None
             answer = answer or said or ""
-            tried.append(suspect.cause)
+            tried.append(hypothesis.cause)
             if answer and self.ranks.world == 1:
                 break
         infinite = gap.worst == math.inf
@@ -144,7 +146,7 @@ class RatioGate:
 
 
 @dataclass
-class Inquiry:
+class Diagnosis:
     """The rows that differ most, and what sampler and training say of them."""
 
     rollouts: Rollouts
@@ -160,45 +162,45 @@ class Inquiry:
         gap = Gap.between(self.rollouts.action_mask, self.noted, self.evaluated)
         self.worst, self.average = gap.worst, gap.average
 
-    def ask(self, suspect: Suspect) -> str | None:
+    def ask(self, hypothesis: Hypothesis) -> str | None:
         """A sentence if this is the cause."""
-        if suspect.read is None:
-            return f"Likely cause: {suspect.cause} ({suspect.change}). {suspect.remedy}"
+        if hypothesis.read is None:
+            return f"Likely cause: {hypothesis.cause} ({hypothesis.change}). {hypothesis.remedy}"
         try:
-            values = suspect.read().detach()
+            values = hypothesis.read().detach()
         except (RuntimeError, ValueError, OSError):
             # A change that this model or machine cannot make is no explanation.
             return None
-        if suspect.must_equal == "reading":
-            return self.moved(suspect, values)
+        if hypothesis.must_equal == "reading":
+            return self.explain_change(hypothesis, values)
         mask = self.rollouts.action_mask
         left = Gap.between(mask, self.noted, torch.where(values.isnan(), self.noted, values))
         still = int((left.compared & ~values.isnan()).sum())
         fits = left.worst <= self.bounds[0] and left.average <= self.bounds[1]
-        shrunk = left.worst * suspect.shrinks <= self.worst < math.inf and left.average * suspect.shrinks <= self.average
-        if suspect.control and not fits:
+        shrunk = left.worst * hypothesis.shrinks <= self.worst < math.inf and left.average * hypothesis.shrinks <= self.average
+        if hypothesis.control and not fits:
             # The rows differ less among themselves than among all: no change may take credit for that.
             self.worst, self.average = min(self.worst, left.worst), min(self.average, left.average)
             return None
         if 2 * still < int(left.compared.sum()) or not (fits or shrunk):
             return None
         return (
-            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(mask)} worst rows differ by "
-            f"{left.worst:.1e} at most instead of {self.worst:.1e}). {suspect.remedy}"
+            f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(mask)} worst rows differ by "
+            f"{left.worst:.1e} at most instead of {self.worst:.1e}). {hypothesis.remedy}"
         )
 
-    def moved(self, suspect: Suspect, values: Tensor) -> str | None:
+    def explain_change(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
         """Does what training reads change where it must not, and by as much as the difference to be explained?"""
         change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
         if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
             return None
         return (
-            f"Likely cause: {suspect.cause} (evaluated again {suspect.change}, the {len(values)} worst rows change by "
-            f"{change.worst:.1e}, which must be nothing). {suspect.remedy}"
+            f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(values)} worst rows change by "
+            f"{change.worst:.1e}, which must be nothing). {hypothesis.remedy}"
         )
 
 
-def placed(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
+def worst_action(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
     """The worst action, by its prompt and sample, and both its log-probabilities."""
     if not gap.size.numel():
         return "no action of this process differs"

@@ -4,7 +4,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from os import stat
@@ -17,6 +17,8 @@ from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Prompt, Scored, Video
 
 Digest = bytes
+RawAnswer = Any
+"""What a user's reward returned, before it is looked at."""
 
 
 class NotCacheableError(TypeError):
@@ -25,17 +27,17 @@ class NotCacheableError(TypeError):
 
 @dataclass(frozen=True)
 class Known:
-    """What the cache knows of a group."""
+    """The cache's knowledge of one group."""
 
     group: Group
     keys: tuple[Digest, ...]
     """Of its samples, or one of the whole group; empty: the group cannot be told from others."""
-    answers: Mapping[int, Any]
+    answers: Mapping[int, RawAnswer]
     """By the sample's place."""
     rest: Group | None
     """What must be asked; None: nothing."""
 
-    def answer(self) -> list[Any]:
+    def answer(self) -> list[RawAnswer]:
         return [self.answers[i] for i in range(len(self.group.samples))]
 
 
@@ -49,7 +51,7 @@ class AnswerCache:
     def __init__(self, size: int, pointwise: bool) -> None:
         self.size, self.pointwise = size, pointwise
         self.count = 0
-        self._answers: OrderedDict[Digest, tuple[Any, ...]] = OrderedDict()
+        self._answers: OrderedDict[Digest, tuple[RawAnswer, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self, group: Group) -> Known:
@@ -69,7 +71,7 @@ class AnswerCache:
         missing = tuple(sample for i, sample in enumerate(group.samples) if i not in known)
         return Known(group, keys, known, replace(group, samples=missing) if missing else None)
 
-    def learn(self, known: Known, fresh: Any) -> Any:
+    def learn(self, known: Known, fresh: RawAnswer) -> RawAnswer:
         """The whole answer; what is fresh in it and usable is remembered. A broken answer is passed on as it is."""
         assert known.rest is not None
         try:
@@ -95,14 +97,14 @@ class AnswerCache:
         return {"answers": [[key.hex(), [as_numbers(answer) for answer in answers]] for key, answers in kept]}
 
     def load_state_dict(self, state: State) -> None:
-        """As far as there is room."""
+        """Remember again what there is room for."""
         with self._lock:
             self._answers.clear()
             self.count = 0
         for key, answers in state["answers"]:
             self._keep(bytes.fromhex(key), tuple(Scored(value, parts) if parts else value for value, parts in answers))
 
-    def _keep(self, key: Digest, answers: tuple[Any, ...]) -> None:
+    def _keep(self, key: Digest, answers: tuple[RawAnswer, ...]) -> None:
         if not all(map(is_ok, answers)):
             return
         with self._lock:
@@ -112,13 +114,13 @@ class AnswerCache:
                 self.count -= len(self._answers.popitem(last=False)[1])
 
 
-def is_ok(answer: Any) -> bool:
+def is_ok(answer: RawAnswer) -> bool:
     """A finite number: neither None nor a failure is remembered."""
     value = answer.value if isinstance(answer, Scored) else answer
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def as_numbers(answer: Any) -> tuple[float, dict[str, float]]:
+def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
     """Value and parts of an answer that `is_ok`."""
     parts = answer.parts if isinstance(answer, Scored) else {}
     value: Any = answer.value if isinstance(answer, Scored) else answer
@@ -134,27 +136,27 @@ def group_key(group: Group) -> Digest:
     return digest((group.prompt, group.samples, group.probes))
 
 
-def digest(thing: Any) -> Digest:
+def digest(thing: object) -> Digest:
     """SHA-256 of a value and its type.
 
     Raises:
         NotCacheableError: it holds something that has no bytes of its own.
     """
     state = hashlib.sha256()
-    feed(state, thing)
+    feed(state.update, thing)
     return state.digest()
 
 
-def feed(state: Any, thing: Any) -> None:
-    """Every value with its type and length, so that no two inputs read alike."""
+def feed(update: Callable[[bytes], None], thing: object) -> None:
+    """Give every value with its type and length, so that no two inputs read alike."""
     head, body, inside = parts_of(thing)
-    state.update(f"{head}:{len(body)}:{len(inside)};".encode())
-    state.update(body)
+    update(f"{head}:{len(body)}:{len(inside)};".encode())
+    update(body)
     for item in inside:
-        feed(state, item)
+        feed(update, item)
 
 
-def parts_of(thing: Any) -> tuple[str, Any, Sequence[Any]]:
+def parts_of(thing: object) -> tuple[str, bytes, Sequence[object]]:
     """Kind, bytes and inner values of a value."""
     name = type(thing).__name__
     if thing is None or isinstance(thing, bool | int | float | complex):
@@ -180,7 +182,7 @@ def parts_of(thing: Any) -> tuple[str, Any, Sequence[Any]]:
     return media_parts(thing)
 
 
-def media_parts(thing: Any) -> tuple[str, Any, Sequence[Any]]:
+def media_parts(thing: Any) -> tuple[str, bytes, Sequence[object]]:
     """Pictures and arrays: their bytes and what the bytes mean."""
     name = type(thing).__name__
     if hasattr(thing, "tobytes") and hasattr(thing, "mode") and hasattr(thing, "size"):
@@ -195,7 +197,7 @@ def media_parts(thing: Any) -> tuple[str, Any, Sequence[Any]]:
     raise NotCacheableError(f"{name} has no bytes to compare")
 
 
-def content_of(media: Any) -> Any:
+def content_of(media: object) -> object:
     """A file's content in place of its path: the same path may hold another picture tomorrow."""
     if not isinstance(media, str | Path):
         return media

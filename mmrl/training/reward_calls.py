@@ -18,7 +18,7 @@ import torch
 from mmrl.core.loops import loop
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.core.workers import WorkerProcess
-from mmrl.training.reward_cache import AnswerCache, Known
+from mmrl.training.reward_cache import AnswerCache, Known, RawAnswer
 
 ASYNC_LIMIT = 64
 MOST_PAUSE_S = 60.0
@@ -66,10 +66,10 @@ class Meter:
     found: int = 0
 
 
-class Lane:
+class RewardCaller:
     """One distinct reward and the way it is called. Entries of a run that are equal share one."""
 
-    def __init__(self, name: str, function: Callable[..., Any], calling: Calling, timeout_s: float | None) -> None:
+    def __init__(self, name: str, function: Callable[..., RawAnswer], calling: Calling, timeout_s: float | None) -> None:
         self.name, self.function, self.calling, self.timeout_s = name, function, calling, timeout_s
         self.meter = Meter()
         self.whole_step = callable(getattr(function, "score_all", None))
@@ -91,7 +91,7 @@ class Lane:
     def workers(self) -> int:
         return self.calling.workers or (ASYNC_LIMIT if self.is_async else 1)
 
-    def submit(self, groups: Sequence[Group], beside: bool) -> Future[Any]:
+    def submit(self, groups: Sequence[Group], beside: bool) -> Future[RawAnswer]:
         """The reward's raw answer for one group (or, of a `whole_step` one, for all), now or later.
 
         Args:
@@ -103,7 +103,7 @@ class Lane:
         if where == "auto":
             where = "thread" if beside or self.timeout_s is not None or self.workers > 1 else "inline"
         if where == "inline":
-            future: Future[Any] = Future()
+            future: Future[RawAnswer] = Future()
             settle(future, lambda: self._answer(groups))
             return future
         if self._threads is None:
@@ -121,28 +121,28 @@ class Lane:
         while not self._processes.empty():
             self._processes.get().close()
 
-    def _answer(self, groups: Sequence[Group]) -> Any:
+    def _answer(self, groups: Sequence[Group]) -> RawAnswer:
         self._arrive()
-        with self._timed(), torch.no_grad():
+        with self._time(), torch.no_grad():
             known = self._look(groups)
             if known is None:
-                return self._patiently(groups)
+                return self._with_retries(groups)
             assert self.cache is not None
-            return known.answer() if known.rest is None else self.cache.learn(known, self._patiently([known.rest]))
+            return known.answer() if known.rest is None else self.cache.learn(known, self._with_retries([known.rest]))
 
-    async def _answer_async(self, groups: Sequence[Group]) -> Any:
+    async def _answer_async(self, groups: Sequence[Group]) -> RawAnswer:
         if self._limit is None:
             self._limit = asyncio.Semaphore(self.workers)
         async with self._limit:
             self._arrive()
-            with self._timed():
+            with self._time():
                 known = self._look(groups)
                 if known is None:
-                    return await self._patiently_async(groups)
+                    return await self._with_retries_async(groups)
                 assert self.cache is not None
                 if known.rest is None:
                     return known.answer()
-                return self.cache.learn(known, await self._patiently_async([known.rest]))
+                return self.cache.learn(known, await self._with_retries_async([known.rest]))
 
     def _look(self, groups: Sequence[Group]) -> Known | None:
         """What the cache knows of the one group; None without a cache."""
@@ -154,14 +154,14 @@ class Lane:
         return known
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _time(self) -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
             self.meter.seconds.append(time.perf_counter() - start)
 
-    def _patiently(self, groups: Sequence[Group]) -> Any:
+    def _with_retries(self, groups: Sequence[Group]) -> RawAnswer:
         for attempt in range(self.calling.retries + 1):
             try:
                 return self._once(groups)
@@ -174,7 +174,7 @@ class Lane:
             time.sleep(self._pause(attempt))
         raise AssertionError
 
-    def _once(self, groups: Sequence[Group]) -> Any:
+    def _once(self, groups: Sequence[Group]) -> RawAnswer:
         argument = list(groups) if self.whole_step else groups[0]
         if self.where == "process":
             process = self._processes.get()
@@ -186,13 +186,13 @@ class Lane:
         answer = target(argument) if self.timeout_s is None else within(self.timeout_s, lambda: target(argument))
         if not inspect.isawaitable(answer):
             return answer
-        return asyncio.run_coroutine_threadsafe(patient(answer, self.timeout_s), loop()).result()
+        return asyncio.run_coroutine_threadsafe(wait_within(answer, self.timeout_s), loop()).result()
 
-    async def _patiently_async(self, groups: Sequence[Group]) -> Any:
+    async def _with_retries_async(self, groups: Sequence[Group]) -> RawAnswer:
         argument = list(groups) if self.whole_step else groups[0]
         for attempt in range(self.calling.retries + 1):
             try:
-                return await patient(self._target()(argument), self.timeout_s)
+                return await wait_within(self._target()(argument), self.timeout_s)
             except NEVER_AGAIN:
                 raise
             except Exception:
@@ -202,7 +202,7 @@ class Lane:
             await asyncio.sleep(self._pause(attempt))
         raise AssertionError
 
-    def _target(self) -> Callable[..., Any]:
+    def _target(self) -> Callable[..., RawAnswer]:
         return getattr(self.function, "score_all") if self.whole_step else self.function  # noqa: B009 - a function has none
 
     def _pause(self, attempt: int) -> float:
@@ -232,14 +232,14 @@ class Threads:
     """Daemon threads that work off a queue: one that hangs does not keep the program from ending."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[RawAnswer], Callable[[], RawAnswer]]] = queue.SimpleQueue()
         # CUDA's current device belongs to the thread: a new one would start on the first
         device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
         for i in range(count):
             threading.Thread(target=self._work, args=(device,), name=f"reward-{name}-{i}", daemon=True).start()
 
-    def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, job: Callable[[], RawAnswer]) -> Future[RawAnswer]:
+        future: Future[RawAnswer] = Future()
         self._jobs.put((future, job))
         return future
 
@@ -254,16 +254,16 @@ JITTER = random.Random()
 """Pauses draw from a generator of their own."""
 
 
-def settle(future: Future[Any], job: Callable[[], Any]) -> None:
+def settle(future: Future[RawAnswer], job: Callable[[], RawAnswer]) -> None:
     try:
         future.set_result(job())
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
         future.set_exception(error)
 
 
-def within(timeout_s: float, job: Callable[[], Any]) -> Any:
+def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
     """The job's answer; TimeoutError when it takes longer, and then its thread is left behind."""
-    future: Future[Any] = Future()
+    future: Future[RawAnswer] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
     def run() -> None:
@@ -279,14 +279,14 @@ def within(timeout_s: float, job: Callable[[], Any]) -> Any:
         raise TimeoutError(f"no answer within {timeout_s} s") from None
 
 
-async def patient(answer: Awaitable[Any], timeout_s: float | None) -> Any:
+async def wait_within(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
     try:
         return await asyncio.wait_for(answer, timeout_s)
     except TimeoutError:
         raise TimeoutError(f"no answer within {timeout_s} s") from None
 
 
-def is_coroutine(function: Any) -> bool:
+def is_coroutine(function: object) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's method is asked, not whether it is callable
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

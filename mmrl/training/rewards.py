@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,8 @@ from torch import Tensor
 from mmrl.core.protocols import Reward
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
-from mmrl.training.reward_calls import Calling, Lane, Meter
+from mmrl.training.reward_cache import RawAnswer
+from mmrl.training.reward_calls import Calling, Meter, RewardCaller
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
@@ -100,8 +100,8 @@ class RewardRunner:
         self.rewards = tuple(rewards)
         self.names = tuple(names)
         self.weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
-        self.lanes: list[Lane] = []
-        self.lane_of = {reward.name: self._lane(reward) for reward in rewards}
+        self.callers: list[RewardCaller] = []
+        self.lane_of = {reward.name: self._caller(reward) for reward in rewards}
 
     def score(self, groups: Sequence[Group]) -> list[GroupScores]:
         """One table per group.
@@ -122,8 +122,8 @@ class RewardRunner:
             beside: something else is done between the calls of `add`, so rewards should run meanwhile.
         """
         with ExitStack() as stack:
-            for lane in self.lanes:
-                stack.callback(lane.rest)
+            for caller in self.callers:
+                stack.callback(caller.rest)
             yield Scoring(self, stack, beside)
 
     def scores(self, rollouts: Rollouts, tables: Mapping[int, GroupScores]) -> Scores:
@@ -136,34 +136,36 @@ class RewardRunner:
         status = torch.stack([tables[group].status[sample] for group, sample in pairs])
         return Scores(self.names, values, status, self.weights)
 
-    def measures(self) -> dict[str, float]:
+    def drain_metrics(self) -> dict[str, float]:
         """What the rewards cost since this was last asked: seconds per group, further attempts, share found in the cache."""
         found: dict[str, float] = {}
-        for name, lane in self.lane_of.items():
-            meter = lane.meter
+        for name, caller in self.lane_of.items():
+            meter = caller.meter
             if meter.seconds:
                 half, most = np.percentile(meter.seconds, [50, 95])
                 found |= {f"time/reward/{name}/p50_s": float(half), f"time/reward/{name}/p95_s": float(most)}
-            if lane.calling.retries:
+            if caller.calling.retries:
                 found[f"reward/{name}/retried"] = float(meter.retried)
             if meter.asked:
                 found[f"reward/{name}/cached"] = meter.found / meter.asked
-        for lane in self.lanes:
-            lane.meter = Meter()
+        for caller in self.callers:
+            caller.meter = Meter()
         return found
 
     def close(self) -> None:
         """End the processes of rewards that have some."""
-        for lane in self.lanes:
-            lane.close()
+        for caller in self.callers:
+            caller.close()
 
-    def _lane(self, reward: NamedReward) -> Lane:
+    def _caller(self, reward: NamedReward) -> RewardCaller:
         """Equal rewards, called alike, are one: they load one model and are asked once."""
-        for lane in self.lanes:
-            if (lane.calling, lane.timeout_s) == (reward.call, reward.timeout_s) and is_same(lane.function, reward.function):
-                return lane
-        self.lanes.append(Lane(reward.name, reward.function, reward.call, reward.timeout_s))
-        return self.lanes[-1]
+        for caller in self.callers:
+            if (caller.calling, caller.timeout_s) == (reward.call, reward.timeout_s) and is_same(
+                caller.function, reward.function
+            ):
+                return caller
+        self.callers.append(RewardCaller(reward.name, reward.function, reward.call, reward.timeout_s))
+        return self.callers[-1]
 
 
 class Scoring:
@@ -172,29 +174,29 @@ class Scoring:
     def __init__(self, runner: RewardRunner, stack: ExitStack, beside: bool) -> None:
         self.runner, self.stack, self.beside = runner, stack, beside
         self.groups: list[Group] = []
-        self.outcomes: dict[Lane, list[Future[Any]]] = {lane: [] for lane in runner.lanes}
+        self.outcomes: dict[RewardCaller, list[Future[RawAnswer]]] = {caller: [] for caller in runner.callers}
 
     def add(self, groups: Sequence[Group]) -> None:
         """Rewards that can begin with these groups at once."""
         if not self.groups and groups:
-            self.stack.enter_context(untouched_random_state())
+            self.stack.enter_context(keep_random_state())
         empty = [group.prompt.id for group in groups if not group.samples]
         if empty:
             raise RewardError(f"the group of prompt {empty[0]!r} has no samples: rewards compare the samples of whole groups")
         self.groups += groups
         # what runs beside the others starts first
-        lanes = sorted(self.outcomes, key=lambda lane: lane.where in ("auto", "inline") and not lane.is_async)
-        for lane in lanes:
-            if not lane.whole_step:
-                self.outcomes[lane] += [lane.submit([group], self.beside) for group in groups]
+        callers = sorted(self.outcomes, key=lambda caller: caller.where in ("auto", "inline") and not caller.is_async)
+        for caller in callers:
+            if not caller.whole_step:
+                self.outcomes[caller] += [caller.submit([group], self.beside) for group in groups]
 
     def tables(self) -> list[GroupScores]:
         """One table per group, in the order they were added; waits for what is not done."""
         if self.groups:
-            for lane in self.outcomes:
-                if lane.whole_step:
-                    self.outcomes[lane] = [lane.submit(self.groups, self.beside)]
-        settled = {lane: self._settled(lane) for lane in self.outcomes}
+            for caller in self.outcomes:
+                if caller.whole_step:
+                    self.outcomes[caller] = [caller.submit(self.groups, self.beside)]
+        settled = {caller: self._raw_answers(caller) for caller in self.outcomes}
         columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
         tables = []
         for i, group in enumerate(self.groups):
@@ -208,10 +210,10 @@ class Scoring:
             tables.append(GroupScores(values, status, parts))
         return tables
 
-    def _settled(self, lane: Lane) -> list[Any]:
+    def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
         """The raw answer for every group, or the exception it raised."""
-        outcomes: list[Any] = [future.exception() or future.result() for future in self.outcomes[lane]]
-        if not lane.whole_step or not outcomes:
+        outcomes: list[RawAnswer] = [future.exception() or future.result() for future in self.outcomes[caller]]
+        if not caller.whole_step or not outcomes:
             return outcomes
         [whole] = outcomes
         if isinstance(whole, BaseException):
@@ -219,13 +221,13 @@ class Scoring:
         answers = list(whole)
         if len(answers) != len(self.groups):
             error = RewardError(
-                f"reward {lane.name!r} answered for {len(answers)} of {len(self.groups)} groups: return one list per group"
+                f"reward {caller.name!r} answered for {len(answers)} of {len(self.groups)} groups: return one list per group"
             )
             return [error] * len(self.groups)
         return answers
 
-    def _column(self, reward: NamedReward, outcomes: Sequence[Any]) -> list[Answer]:
-        answers = [checked(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
+    def _column(self, reward: NamedReward, outcomes: Sequence[RawAnswer]) -> list[Answer]:
+        answers = [check_answer(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
@@ -241,7 +243,7 @@ class Scoring:
         return answers
 
 
-def checked(reward: NamedReward, group: Group, outcome: Any) -> Answer:
+def check_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
     """The answer; of a reward that is only logged a broken one counts as failed, for it must not stop a run."""
     if reward.weight != 0:
         return read_answer(reward, group, outcome)
@@ -251,7 +253,7 @@ def checked(reward: NamedReward, group: Group, outcome: Any) -> Answer:
         return all_failed(group, str(error))
 
 
-def read_answer(reward: NamedReward, group: Group, outcome: Any) -> Answer:
+def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
     """Turn a raw answer into values and status, or refuse it."""
     if isinstance(outcome, BaseException):
         if isinstance(outcome, RewardError | RewardUnavailableError):
@@ -292,7 +294,7 @@ def all_failed(group: Group, error: str) -> Answer:
     return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, error)
 
 
-def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status, Mapping[str, float]]:
+def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
     parts: Mapping[str, float] = {}
     if isinstance(answer, Scored):
         answer, parts = answer.value, _parts(reward, group, answer.parts)
@@ -316,7 +318,7 @@ def _one(reward: NamedReward, group: Group, answer: Any) -> tuple[float, Status,
     return reward.transform(value), Status.OK, {**parts, "raw": value}
 
 
-def _parts(reward: NamedReward, group: Group, parts: Mapping[str, Any]) -> Mapping[str, float]:
+def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) -> Mapping[str, float]:
     try:
         return {name: float(value) for name, value in parts.items()}
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -326,7 +328,7 @@ def _parts(reward: NamedReward, group: Group, parts: Mapping[str, Any]) -> Mappi
         ) from None
 
 
-def is_same(a: Any, b: Any) -> bool:
+def is_same(a: object, b: object) -> bool:
     """Whether two rewards are one object or equal data."""
     if a is b or type(a) is not type(b):
         return a is b
@@ -337,7 +339,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def untouched_random_state() -> Iterator[None]:
+def keep_random_state() -> Iterator[None]:
     """Whatever random numbers are drawn inside, sampling outside goes on as if none were."""
     python, cpu = random.getstate(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

@@ -12,7 +12,7 @@ class TrainSettings:
 
     steps: int = 100
     prompts_per_step: int = 8
-    budget: int = 16384
+    micro_batch: int = 16384
     """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank."""
     max_skipped: int = 0
     """Prompts with pictures or clips that cannot be read which the whole run may skip, each with a warning; others are drawn in
@@ -53,7 +53,7 @@ class TrainSettings:
         for name, least in (
             ("steps", 0),
             ("prompts_per_step", 1),
-            ("budget", 1),
+            ("micro_batch", 1),
             ("rollout_parts", 1),
             ("max_skipped", 0),
             ("audit_steps", 1),

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
+from mmrl.core.ranks import Ranks, load_whole_state, whole_state
 from mmrl.training.collect import Collector
-from mmrl.training.distributed import Ranks, load_whole_state, whole_state
 from mmrl.training.rewards import RewardRunner
 
 PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Remembered:
+class RunState:
     """The parts of a run that remember, apart from the number of its step."""
 
     policy: Policy
@@ -32,7 +32,7 @@ class Remembered:
     ranks: Ranks
 
     def state_dict(self) -> State:
-        """Every process must call it. Tensors may be the live ones: `copied` takes a state away from them."""
+        """Every process must call it. Tensors may be the live ones: `copy_state` takes a state away from them."""
         return {
             "policy": self.policy.state_dict(),
             "optimizer": whole_state(self.optimizer, self.ranks.engine),
@@ -97,7 +97,7 @@ def rewards_state(runner: RewardRunner) -> State:
         ValueError: a reward that remembers runs in processes of its own, which cannot be asked.
     """
     found: State = {}
-    for lane in runner.lanes:
+    for lane in runner.callers:
         if remembers(lane.function):
             if lane.where == "process":
                 raise ValueError(
@@ -112,7 +112,7 @@ def rewards_state(runner: RewardRunner) -> State:
 
 def load_rewards(runner: RewardRunner, state: State) -> None:
     """What a new run has no use for (a cache that is now off) is left out."""
-    for lane in runner.lanes:
+    for lane in runner.callers:
         known = state.get(lane.name, {})
         if remembers(lane.function) and "function" in known:
             cast(Stateful, lane.function).load_state_dict(known["function"])
@@ -120,7 +120,7 @@ def load_rewards(runner: RewardRunner, state: State) -> None:
             lane.cache.load_state_dict(known["cache"])
 
 
-def copied(value: Any, where: str = "the state") -> Any:
+def copy_state(value: Any, where: str = "the state") -> Any:
     """The same in memory of its own on the CPU, so that training can go on while it is written.
 
     Raises:
@@ -133,9 +133,9 @@ def copied(value: Any, where: str = "the state") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: copied(item, f"{where} {key!r}") for key, item in cast(Mapping[Any, Any], value).items()}
+        return {key: copy_state(item, f"{where} {key!r}") for key, item in cast(Mapping[object, object], value).items()}
     if isinstance(value, list | tuple):
-        items = [copied(item, where) for item in cast(list[Any], value)]
+        items = [copy_state(item, where) for item in cast(list[object], value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "

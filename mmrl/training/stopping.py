@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mmrl.training.distributed import Ranks
+from mmrl.core.ranks import Ranks
 
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
 """Functions that put something in place or back, such as averaged weights: nothing is broken off inside of them."""
@@ -46,7 +46,7 @@ class Stop:
         raise AskedToStopError(name)
 
     @contextmanager
-    def heeded(self, ranks: Ranks) -> Iterator[None]:
+    def interruptible(self, ranks: Ranks) -> Iterator[None]:
         """Inside, a request is followed at once; of several processes, only here at the beginning, and by all of them.
 
         Raises:

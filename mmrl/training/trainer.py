@@ -11,20 +11,21 @@ import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
+from mmrl.core.ranks import Ranks
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Batch, Credit, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.collect import Collected, Collector
-from mmrl.training.distributed import Ranks
+from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.frozen import FrozenReader
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
 from mmrl.training.preflight import Audit, TrainingStoppedError
+from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
-from mmrl.training.state import Remembered, copied
+from mmrl.training.state import RunState, copy_state
 from mmrl.training.stopping import AskedToStopError, Stop
 
 
@@ -74,11 +75,11 @@ class Trainer:
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         updates = settings.steps * algorithm.epochs * algorithm.minibatches
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
-        self.ranks.drive(self.optimizer)
+        drive(self.ranks, self.optimizer)
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.reader, self.audit = FrozenReader(policy, algorithm, settings, self.ranks), Audit(policy, settings, self.ranks)
+        self.reader, self.audit = ReferenceReads(policy, algorithm, settings, self.ranks), Audit(policy, settings, self.ranks)
         self.stop, self.is_stopped = Stop(), False
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
@@ -86,7 +87,7 @@ class Trainer:
         self._before: State = {}
         generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
-        self._remembered = Remembered(*parts)
+        self._run_state = RunState(*parts)
 
     def fit(self) -> None:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
@@ -110,13 +111,13 @@ class Trainer:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
         times: dict[str, float] = {}
         with stopwatch(times, "step"):
-            with self._leavable():
+            with self._interruptible():
                 collected = self.collect()
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, check=self.reader.gate.closed)
-            scores = self.algorithm.shape(scores, rollouts, frozen)
+            scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             self.observe(rollouts, scores)
             credit = self.credit(scores, rollouts)
             mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
@@ -141,7 +142,7 @@ class Trainer:
             TrainingStoppedError: a reward is gone for good; the run is saved as it was before the step.
         """
         try:
-            return self.collector.collect(self._how())
+            return self.collector.collect(self._sampling())
         except RewardUnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
@@ -155,15 +156,15 @@ class Trainer:
         live = self.algorithm.live_reads
         totals: dict[str, float] = {}
         self.optimizer.zero_grad()
-        parts = list(self.parts(batch))
-        for i, part in enumerate(parts):
-            values = self.policy.read(part.rollouts.trace, live, part.rollouts.action_mask)
-            self.reader.gate.first(part, values)
-            loss, infos = self.algorithm.loss(part, values)
-            self.ranks.backward(loss, last=i == len(parts) - 1)
+        micro_batches = self.micro_batches(batch)
+        for i, micro_batch in enumerate(micro_batches, start=1):
+            values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
+            self.reader.gate.first(micro_batch, values)
+            loss, infos = self.algorithm.loss(micro_batch, values)
+            self.ranks.backward(loss, last=i == len(micro_batches))
             for name, value in {"loss": loss.detach(), **infos}.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
-        totals = averaged(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
+        totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
         self.ranks.step(self.optimizer)
@@ -171,11 +172,11 @@ class Trainer:
         self.policy.advance()
         return totals
 
-    def parts(self, batch: Batch) -> Iterator[Batch]:
-        """The batch cut to the budget; every rank yields the same number, the missing ones with no share in the loss."""
-        parts = list(self.policy.split(batch, self.settings.budget, self.algorithm.scope))
-        idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
-        return iter(parts + [idle] * (self.ranks.most(len(parts)) - len(parts)))
+    def micro_batches(self, batch: Batch) -> list[Batch]:
+        """The batch cut to micro-batches; every rank has as many, the missing ones with no share in the loss."""
+        cut = list(self.policy.split(batch, self.settings.micro_batch, self.algorithm.scope))
+        idle = replace(cut[-1], share=torch.zeros_like(cut[-1].share))
+        return cut + [idle] * (self.ranks.most(len(cut)) - len(cut))
 
     def credit(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Advantages of this rank's rows, computed among the rows of all ranks."""
@@ -220,9 +221,9 @@ class Trainer:
         """Score held-out prompts with the weights as they are."""
         if self.evaluator is None:
             return
-        with self._leavable():
+        with self._interruptible():
             metrics, groups, scores = self.evaluator.run(self.index)
-        self.health.evaluated(self.index, groups, scores)
+        self.health.after_evaluation(self.index, groups, scores)
         self._log(metrics)
         if self.tracker and self.ranks.is_main:
             self.tracker.samples(self.index, groups, scores, "eval")
@@ -234,18 +235,18 @@ class Trainer:
 
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must ask."""
-        return {"index": self.index, "evaluated": self.evaluated, **self._remembered.state_dict()}
+        return {"index": self.index, "evaluated": self.evaluated, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken."""
-        self._remembered.load_state_dict(state)
+        self._run_state.load_state_dict(state)
         self.index, self.evaluated = state["index"], state["evaluated"]
 
     @contextmanager
-    def _leavable(self) -> Iterator[None]:
+    def _interruptible(self) -> Iterator[None]:
         """Around work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
-        self._before = copied(self._remembered.draws()) if self.ranks.world == 1 else {}
-        with self.stop.heeded(self.ranks):
+        self._before = copy_state(self._run_state.draws()) if self.ranks.world == 1 else {}
+        with self.stop.interruptible(self.ranks):
             yield
 
     def _evaluate_if_due(self) -> None:
@@ -262,7 +263,7 @@ class Trainer:
     def _is_last(self) -> bool:
         return self.index >= self.settings.steps or self.health.stop
 
-    def _how(self) -> object:
+    def _sampling(self) -> object:
         schedule = self.algorithm.schedule
         return None if schedule is None else schedule.at(self.index)
 
@@ -270,18 +271,18 @@ class Trainer:
         return every > 0 and self.index % every == 0
 
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
-        self.health.look(self.index, metrics)
+        self.health.after_step(self.index, metrics)
         if self.tracker and self.ranks.is_main and (self.index == 1 or self._due(self.settings.samples_every)):
-            self.tracker.samples(self.index, collected.rollouts.groups, ordered(scores, collected.rollouts), "train")
+            self.tracker.samples(self.index, collected.rollouts.groups, in_group_order(scores, collected.rollouts), "train")
 
 
-def averaged(totals: dict[str, float]) -> dict[str, float]:
+def share_averages(totals: dict[str, float]) -> dict[str, float]:
     """Measures over the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
     share = totals.pop("policy/share")
     return {name: value if name == "loss" else value / (share or 1.0) for name, value in totals.items()}
 
 
-def ordered(scores: Scores, rollouts: Rollouts) -> Scores:
+def in_group_order(scores: Scores, rollouts: Rollouts) -> Scores:
     """Rows in the order of groups and their samples; samples whose row was dropped leave, with NaN in their place."""
     place = {pair: i for i, pair in enumerate(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))}
     rows = [place.get((group.id, i), -1) for group in rollouts.groups for i in range(len(group.samples))]

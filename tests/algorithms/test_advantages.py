@@ -19,7 +19,7 @@ from mmrl.algorithms.advantages.group import (
     ReinforcePlusPlus,
 )
 from mmrl.core.protocols import Advantage
-from tests.algorithms.rows import FEW, rollouts, scores
+from tests.support.rows import FEW, rollouts, scores
 
 ADVANTAGES: dict[str, Advantage] = {
     "group": GroupNorm(),

@@ -7,12 +7,12 @@ import torch
 
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.combining import Gate, Minimum, Unlikeliness
-from mmrl.core.types import Reading, Status
-from tests.algorithms.rows import rollouts, scores
+from mmrl.algorithms.shaping.combine import Gate, Minimum, Unlikeliness
+from mmrl.core.readings import OLD_LOGPROBS
+from mmrl.core.types import Status
+from tests.support.rows import rollouts, scores
 
 NAN = float("nan")
-OLD = Reading("logprobs", "old")
 
 
 def table(values, weights=None, failed=None, names=("accuracy", "format")):
@@ -73,11 +73,11 @@ def test_the_unlikely_earns_more():
     logprobs = torch.tensor([[-1.0, -1.0], [-0.1, -9.0], [-0.5, 0.0], [-2.0, 0.0]])
     mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 0]])
     given = table([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [0.0, 1.0]], [1.0, 0.0])
-    shaped = Unlikeliness(0.4)(given, rollouts(mask, [0, 0, 0, 1]), {OLD: logprobs})
+    shaped = Unlikeliness(0.4)(given, rollouts(mask, [0, 0, 0, 1]), {OLD_LOGPROBS: logprobs})
     # means -1, -0.1, -0.25: ranks 0, 2, 1 of three
     assert shaped.values[:, 0].tolist() == pytest.approx([1, 1 - 0.8 / 3, 1 - 0.4 / 3, 0])
     assert shaped.values[:, 1].tolist() == [1] * 4, "what is only logged stays as it is"
-    assert Unlikeliness().reads == (OLD,)
+    assert Unlikeliness().reads == (OLD_LOGPROBS,)
 
 
 def test_sum_z_scores_gate_and_minimum_differ():

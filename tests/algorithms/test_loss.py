@@ -13,13 +13,12 @@ from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
+from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading
-from tests.algorithms.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
+from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
 
-LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
-ENTROPY, OLD_ENTROPY = Reading("entropy"), Reading("entropy", "old")
 SURROGATES: dict[str, Term] = {
     "reinforce": Reinforce(),
     "clip": Clip(),
@@ -57,9 +56,14 @@ def random_batch(seed: int, num_rows: int = 6, num_actions: int = 5) -> tuple[Ba
     mask[1] = True
     live = -normal().abs()
     off = torch.where(mask, 0.0, torch.nan)
-    frozen = {OLD: live + normal(0.3) + off, REF: live + normal(0.3), SAMPLER: live + normal(0.3), OLD_ENTROPY: normal().abs()}
+    frozen = {
+        OLD_LOGPROBS: live + normal(0.3) + off,
+        REF_LOGPROBS: live + normal(0.3),
+        ROLLOUT_LOGPROBS: live + normal(0.3),
+        OLD_ENTROPY: normal().abs(),
+    }
     batch = make_batch(mask, normal()[:, 0], frozen, [i // 2 for i in range(num_rows)])
-    return batch, {LIVE: live, ENTROPY: normal().abs()}
+    return batch, {LOGPROBS: live, ENTROPY: normal().abs()}
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -67,9 +71,9 @@ def random_batch(seed: int, num_rows: int = 6, num_actions: int = 5) -> tuple[Ba
 def test_credit_moves_probability_its_way(name, sign):
     live = torch.tensor([[-0.5, -1.0, -2.0], [-0.3, -1.5, -0.7]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    batch = make_batch(mask, torch.tensor([sign, 2 * sign], dtype=torch.float64), {OLD: live})
+    batch = make_batch(mask, torch.tensor([sign, 2 * sign], dtype=torch.float64), {OLD_LOGPROBS: live})
     algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
     assert (gradient[mask] * sign < 0).all(), "descending the gradient must raise log-probs of credited actions"
     assert not gradient[~mask].any()
 
@@ -77,9 +81,9 @@ def test_credit_moves_probability_its_way(name, sign):
 @pytest.mark.parametrize("kind", ["k2", "k3", "abs", "k1+", "k3+"])
 def test_reference_kl_pulls_to_the_reference(kind):
     ref = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
-    batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {REF: ref})
+    batch = make_batch(torch.ones(1, 2), torch.zeros(1, dtype=torch.float64), {REF_LOGPROBS: ref})
     algorithm = Algorithm(objective=((1.0, ReferenceKL(kind)),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: ref + torch.tensor([[0.5, -0.5]])})
+    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: ref + torch.tensor([[0.5, -0.5]])})
     assert gradient[0, 0] > 0 > gradient[0, 1]
 
 
@@ -107,9 +111,9 @@ def test_values_are_finite_whatever_stands_off_the_mask(name, seed):
 @pytest.mark.parametrize("name", SURROGATES)
 def test_distant_policies_stay_finite(name):
     live = torch.tensor([[-300.0, -0.1], [-0.1, -300.0]])
-    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {OLD: live.flip(1)})
+    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {OLD_LOGPROBS: live.flip(1)})
     algorithm = Algorithm(objective=((1.0, SURROGATES[name]),))
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
     assert loss.isfinite()
     assert gradient.isfinite().all()
 
@@ -130,7 +134,7 @@ def test_loss_does_not_depend_on_how_the_batch_is_cut(name, seed, cut):
             small, small_live = batch.take(part, some), {reading: x[part][:, some] for reading, x in live.items()}
             part_loss, part_gradient = loss_and_gradient(algorithm, small, small_live)
             total = total + part_loss
-            pieces[part.unsqueeze(1), torch.arange(live[LIVE].shape[1])[some]] = part_gradient
+            pieces[part.unsqueeze(1), torch.arange(live[LOGPROBS].shape[1])[some]] = part_gradient
     torch.testing.assert_close(total, loss, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(pieces, gradient, atol=1e-12, rtol=1e-12)
 
@@ -194,7 +198,7 @@ def test_fixed_length_wants_a_length():
 def test_importance_touches_credited_terms_only():
     batch, live = random_batch(1)
     objective = ((1.0, Clip()), (0.5, ReferenceKL()))
-    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), SamplerCorrection(high=-1.0)))
+    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), RolloutCorrection(high=-1.0)))
     alone = Algorithm(objective=objective[1:])
     expected = loss_and_gradient(alone, weighed(alone, batch), live)
     found = loss_and_gradient(replace(nothing, objective=((0.5, ReferenceKL()),)), weighed(nothing, batch), live)
@@ -215,8 +219,8 @@ def test_high_entropy_keeps_the_top_quantile_of_actions():
 
 def test_clip_bounds_the_far_side_of_negative_advantages():
     old = torch.zeros(1, 1, dtype=torch.float64)
-    batch = make_batch(torch.ones(1, 1), torch.tensor([-1.0], dtype=torch.float64), {OLD: old})
-    far = {LIVE: old + 3, OLD: old}
+    batch = make_batch(torch.ones(1, 1), torch.tensor([-1.0], dtype=torch.float64), {OLD_LOGPROBS: old})
+    far = {LOGPROBS: old + 3, OLD_LOGPROBS: old}
     assert Clip()(far, batch)[0].item() == pytest.approx(torch.tensor(3.0).exp().item())
     assert Clip(delta=2.0)(far, batch)[0].item() == 2
     assert Clip(dual=3.0)(far, batch)[0].item() == 3
@@ -241,7 +245,7 @@ def test_clip_refuses_bounds_that_cannot_be_meant(options, message):
 @given(st.integers(0, 10**6))
 def test_clip_cov_by_loops(seed):
     batch, live = random_batch(seed)
-    mask, lp, old = batch.rollouts.action_mask, live[LIVE], batch.frozen[OLD]
+    mask, lp, old = batch.rollouts.action_mask, live[LOGPROBS], batch.frozen[OLD_LOGPROBS]
     term = ClipCov(fraction=0.2, low_cov=0.1, high_cov=1.0)
     plain, found = Clip()({**batch.frozen, **live}, batch)[0], term({**batch.frozen, **live}, batch)[0]
     actions = mask.nonzero().tolist()
@@ -263,9 +267,9 @@ def test_clip_cov_by_loops(seed):
 def test_kl_cov_holds_back_what_covaries_most():
     live = torch.tensor([[-0.1, -3.0], [-0.2, -1.0]], dtype=torch.float64)
     old = live - 0.5
-    batch = make_batch(torch.ones(2, 2), torch.tensor([2.0, -2.0], dtype=torch.float64), {OLD: old})
+    batch = make_batch(torch.ones(2, 2), torch.tensor([2.0, -2.0], dtype=torch.float64), {OLD_LOGPROBS: old})
     # mean A is 0 and the mean log-prob -1.075: covariances 1.95, -3.85, -1.75, -0.15
-    values, metrics = KlCov(fraction=0.25, coef=3.0)({LIVE: live, OLD: old}, batch)
+    values, metrics = KlCov(fraction=0.25, coef=3.0)({LOGPROBS: live, OLD_LOGPROBS: old}, batch)
     assert metrics["policy/clip_frac"].tolist() == [[1, 0], [0, 0]]
     ratio = torch.tensor(0.5, dtype=torch.float64).exp()
     torch.testing.assert_close(values, torch.stack([torch.stack([-2 * ratio + 3 * 0.5, -2 * ratio]), 2 * ratio.expand(2)]))
@@ -273,8 +277,8 @@ def test_kl_cov_holds_back_what_covaries_most():
 
 def test_metrics_are_averaged_with_the_shares():
     live = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
-    batch = make_batch(torch.tensor([[1, 1], [1, 0]]), torch.ones(2, dtype=torch.float64), {OLD: torch.zeros_like(live)})
+    batch = make_batch(torch.tensor([[1, 1], [1, 0]]), torch.ones(2, dtype=torch.float64), {OLD_LOGPROBS: torch.zeros_like(live)})
     algorithm = Algorithm(objective=((1.0, Clip()),))
-    _, metrics = algorithm.loss(weighed(algorithm, batch), {LIVE: live})
+    _, metrics = algorithm.loss(weighed(algorithm, batch), {LOGPROBS: live})
     assert metrics["policy/clip_frac"] == 1 / 4  # the second of two actions, in one of two rollouts
     assert metrics["policy/share"] == 1

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from mmrl.algorithms.planners import DynamicSampling, Once
+from mmrl.algorithms.planners.base import DynamicSampling, Once
 from mmrl.core.types import Group, Prompt, Revision, Sample, Scores
-from tests.algorithms.rows import scores
+from tests.support.rows import scores
 
 PROMPTS = [Prompt(name) for name in "abcd"]
 

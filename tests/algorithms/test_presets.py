@@ -8,22 +8,23 @@ from typing import Any, cast
 
 import pytest
 
-import mmrl.algorithms.presets
-import mmrl.algorithms.presets_video
+import mmrl.algorithms.presets.text
+import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
-from mmrl.algorithms.presets import PRESETS as TEXT
-from mmrl.algorithms.presets_video import PRESETS as VIDEO
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.presets.text import PRESETS as TEXT
+from mmrl.algorithms.presets.video import PRESETS as VIDEO
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
+from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Reading
-from tests.algorithms.rows import TEXT_PRESETS
-from tests.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import TEXT_PRESETS
 
 PRESETS = TEXT | VIDEO
-FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets, mmrl.algorithms.presets_video)]
+FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets.text, mmrl.algorithms.presets.video)]
 
 
 def offering(*quantities: str) -> FakeTextPolicy:
@@ -56,7 +57,11 @@ def test_documentation_has_summary_paper_and_gaps(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_made_of_parts(name):
     algorithm = PRESETS[name]
-    slots: list[tuple[Any, type]] = [(algorithm.advantage, Advantage), (algorithm.share, Weight), (algorithm.planner, Planner)]
+    slots: list[tuple[Any, type]] = [
+        (algorithm.advantage, Advantage),
+        (algorithm.aggregation, Weight),
+        (algorithm.planner, Planner),
+    ]
     slots += [(term, Term) for _, term in algorithm.objective]
     slots += [(part, kind) for kind, parts in ((Weight, algorithm.importance), (Mask, algorithm.masks)) for part in parts]
     slots += [(part, Shaping) for part in algorithm.shaping]
@@ -77,7 +82,7 @@ def test_check_refuses_weights_that_move():
     class Moving(HighEntropy):
         @property
         def reads(self) -> tuple[Reading, ...]:
-            return (Reading("entropy"),)
+            return (ENTROPY,)
 
     with pytest.raises(ValueError, match=r"Moving reads \['entropy'\] under the policy's moving weights.*model='old'"):
         Algorithm(importance=(Moving(),)).check(offering("logprobs", "entropy"))
@@ -96,7 +101,7 @@ def test_a_lone_sample_is_allowed_where_nothing_is_compared():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"importance": (SamplerCorrection(),)},
+        {"importance": (RolloutCorrection(),)},
         {"importance": (OffPolicyMask(),)},
         {"objective": ((1.0, Vespo(sampler=True)),)},
     ],
@@ -111,8 +116,8 @@ def test_check_refuses_to_compare_the_sampler_with_itself(changes):
 
 def test_an_algorithm_says_what_it_reads():
     algorithm = PRESETS["high_entropy"]
-    assert algorithm.live_reads == (Reading("logprobs"),)
-    assert set(algorithm.frozen_reads) == {Reading("logprobs", "old"), Reading("entropy", "old")}
+    assert algorithm.live_reads == (LOGPROBS,)
+    assert set(algorithm.frozen_reads) == {OLD_LOGPROBS, OLD_ENTROPY}
     assert PRESETS["grpo"].shadows == {"ref"}
     assert algorithm.shadows == frozenset()
     assert PRESETS["gspo"].scope == "rollout"

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmrl.algorithms.samplers import Shuffled, Streamed
+from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 

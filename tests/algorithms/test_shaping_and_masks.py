@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.shaping import OverlongPenalty
-from mmrl.algorithms.weights.rollouts import Difficulty, DropTruncated
+from mmrl.algorithms.masks.truncated import DropTruncated
+from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.weights.prompts import Difficulty
 from mmrl.core.types import Prompt, Status
-from tests.algorithms.rows import counts_of, make_batch, rollouts, scores
+from tests.support.rows import counts_of, make_batch, rollouts, scores
 
 
 def test_overlong_penalty_is_a_reward_of_its_own():

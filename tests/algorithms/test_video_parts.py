@@ -10,20 +10,20 @@ from PIL import Image
 
 from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.perception import MASKED_LOGPROBS, Perception, Surprise
+from mmrl.algorithms.objectives.perception import Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
-from mmrl.algorithms.planners_video import DifficultyAware, Probed, WithTruth
-from mmrl.algorithms.presets_video import papo, t_grpo
+from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
+from mmrl.algorithms.presets.video import papo, t_grpo
 from mmrl.algorithms.probes import column
-from mmrl.algorithms.shaping_video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
+from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames
-from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.answers.spans.interval import Interval
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Group, Prompt, Reading, Sample, Status, Video
-from mmrl.geometry.intervals import Interval
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
-from tests.fakes import FakeTextPolicy
+from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
 
-LIVE, OLD = Reading("logprobs"), Reading("logprobs", "old")
 CLIP = Video("a.mp4", fps=2.0)
 
 
@@ -105,8 +105,8 @@ def test_group_readings_are_not_for_moving_weights():
 
 def regressed(live: torch.Tensor, advantages: torch.Tensor, ids: list[int], mask: torch.Tensor, **settings):
     algorithm = Algorithm(objective=((1.0, AdvantageRegression(**settings)),))
-    batch = make_batch(mask, advantages, {OLD: torch.full_like(live, -1.0)}, ids)
-    return loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    batch = make_batch(mask, advantages, {OLD_LOGPROBS: torch.full_like(live, -1.0)}, ids)
+    return loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
 
 
 def test_regression_is_policy_gradient_where_a_step_starts():
@@ -143,11 +143,11 @@ def test_perception_raises_what_pictures_make_likelier():
     mask = torch.tensor([[True, True, False]])
     batch = make_batch(mask, torch.zeros(1), {MASKED_LOGPROBS: masked})
     algorithm = Algorithm(objective=((0.01, Perception()),))
-    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
     assert gradient[0, 0] < 0 < gradient[0, 1]
     assert gradient[0, 2] == 0
     sure = Algorithm(objective=((0.03, Surprise()),))
-    _, gradient = loss_and_gradient(sure, weighed(sure, batch), {LIVE: live})
+    _, gradient = loss_and_gradient(sure, weighed(sure, batch), {LOGPROBS: live})
     torch.testing.assert_close(gradient, torch.tensor([[-0.015, -0.015, 0.0]]))
 
 

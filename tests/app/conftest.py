@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app import config as configs
-from tests.app.flow_runs import Make
+from mmrl.app.config import run as configs
+from tests.support.flow_runs import Make
 
 
 @pytest.fixture(scope="session")

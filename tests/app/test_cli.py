@@ -88,7 +88,7 @@ def test_show_gives_parts_files_and_origins():
     assert "arXiv:2503.20783" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["algorithm.advantage.eps", "1e-06", "command", "line"] in rows
-    assert ["algorithm.share.kind", "FixedLength", "preset", "dr_grpo"] in rows
+    assert ["algorithm.aggregation.kind", "FixedLength", "preset", "dr_grpo"] in rows
     assert [
         row for row in rows if row[:2] == ["advantage", "GroupNorm"] and row[2].startswith("mmrl/algorithms/advantages/group.py:")
     ]

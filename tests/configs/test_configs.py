@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.catalog import configs as all_configs
-from mmrl.app.config import Resolved
-from mmrl.app.plugins import shipped
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.plugins.catalog import configs as all_configs
+from mmrl.app.plugins.resolve import shipped
+from mmrl.app.run.build import build
 
 NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
@@ -19,7 +19,7 @@ SMALL = [
     "steps=2",
     "prompts_per_step=2",
     "algorithm.group_size=2",
-    "budget=4096",
+    "micro_batch=4096",
     "evaluation.num_prompts=2",
     "policy.sampling.max_new_tokens=8",
 ]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.app import config as configs
-from tests.configs.mutations import refusal, tables
+from mmrl.app.config import run as configs
+from tests.support.mutations import refusal, tables
 
 ROOT = Path(__file__).parents[2]
 TABLES = tables()
@@ -17,7 +17,7 @@ TABLES = tables()
 
 def outcomes(*count: str) -> dict[str, dict[str, Any]]:
     """Of a process without the type checks of tests, which cost seven times what is checked here."""
-    words = [sys.executable, "-m", "tests.configs.mutations", *count]
+    words = [sys.executable, "-m", "tests.support.mutations", *count]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
@@ -60,7 +60,7 @@ def check(found: dict[str, Any], least: int, right: float = 0.95) -> None:
     [
         "steps",
         "prompts_per_step",
-        "budget",
+        "micro_batch",
         "evaluate_every",
         "save_every",
         "samples_every",

@@ -3,10 +3,10 @@ import pickle
 
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
 from mmrl.data.convert import convert
 from mmrl.data.grounding import check_file
-from mmrl.geometry.boxes import Box
 
 INSTANCES = {
     "images": [

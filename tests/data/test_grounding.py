@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout, check_file
 from mmrl.data.validate import FILE_ROW
-from mmrl.geometry.boxes import Box
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import datasets
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
 from mmrl.data.hf_prompts import StoredPrompts
 from mmrl.data.readers import import_hf_datasets, open_hf
-from mmrl.geometry.boxes import Box
 
 COLUMNS = {"question": "answer", "box": "bbox"}
 
@@ -39,7 +39,7 @@ def refcoco(*boxes):
 
 
 @pytest.fixture(params=["saved", "saved splits", "parquet"])
-def stored(request, tmp_path):
+def store(request, tmp_path):
     """Write a data set in one of the ways people store them; gives the name to load."""
 
     def write(data):
@@ -54,8 +54,8 @@ def stored(request, tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["stored", "streamed"])
-def test_rows_become_prompts(stored, streaming, load_hf):
-    name = stored(refcoco([1, 2, 10, 20], [0, 0, 64, 48]))
+def test_rows_become_prompts(store, streaming, load_hf):
+    name = store(refcoco([1, 2, 10, 20], [0, 0, 64, 48]))
     prompts = load_hf(name, streaming=streaming, columns=COLUMNS, box_format="xywh")
     for _ in range(2):
         found = list(prompts)
@@ -66,15 +66,15 @@ def test_rows_become_prompts(stored, streaming, load_hf):
         assert found[2].columns["iscrowd"] == 0 and found[2].columns["size"] == (64, 48)
 
 
-def test_stored_prompts_are_a_sequence(stored, load_hf):
-    prompts = load_hf(stored(refcoco([1, 2, 10, 20], [0, 0, 64, 48])), columns=COLUMNS, box_format="xywh")
+def test_stored_prompts_are_a_sequence(store, load_hf):
+    prompts = load_hf(store(refcoco([1, 2, 10, 20], [0, 0, 64, 48])), columns=COLUMNS, box_format="xywh")
     assert len(prompts) == 4
     assert prompts[-1].text == "right 1"
     assert [prompt.text for prompt in prompts[1:3]] == ["right 0", "left 1"]
 
 
-def test_bad_rows_are_named_before_training(stored, load_hf):
-    name = stored(refcoco([1, 2, 10, 20], [60, 0, 10, 10], [0, 0, 0, 10]))
+def test_bad_rows_are_named_before_training(store, load_hf):
+    name = store(refcoco([1, 2, 10, 20], [60, 0, 10, 10], [0, 0, 0, 10]))
     with pytest.raises(ValueError, match=r"2 problems\n.*:2: box .* lies outside(.|\n)*:3: box .* has no area"):
         load_hf(name, columns=COLUMNS, box_format="xywh")
     stream = iter(load_hf(name, streaming=True, columns=COLUMNS, box_format="xywh"))

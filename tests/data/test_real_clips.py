@@ -8,13 +8,13 @@ import av
 import numpy as np
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.spans.detection import mean_average_precision, recall_at
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.parsing import format_interval
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import ClipTime, Group, Sample
 from mmrl.data.validate import check
 from mmrl.data.videos import probe_video
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.temporal import mean_average_precision, recall_at
-from mmrl.geometry.times import format_interval
 from mmrl.serving.files import WEIGHTS_FOLDER
 
 FOLDER = Path(os.environ.get(WEIGHTS_FOLDER) or Path(__file__).resolve().parents[2] / ".cache" / "real-weights")

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.boxes.box import check_inside
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import MediaSize
 from mmrl.data import scenes
 from mmrl.data.scenes import SceneStyle, draw_scene, glyph_rows
-from mmrl.geometry.boxes import check_inside
 
 SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "digits_grounding.py"
 CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="photo")
@@ -27,7 +27,7 @@ def prompts():
     return load(str(SHIPPED), "datasets")
 
 
-def covered(placed, side=64):
+def mask_of_box(placed, side=64):
     """True inside the digit's box."""
     x1, y1, x2, y2 = map(int, placed.corners)
     mask = np.zeros((side, side), bool)
@@ -40,7 +40,7 @@ def test_boxes_enclose_all_ink_and_touch_it_on_every_side(dark, split):
     for index in range(40):
         scene = draw_scene(3, index, split)
         lit = np.asarray(scene.image).max(axis=2) > 0
-        boxes = [covered(placed) for placed in (scene.asked, *scene.distractors)]
+        boxes = [mask_of_box(placed) for placed in (scene.asked, *scene.distractors)]
         assert not (lit & ~np.logical_or.reduce(boxes)).any()
         for box in boxes:
             ys, xs = np.nonzero(box)
@@ -55,7 +55,7 @@ def test_digits_differ_and_do_not_overlap(style):
         everyone = (scene.asked, *scene.distractors)
         assert len(scene.distractors) == style.num_distractors
         assert scene.asked.digit in style.asked and len({placed.digit for placed in everyone}) == len(everyone)
-        assert np.sum([covered(placed) for placed in everyone], axis=0).max() == 1
+        assert np.sum([mask_of_box(placed) for placed in everyone], axis=0).max() == 1
 
 
 def test_neither_place_nor_order_tells_which_digit_is_asked_for():

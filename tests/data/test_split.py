@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 from mmrl.data.files import write_jsonl
 from mmrl.data.pictures import content_hash
 from mmrl.data.split import find_duplicates, find_overlap, split

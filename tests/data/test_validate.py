@@ -1,9 +1,9 @@
 import pytest
 from PIL import Image
 
+from mmrl.answers.boxes.box import Box
 from mmrl.core.types import Prompt
 from mmrl.data.validate import FILE_ROW, Report, check
-from mmrl.geometry.boxes import Box
 
 
 class Lazy:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.app import datatools
-from mmrl.app.plugins import load
+from mmrl.answers.spans.interval import Interval
+from mmrl.app.commands import data as datatools
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt, Video
 from mmrl.data.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW, check
-from mmrl.geometry.intervals import Interval
 
 NEXT_HEADER = "video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"
 LOADERS = ("charades_sta", "activitynet_captions", "next_gqa", "video_r1", "clevrer")

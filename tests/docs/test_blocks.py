@@ -13,15 +13,15 @@ import pytest
 import torch
 import typer
 
-from mmrl.app import config as configs
-from mmrl.app.build import build
-from mmrl.app.catalog import find_config
-from mmrl.app.checks import check_plug_ins
 from mmrl.app.cli import app
-from mmrl.app.jobs import Given
-from mmrl.app.serve import read_spec
-from mmrl.app.tables import Table
-from tests.docs.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
+from mmrl.app.commands.serve import read_spec
+from mmrl.app.commands.train import TrainArguments
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.plugins.catalog import find_config
+from mmrl.app.run.build import build
+from mmrl.app.toml.tables import Table
+from tests.support.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
 
 SHELL, CHECKED = ("sh", "bash", "console"), ("sh", "bash", "console", "toml", "json", "python")
 NOT_RUN = {
@@ -131,9 +131,9 @@ def check_mmrl(words: list[str], desk: Path) -> None:
     elif name == "train" and context.params["resume"] is None:
         options = context.params
         arguments = [word for word in options["arguments"] or [] if not PLACEHOLDER.match(word)]
-        given = Given(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
+        given = TrainArguments(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
         if arguments or options["task"]:
-            check_plug_ins(given.resolve())
+            read_plug_ins(given.resolve())
     elif name == "reward serve":
         read_spec(desk / words[-1])
 
@@ -228,7 +228,7 @@ def test_toml(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return
     draws = values.get("policy", {}).get("kind") == "flow"
     base = Table.read(find_config("tiny/flow" if draws else "tiny/image")).values
-    check_plug_ins(configs.resolve(Table.of(laid_over(base, values), block.name)))
+    read_plug_ins(configs.resolve(Table.of(laid_over(base, values), block.name)))
 
 
 def laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def step_names() -> dict[str, Any]:
         "algorithm": trainer.algorithm,
         "batches": trainer.batches,
         "optimizer": trainer.optimizer,
-        "budget": 4096,
+        "micro_batch": 4096,
         "replace": replace,
         "clip_grad_norm_": torch.nn.utils.clip_grad_norm_,
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.text import PRESETS
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from mmrl.flow.dynamics import DanceSDE
 from mmrl.flow.layout import SeededNoise, lay_out, leaves
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Branching, Full, Tree, Window
@@ -78,6 +79,6 @@ def test_a_shared_prefix_ends_before_the_first_noise():
 
 
 def test_deviations_are_zero_where_nothing_trains():
-    plan = RolloutPlan((StepPlan("dance_sde", 0.3, True, noise_scale=4.0), StepPlan("dance_sde", 0.3), StepPlan()))
+    plan = RolloutPlan((StepPlan(DanceSDE(0.3), True, noise_scale=4.0), StepPlan(DanceSDE(0.3)), StepPlan()))
     sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
     torch.testing.assert_close(plan.deviations(sigmas), torch.tensor([4 * 0.3 * 0.5, 0, 0]))

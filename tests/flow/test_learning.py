@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets_flow import PRESETS
-from mmrl.flow.decay import RampDecay
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
-from tests.flow.conftest import make_trainer
-from tests.flow.fakes import FakeFlowPolicy
+from tests.support.flow_fakes import FakeFlowPolicy
+from tests.support.trainers import make_trainer
 
 CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""
@@ -34,14 +34,15 @@ def small(name: str) -> Algorithm:
             steps |= {"size": 3, "dwell": 5, "high": 5}
         case Forward(times=times):
             steps["times"] = replace(times, count=4)
-    schedule = replace(algorithm.schedule, **steps)
+    own: Any = algorithm.schedule
+    schedule = replace(own, **steps)
     return replace(algorithm, objective=objective, schedule=schedule, group_size=getattr(schedule, "group_size", 12))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_learn(name):
     policy = FakeFlowPolicy(ema_decay=RampDecay(slope=0.01, most=0.5))
-    trainer = make_trainer(small(name), policy, lr=1e-2)
+    trainer = make_trainer(small(name), policy=policy, lr=1e-2)
     rewards = []
     for _ in range(40):
         metrics = trainer.step()

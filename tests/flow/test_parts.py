@@ -8,25 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.algorithms import presets_flow
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.flow import BestOfN, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
-from mmrl.algorithms.planners_flow import SampleFrom
+from mmrl.algorithms.planners.flow import SampleFrom
+from mmrl.algorithms.presets import flow as presets_flow
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
-from mmrl.core.types import Counts, Prompt, Reading
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.core.types import Counts, Prompt
 from mmrl.flow.layout import lay_out
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Branching, Full, Tree
 from mmrl.flow.sigmas import StaticShift
-from tests.algorithms.rows import Nothing, make_batch, rollouts, scores
-from tests.flow.conftest import make_trainer
-from tests.flow.fakes import FakeFlowPolicy
-
-LOGPROBS, OLD_LOGPROBS = Reading("logprobs"), Reading("logprobs", "old")
+from tests.support.flow_fakes import FakeFlowPolicy
+from tests.support.rows import Nothing, make_batch, rollouts, scores
+from tests.support.trainers import make_trainer
 
 
 def rows_of(schedule, counts, shared=True):
@@ -245,7 +243,7 @@ def test_a_group_that_fills_no_tree_stops_before_sampling():
 
 def test_what_the_policy_cannot_read_is_refused_at_build():
     with pytest.raises(ValueError, match="sampled_mean"):
-        make_trainer(presets_flow.grpo_guard, FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
+        make_trainer(presets_flow.grpo_guard, policy=FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
 
 
 def test_every_preset_is_documented():

@@ -9,11 +9,11 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets_flow import PRESETS
+from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.flow.schedules import Branching, Full, Tree, Window
-from tests.flow.conftest import make_trainer
 from tests.flow.test_learning import small
+from tests.support.trainers import make_trainer
 
 NORM = GroupNorm(ddof=0, eps=1e-4, clip=5.0)
 BASE = replace(
@@ -40,7 +40,7 @@ def test_mix_grpo_with_a_full_window_is_flow_grpo():
 def test_branch_grpo_split_once_at_the_start_is_grpo_with_shared_initial_noise():
     tree = Tree(6, (0,), 6, split_noise=1.0, dynamics="flow_sde", level=0.7, last="ode")
     norm = TreeNorm(ddof=0, eps=1e-4, zero_below=0.0)
-    branched = trained(replace(BASE, schedule=tree, advantage=norm, share=TokenMean()))
+    branched = trained(replace(BASE, schedule=tree, advantage=norm, aggregation=TokenMean()))
     torch.testing.assert_close(branched, trained(replace(BASE, schedule=Full(6, initial_noise="group"))), atol=1e-6, rtol=1e-6)
 
 
@@ -56,8 +56,8 @@ def test_branches_of_several_trunks_are_a_larger_group():
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo"])
-@pytest.mark.parametrize("budget", [1, 7, 50])
-def test_updates_do_not_depend_on_the_cut(name, budget):
+@pytest.mark.parametrize("micro_batch", [1, 7, 50])
+def test_updates_do_not_depend_on_the_cut(name, micro_batch):
     algorithm = replace(small(name), minibatches=1)
-    whole, cut = (trained(algorithm, budget=size, lr=1e-3) for size in (10_000, budget))
+    whole, cut = (trained(algorithm, micro_batch=size, lr=1e-3) for size in (10_000, micro_batch))
     torch.testing.assert_close(cut, whole, atol=3e-6, rtol=1e-4)

@@ -1,5 +1,6 @@
 import pytest
 
+from mmrl.flow.dynamics import CPS, DPM2, ODE, FlowSDE, name_of
 from mmrl.flow.layout import forwards
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
@@ -57,7 +58,7 @@ def test_a_window_that_does_not_fit_is_refused():
 )
 def test_full_never_trains_the_last_step(last, kinds, trains):
     plan = Full(3, "cps", 0.8, last=last).at(5)
-    assert [step.dynamics for step in plan.steps] == kinds
+    assert [name_of(step.dynamics) for step in plan.steps] == kinds
     assert trained(plan) == trains
 
 
@@ -68,19 +69,19 @@ def test_full_trains_the_last_step_on_request_and_only_the_first_ones():
 
 def test_steps_without_a_density_cannot_train():
     with pytest.raises(ValueError, match="no log-probability"):
-        StepPlan("dpm2", trained=True)
+        StepPlan(DPM2(), trained=True)
     with pytest.raises(ValueError, match="level 0"):
-        StepPlan("flow_sde", 0.0, trained=True)
+        StepPlan(FlowSDE(0.0), trained=True)
     with pytest.raises(ValueError, match="last cps step"):
         Full(3, "cps", 0.8, last="trained").at(0)
     with pytest.raises(ValueError, match="forward plan"):
-        RolloutPlan((StepPlan("cps", 0.5, trained=True), StepPlan()), forward=TimeSampler())
+        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), forward=TimeSampler())
 
 
 def test_guidance_of_its_own_is_for_plans_that_train_nothing():
     assert evaluation_plan(3, guidance=1.0).guidance == 1.0
     with pytest.raises(ValueError, match=r"guidance 2\.0 of its own, .*set policy\.guidance"):
-        RolloutPlan((StepPlan("cps", 0.5, trained=True), StepPlan()), guidance=2.0)
+        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), guidance=2.0)
     with pytest.raises(ValueError, match=r"set policy\.guidance"):
         RolloutPlan((StepPlan(),), forward=TimeSampler(), guidance=1.0)
 
@@ -89,9 +90,9 @@ def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic(
     schedule = RandomSubset(8, (1, 2, 3, 4), 2)
     plan = schedule.at(3)
     assert plan == RandomSubset(8, (1, 2, 3, 4), 2).at(3)
-    assert trained(plan) == sorted(schedule.chosen(3))
-    assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.chosen(3)] == ["ode"] * 6
-    assert {tuple(sorted(schedule.chosen(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
+    assert trained(plan) == sorted(schedule.choice(3))
+    assert [step.dynamics for i, step in enumerate(plan.steps) if i not in schedule.choice(3)] == [ODE()] * 6
+    assert {tuple(sorted(schedule.choice(step))) for step in range(60)} == {(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)}
     with pytest.raises(ValueError, match="RandomSubset"):
         RandomSubset(4, (0, 1, 2, 3), 1)
 
@@ -117,7 +118,7 @@ def test_costs_are_those_of_the_methods():
 def test_tree_prunes_and_clamps():
     tree = Tree(8, (0, 3, 99), pruned_depths=(6, 7), slide_every=10, stop_depth=4)
     assert tree.splits == (0, 3, 7) and tree.group_size == 8
-    assert [tree.pruned(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
+    assert [tree.pruned_at(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
     assert trained(tree.at(0)) == [0, 1, 2, 3, 4, 7]
     assert trained(Tree(8, (0, 3), first_half_only=True).at(0)) == [0, 1, 2, 3, 4, 5]
     assert not Tree(8, (0, 3), last="ode").at(0).steps[-1].stochastic

@@ -8,7 +8,7 @@ from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, spacing_of,
 
 
 def of(spacing, steps, tokens=None):
-    return spacing.shifted(spacing.grid(steps), tokens)
+    return spacing.sigmas(spacing.grid(steps), tokens)
 
 
 @pytest.mark.parametrize("steps", [4, 10, 28])
@@ -41,8 +41,8 @@ def test_dynamic_shift_without_the_size_of_the_picture_says_so():
 def test_one_step_cannot_end_at_two_sigmas():
     spacing = DynamicShift(terminal=0.02)
     with pytest.raises(ValueError, match="take 2 steps or more"):
-        spacing.shifted(spacing.grid(1), 1024)
-    assert spacing.shifted(spacing.grid(2), 1024).isfinite().all()
+        spacing.sigmas(spacing.grid(1), 1024)
+    assert spacing.sigmas(spacing.grid(2), 1024).isfinite().all()
 
 
 def test_a_scheduler_with_other_sigmas_is_refused():

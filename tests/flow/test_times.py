@@ -5,7 +5,7 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.sigmas import StaticShift
 from mmrl.flow.times import TimeSampler
 
-SIGMAS = StaticShift(3.0).shifted(StaticShift(3.0).grid(10))
+SIGMAS = StaticShift(3.0).sigmas(StaticShift(3.0).grid(10))
 
 
 def draws(sampler, count=50):

@@ -1,4 +1,4 @@
-"""What must hold for every input, however strange: shared by the property tests here and by benchmarks/fuzz.py."""
+"""Properties that hold for every input, however strange: shared by the property tests here and by benchmarks/fuzz.py."""
 
 import struct
 import tempfile
@@ -8,18 +8,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.config import resolve
-from mmrl.app.tables import Table
+from mmrl.answers.block import keeps_format
+from mmrl.answers.boxes.attempts import read_attempts
+from mmrl.answers.boxes.box import SPACES, Box, giou, iou
+from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
+from mmrl.answers.choices import LETTERS, parse_choices
+from mmrl.answers.numbers import is_close, parse_number, regression_score, relative_accuracy
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import UNITS, Interval, temporal_iou
+from mmrl.answers.spans.parsing import parse_intervals, parse_times
+from mmrl.app.config.run import resolve
+from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, MediaSize, Prompt, Sample
-from mmrl.geometry.answers import keeps_format
-from mmrl.geometry.attempts import read_attempts
-from mmrl.geometry.boxes import SPACES, Box, giou, iou
-from mmrl.geometry.choices import LETTERS, parse_choices
-from mmrl.geometry.intervals import UNITS, Interval, temporal_iou
-from mmrl.geometry.numbers import is_close, parse_number, regression_score, relative_accuracy
-from mmrl.geometry.parsing import parse_boxes, parse_points, says_nothing
-from mmrl.geometry.spans import read_spans
-from mmrl.geometry.times import parse_intervals, parse_times
 from mmrl.serving import wire
 
 TRUTH = Box(10, 20, 60, 80, "pixel", "cat")
@@ -27,7 +27,7 @@ SIZE = MediaSize(100, 120, 112, 140)
 SPAN = Interval(2.0, 5.0)
 OPTIONS = ("a dog", "two cats", "none of these")
 ALLOWED = (ValueError, FileNotFoundError)
-"""What a config may be refused with."""
+"""The errors that a config may be refused with."""
 
 
 def boxes(text: str) -> None:
@@ -121,6 +121,6 @@ def message(body: bytes) -> None:
         assert all(path.is_file() and path.parent == inner for path in inner.rglob("*"))
 
 
-def framed(header: bytes, data: bytes = b"") -> bytes:
+def frame(header: bytes, data: bytes = b"") -> bytes:
     """A body with this header: fuzzers do not guess its length."""
     return struct.pack("<Q", len(header)) + header + data

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrl.app.tables import Table
+from mmrl.answers.block import keeps_format
+from mmrl.answers.boxes.box import Box, giou
+from mmrl.answers.boxes.parsing import format_box, parse_boxes, parse_points, says_nothing
+from mmrl.answers.choices import parse_choices
+from mmrl.answers.numbers import parse_number
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.parsing import format_interval, parse_intervals, parse_times
+from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Group, Prompt, Sample
-from mmrl.geometry.answers import keeps_format
-from mmrl.geometry.boxes import Box, giou
-from mmrl.geometry.choices import parse_choices
-from mmrl.geometry.intervals import Interval
-from mmrl.geometry.numbers import parse_number
-from mmrl.geometry.parsing import format_box, parse_boxes, parse_points, says_nothing
-from mmrl.geometry.times import format_interval, parse_intervals, parse_times
 from mmrl.serving import wire
 from tests.fuzz import properties
 
@@ -153,7 +153,7 @@ ENTRY = st.fixed_dictionaries(
 def test_a_message_is_a_group_or_reply_or_is_refused(value: Any, arrays: dict[str, Any], size: int):
     envelope = json.dumps({"protocol": wire.PROTOCOL, "value": value})
     header = json.dumps({"__metadata__": {"mmrl": envelope}, **arrays}).encode()
-    properties.message(properties.framed(header, b"\1" * size))
+    properties.message(properties.frame(header, b"\1" * size))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def group(**changes: Any) -> dict[str, Any]:
 def body(value: Any) -> bytes:
     entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     header = {"__metadata__": {"mmrl": json.dumps({"protocol": wire.PROTOCOL, "value": value})}, "a": entry}
-    return properties.framed(json.dumps(header).encode(), b"\0" * 4)
+    return properties.frame(json.dumps(header).encode(), b"\0" * 4)
 
 
-def unchecked(cls: type, **values: Any) -> Any:
+def build_unchecked(cls: type, **values: Any) -> Any:
     """A dataclass as it is made where types are not checked while running."""
     made = object.__new__(cls)
     for name, value in values.items():
@@ -211,15 +211,15 @@ def unchecked(cls: type, **values: Any) -> Any:
         {"prompt": "p"},
         {"probes": 7},
         {"probes": {"view": [1]}},
-        {"prompt": unchecked(Prompt, id="p", media="/etc/passwd")},
+        {"prompt": build_unchecked(Prompt, id="p", media="/etc/passwd")},
     ],
 )
 def test_a_group_is_made_of_samples(changes: dict[str, Any]):
     """Found by the fuzzer: a group of numbers reached the server, which answered 500."""
     good: dict[str, Any] = {"id": 0, "prompt": Prompt("p"), "samples": (Sample("x"),), "probes": {}}
-    wire.check_group(unchecked(Group, **good))
+    wire.check_group(build_unchecked(Group, **good))
     with pytest.raises(wire.WireError, match="the message's group"):
-        wire.check_group(unchecked(Group, **(good | changes)))
+        wire.check_group(build_unchecked(Group, **(good | changes)))
 
 
 @pytest.mark.parametrize("kind", ["$array", "$file"])

@@ -18,7 +18,7 @@ def num_arguments(function: Function) -> int:
 
 
 def excesses(source: str) -> list[str]:
-    """What is too large, each with its line."""
+    """Everything that is too large, each with its line."""
     found = [f"file of {lines} lines"] if (lines := len(source.splitlines())) > MOST["file"] else []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, Function | ast.ClassDef):

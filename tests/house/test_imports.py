@@ -1,4 +1,4 @@
-"""What may be imported where: `import mmrl` with torch alone, `--help` and `ls` without torch, plug-ins by nobody."""
+"""Imports that are allowed: `import mmrl` with torch alone, `--help` and `ls` without torch, plug-ins by nobody."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ HEAVY = [
     *("qwen_vl_utils", "sklearn", "tensorboard", "torchvision", "transformers", "wandb"),
 ]
 PROGRAMS = Path(__file__).parent / "programs"
-ROOMS = ["core", "algorithms", "flow", "geometry", "data", "policies", "training", "tiny", "serving"]
+ROOMS = ["core", "algorithms", "flow", "answers", "data", "policies", "training", "tiny", "serving"]
 
 
 def run(program: str, *words: str) -> str:
@@ -24,7 +24,7 @@ def run(program: str, *words: str) -> str:
     return done.stdout
 
 
-def imported(file: Path) -> set[str]:
+def top_imports(file: Path) -> set[str]:
     """Top-level names of everything a file imports, inside functions too."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -46,18 +46,18 @@ def test_looking_around_loads_no_torch(words: list[str]):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "mmrl" / "core").glob("*.py")), ids=lambda file: file.name)
 def test_core_imports_torch_jaxtyping_and_the_standard_library(file: Path):
-    assert imported(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
+    assert top_imports(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
 
 
 @pytest.mark.parametrize("folder", ["mmrl", "rewards", "datasets"])
 def test_nobody_imports_plug_ins(folder: str):
-    guilty = {str(file.relative_to(ROOT)): imported(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
+    guilty = {str(file.relative_to(ROOT)): top_imports(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
     assert {file: names for file, names in guilty.items() if names} == {}
 
 
 @pytest.mark.parametrize("folder", ["rewards", "datasets"])
 def test_plug_ins_use_public_rooms_only(folder: str):
-    allowed = {"mmrl", "mmrl.core", "mmrl.geometry", "mmrl.data", "mmrl.serving"}
+    allowed = {"mmrl", "mmrl.core", "mmrl.answers", "mmrl.data", "mmrl.serving"}
     for file in (ROOT / folder).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mmrl"):

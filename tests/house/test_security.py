@@ -1,4 +1,4 @@
-"""What SECURITY.md promises about code that is never run, looked for in all shipped files."""
+"""SECURITY.md's promises about code that is never run, looked for in all shipped files."""
 
 import ast
 import re
@@ -9,17 +9,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("mmrl", "rewards", "datasets", "benchmarks", "examples")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
-OWN_PROCESSES = {"mmrl/core/workers.py", "mmrl/policies/video_worker.py", "mmrl/policies/video_workers.py"}
+OWN_PROCESSES = {"mmrl/core/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
 """Unpickle what a process they started, or that started them, wrote into a pipe."""
 DATA_ONLY = {"mmrl/data/convert.py"}
 """Reads a published data set that is a pickle, with an unpickler that refuses every class and function."""
-PLUG_INS = {"mmrl/app/plugins.py", "mmrl/core/workers.py"}
+PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/core/workers.py"}
 """Run files that the user named, here and in a process of its own."""
 CLIENTS = {
     "mmrl/serving/judge.py",
     "mmrl/serving/reward_client.py",
     "mmrl/serving/reward_server.py",
-    "mmrl/policies/video_workers.py",
+    "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/core/workers.py"}
 """Speak with servers that a config names, or with processes of their own."""
@@ -29,12 +29,12 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def called(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
     """Every call of a file, by the text of what is called."""
     return [(ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
-def imported(tree: ast.AST) -> set[str]:
+def top_imports(tree: ast.AST) -> set[str]:
     """Top packages that a file imports anywhere."""
     nodes = list(ast.walk(tree))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
@@ -47,10 +47,10 @@ def argument(call: ast.Call, name: str) -> str | None:
 
 
 def complaints(source: str, name: str) -> list[str]:
-    """What a file does that SECURITY.md says no file does."""
+    """Everything a file does that SECURITY.md says no file does."""
     tree = ast.parse(source)
     found: list[str] = []
-    for function, call in called(tree):
+    for function, call in calls(tree):
         unpickles = re.fullmatch(r"(pickle|cloudpickle|dill|joblib|marshal|shelve)\.(loads?|open|Unpickler)", function)
         wrong = {
             "torch.load without weights_only": function == "torch.load" and argument(call, "weights_only") != "True",
@@ -69,7 +69,7 @@ def complaints(source: str, name: str) -> list[str]:
     ]
     found += [f"{node.lineno}: an unpickler" for node in unpicklers if name not in DATA_ONLY]
     if name.startswith("mmrl/") and name not in CLIENTS:
-        foreign = {"socket", "httpx", "requests", "aiohttp", "ftplib", "urllib.request", "urllib.error"} & imported(tree)
+        foreign = {"socket", "httpx", "requests", "aiohttp", "ftplib", "urllib.request", "urllib.error"} & top_imports(tree)
         found += [f"speaks with the network by {module}" for module in sorted(foreign)]
     return found
 

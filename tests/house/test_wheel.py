@@ -60,12 +60,36 @@ def test_everything_shipped_is_inside(wheel: Path, kind: str):
     } == here
 
 
-def test_it_lists_and_trains_from_an_empty_folder(bin_folder: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("algorithms", ["grpo", "dapo", "tw_grpo", "flow_grpo"]),
+        ("rewards", [file.stem for file in (ROOT / "rewards").glob("[!_]*.py")]),
+        ("datasets", [file.stem for file in (ROOT / "datasets").glob("[!_]*.py")]),
+        ("configs", [str(file.relative_to(ROOT / "configs").with_suffix("")) for file in (ROOT / "configs").rglob("*.toml")]),
+    ],
+)
+def test_it_lists_everything_from_an_empty_folder(bin_folder: Path, tmp_path: Path, kind: str, names: list[str]):
+    listed = run(bin_folder / "mmrl", "ls", kind, cwd=tmp_path)
+    found = {line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] != " "}
+    assert names and set(names) <= found, set(names) - found
+
+
+def test_it_shows_and_plans_from_an_empty_folder(bin_folder: Path, tmp_path: Path):
+    shown = run(bin_folder / "mmrl", "show", "dapo", cwd=tmp_path)
+    assert "arXiv:2503.14476" in shown and "mmrl/algorithms/planners/base.py:" in shown
+    assert "algorithm.objective.0.high" in run(bin_folder / "mmrl", "show", "tiny/image", cwd=tmp_path)
+    planned = run(bin_folder / "mmrl", "plan", "tiny/image", cwd=tmp_path, MMRL_CACHE=str(tmp_path / "cache"))
+    assert "group size" in planned and "memory of a process" in planned
+
+
+def test_it_trains_from_an_empty_folder_and_reports(bin_folder: Path, tmp_path: Path):
     place = run(bin_folder / "python", "-c", "import mmrl; print(mmrl.__file__)", cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(bin_folder.parent)
-    listed = run(bin_folder / "mmrl", "ls", cwd=tmp_path)
-    assert all(word in listed for word in ("iou", "digits_grounding", "dr_grpo", "tiny/image"))
     cache = str(tmp_path / "cache")
     text = run(bin_folder / "mmrl", "train", "tiny/image", "steps=1", "output=run", cwd=tmp_path, MMRL_CACHE=cache)
     assert "report: run/report.html" in text
-    assert (tmp_path / "run" / "report.html").is_file()
+    report = tmp_path / "run" / "report.html"
+    assert report.stat().st_size > 10_000
+    report.unlink()
+    assert run(bin_folder / "mmrl", "report", "run", cwd=tmp_path).strip().endswith("report.html") and report.is_file()

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.app.runs import write_run
-from tests.fakes import FakeTextPolicy, prompts
+from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.runs import write_run
 
 Score = Callable[[str, Prompt], float]
 """Of a completion."""
@@ -188,7 +188,7 @@ def test_honest_rewards_do_not_for_any_seed(name: str, seed: int):
 
 
 def test_the_report_shows_alarms_first(tmp_path: Path):
-    from mmrl.app.report import write_report
+    from mmrl.app.report.page import write_report
 
     run = write_run(tmp_path / "run", steps=2, kind="text", num_prompts=4)
     with run.recording_warnings(lambda: 7):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app import demo
-from mmrl.app.export import export
+from mmrl.app.commands import demo
+from mmrl.app.commands.export import export
 
 
 @pytest.mark.slow

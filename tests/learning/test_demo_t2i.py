@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.app import demo
-from mmrl.app.export import export
+from mmrl.app.commands import demo
+from mmrl.app.commands.export import export
 from mmrl.data.shapes import HELD_OUT, Sketches
 from mmrl.tiny.generator import WarmStart, warm_start
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app import demo
+from mmrl.app.commands import demo
 from mmrl.data.digit_text import HELD_OUT, Prints, caption
 from mmrl.tiny.generator import WarmStart, warm_start
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app import demo
+from mmrl.app.commands import demo
 from mmrl.tiny.clips import WarmStart, warm_start
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.training.optim import OptimizerSettings
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 STEPS = 40
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmrl.algorithms.presets_video import PRESETS
+from mmrl.algorithms.presets.video import PRESETS
 from mmrl.training.optim import OptimizerSettings
 from tests.training.test_video_methods import video_trainer
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stochastic, Wan
+from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import forwards, lay_out
-from mmrl.flow.path import data_of, guided
+from mmrl.flow.path import data_of, guided_velocity
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules import Window
-from mmrl.flow.sde import Dynamics, Gaussian, deviation, diffusion, euler, transition
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
 from tests.numerics.registry import Vector, check, close, tensor
 
@@ -39,7 +40,7 @@ def each(prefix: str, *endings: Any) -> list[str]:
 @checks(*each("schedule.sd3_shift3.T", 10, 14, 40))
 def static_shift(vector: Vector) -> None:
     spacing = StaticShift(vector.params["shift"])
-    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
@@ -49,7 +50,7 @@ def dynamic_shift(vector: Vector) -> None:
     p = vector.params
     spacing = DynamicShift(p["base_shift"], p["max_shift"], p["base_seq"], p["max_seq"])
     close(spacing.mu(p["image_seq_len"]), p["mu"])
-    sigmas = spacing.shifted(spacing.grid(p["num_steps"]), p["image_seq_len"])
+    sigmas = spacing.sigmas(spacing.grid(p["num_steps"]), p["image_seq_len"])
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     close(timesteps(sigmas), vector.outputs["timesteps"], LATENTS)
 
@@ -57,7 +58,7 @@ def dynamic_shift(vector: Vector) -> None:
 @checks(*each("schedule.linear_shift3.T", 16, 20, 25))
 def linear_shift(vector: Vector) -> None:
     spacing = LinearShift(vector.params["shift"])
-    sigmas = spacing.shifted(spacing.grid(vector.params["num_steps"]))
+    sigmas = spacing.sigmas(spacing.grid(vector.params["num_steps"]))
     close(sigmas, vector.outputs["sigmas"], LATENTS)
     assert truncated_timesteps(sigmas).tolist() == vector.outputs["model_timesteps_int"]
 
@@ -71,34 +72,38 @@ def table(params: Any) -> tuple[Tensor, int]:
     return tensor([1.0, *before, *steps]), 1 + len(before)
 
 
-def step(vector: Vector, dynamics: Dynamics, level: float, v: str = "v", dtype: torch.dtype = torch.float64) -> Gaussian:
+KINDS = {"sde": FlowSDE, "cps": CPS}
+"""Flow-GRPO's sde_type."""
+
+
+def step(vector: Vector, dynamics: Stochastic, v: str = "v", dtype: torch.dtype = torch.float64) -> Gaussian:
     """The step's Gaussian with the velocity called `v`."""
     x = tensor(vector.inputs.get("sample", vector.inputs.get("latents"))).to(dtype)
     sigmas, index = table(vector.params)
-    return transition(dynamics, level, x, tensor(vector.inputs[v]).to(dtype), sigmas.to(dtype), torch.full((len(x),), index))
+    return dynamics.transition(x, tensor(vector.inputs[v]).to(dtype), sigmas.to(dtype), torch.full((len(x),), index))
 
 
-def coefficient(vector: Vector, dynamics: Dynamics, level: float) -> Tensor:
+def coefficient(vector: Vector, dynamics: CPS | DanceSDE | FlowSDE) -> Tensor:
     """`std_dev_t` of Flow-GRPO and Flow-Factory: s, but S for cps."""
     sigmas, index = table(vector.params)
-    return (deviation if dynamics == "cps" else diffusion)(dynamics, level, sigmas, torch.tensor([index]))
+    at = torch.tensor([index])
+    return dynamics.deviation(sigmas, at) if isinstance(dynamics, CPS) else dynamics.diffusion(sigmas, at)
 
 
 @checks(*each("flow_grpo.step.sde.i", 0, 1, 4, 8, 9), *each("flow_grpo.step.cps.i", 0, 1, 4, 8, 9))
 def flow_grpo_step(vector: Vector) -> None:
-    dynamics: Dynamics = "cps" if vector.params["sde_type"] == "cps" else "flow_sde"
-    level = vector.params["noise_level"]
+    dynamics = KINDS[vector.params["sde_type"]](vector.params["noise_level"])
     for name, dtype, atol in (("f64", torch.float64, EXACT), ("f32", torch.float32, FLOAT32)):
         expected = vector.outputs[name]
-        old, new = (step(vector, dynamics, level, v, dtype) for v in ("v", "v_new"))
+        old, new = (step(vector, dynamics, v, dtype) for v in ("v", "v_new"))
         drawn = old.draw(tensor(vector.inputs["noise"]).to(dtype))
         assert drawn.dtype == dtype
         close(old.mean, expected["prev_mean"], max(atol, LATENTS), name)
         close(new.mean, expected["mean_new"], max(atol, LATENTS), name)
-        close(coefficient(vector, dynamics, level), expected["std_dev_t"], FLOAT32, name)
+        close(coefficient(vector, dynamics), expected["std_dev_t"], FLOAT32, name)
         close(drawn, expected["prev_sample"], max(atol, LATENTS), name)
         recorded = tensor(expected["prev_sample"]).to(dtype)
-        if dtype == torch.float32 and dynamics != "cps":
+        if dtype == torch.float32 and not isinstance(dynamics, CPS):
             atol = max(atol, 2e-7 / float(old.std.min()))  # a narrow density magnifies the rounding of latents
         lp, lp_new = old.log_density(recorded), new.log_density(recorded)
         close(lp, expected["log_prob"], atol, name)
@@ -109,7 +114,7 @@ def flow_grpo_step(vector: Vector) -> None:
 @checks("flow_grpo.step.sde.ode_noise0", "flow_grpo.step.cps.ode_noise0")
 def without_noise(vector: Vector) -> None:
     cps = vector.params["sde_type"] == "cps"
-    gaussian = step(vector, "cps" if cps else "flow_sde", vector.params["noise_level"])
+    gaussian = step(vector, KINDS[vector.params["sde_type"]](vector.params["noise_level"]))
     close(gaussian.mean, vector.outputs["prev_sample"], LATENTS)
     close(gaussian.mean, vector.outputs["euler"], LATENTS)
     if cps:
@@ -123,11 +128,11 @@ def without_noise(vector: Vector) -> None:
 @check("flow_grpo.step.sde.mixed_batch")
 def mixed_batch(vector: Vector) -> None:
     spacing, x, v = StaticShift(3.0), tensor(vector.inputs["sample"]), tensor(vector.inputs["v"])
-    sigmas = spacing.shifted(spacing.grid(10)).double()
+    sigmas = spacing.sigmas(spacing.grid(10)).double()
     index, level = torch.tensor(vector.params["step_indices"]), vector.params["noise_level"]
-    gaussian = transition("flow_sde", level, x, v, sigmas, index)
+    gaussian = FlowSDE(level).transition(x, v, sigmas, index)
     close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
-    close(diffusion("flow_sde", level, sigmas, index), vector.outputs["std_dev_t"], LATENTS)
+    close(FlowSDE(level).diffusion(sigmas, index), vector.outputs["std_dev_t"], LATENTS)
     close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
     close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
 
@@ -136,9 +141,9 @@ def mixed_batch(vector: Vector) -> None:
 def wan_step(vector: Vector) -> None:
     x, v, sigmas = tensor(vector.inputs["sample"]), tensor(vector.inputs["v"]), tensor(vector.params["sigmas"])
     index = torch.full((len(x),), vector.params["step_index"])
-    gaussian, dt = transition("wan", 0.0, x, v, sigmas, index), (sigmas[index] - sigmas[index + 1])[:1]
+    gaussian, dt = Wan().transition(x, v, sigmas, index), (sigmas[index] - sigmas[index + 1])[:1]
     close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
-    close(diffusion("wan", 0.0, sigmas, index)[:1], vector.outputs["std_dev_t"], LATENTS)
+    close(Wan().diffusion(sigmas, index)[:1], vector.outputs["std_dev_t"], LATENTS)
     close(dt.sqrt(), vector.outputs["sqrt_neg_dt"], LATENTS)
     close(gaussian.draw(tensor(vector.inputs["noise"])), vector.outputs["prev_sample"], LATENTS)
     close(gaussian.log_density(tensor(vector.outputs["prev_sample"])), vector.outputs["log_prob"], EXACT)
@@ -146,7 +151,7 @@ def wan_step(vector: Vector) -> None:
 
 @checks(*each("mixgrpo.flow_step.i", 0, 1, 12, 22, 24))
 def mixgrpo_step(vector: Vector) -> None:
-    gaussian = step(vector, "flow_sde", vector.params["eta"])
+    gaussian = step(vector, FlowSDE(vector.params["eta"]))
     x, v = tensor(vector.inputs["latents"]), tensor(vector.inputs["v"])
     sigma, sigma_next = vector.params["sigma"], vector.params["sigma_next"]
     close(gaussian.mean, vector.outputs["prev_mean"], LATENTS)
@@ -159,7 +164,7 @@ def mixgrpo_step(vector: Vector) -> None:
 
 @checks(*each("dancegrpo.step.i", 0, 1, 7, 14, 15))
 def dancegrpo_step(vector: Vector) -> None:
-    old, new = (step(vector, "dance_sde", vector.params["eta"], v) for v in ("v", "v_new"))
+    old, new = (step(vector, DanceSDE(vector.params["eta"]), v) for v in ("v", "v_new"))
     recorded = tensor(vector.outputs["prev_sample"])
     close(old.mean, vector.outputs["prev_mean"], LATENTS)
     close(old.std[0], vector.outputs["noise_std"], LATENTS)
@@ -175,19 +180,20 @@ def dancegrpo_step(vector: Vector) -> None:
     close((lp_new - lp).exp(), vector.outputs["ratio"], 1e-6)
 
 
-DYNAMICS: dict[str, Dynamics] = {"Flow-SDE": "flow_sde", "Dance-SDE": "dance_sde", "CPS": "cps", "ODE": "ode"}
+FLOW_FACTORY = {"Flow-SDE": FlowSDE, "Dance-SDE": DanceSDE, "CPS": CPS, "ODE": lambda level: FlowSDE(0.0)}
+"""Its ODE step is the Gaussian without noise."""
 
 
-@checks(*(key for name in DYNAMICS for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
+@checks(*(key for name in FLOW_FACTORY for key in each(f"flow_factory.step.{name}.i", 0, 4, 8)))
 def flow_factory_step(vector: Vector) -> None:
-    dynamics, level = DYNAMICS[vector.params["dynamics"]], vector.params["noise_level"]
-    old, new = (step(vector, dynamics, level, v) for v in ("v", "v_new"))
+    dynamics = FLOW_FACTORY[vector.params["dynamics"]](vector.params["noise_level"])
+    old, new = (step(vector, dynamics, v) for v in ("v", "v_new"))
     recorded = tensor(vector.outputs["next"])
     close(old.mean, vector.outputs["mean"], LATENTS)
-    close(coefficient(vector, dynamics, level), vector.outputs["std_dev_t"][:1], LATENTS)
+    close(coefficient(vector, dynamics), vector.outputs["std_dev_t"][:1], LATENTS)
     close([vector.params["sigma_next"] - vector.params["sigma"]], vector.outputs["dt"][:1], LATENTS)
     close(old.draw(tensor(vector.inputs["noise"])), recorded, LATENTS)
-    if dynamics == "ode":
+    if not dynamics.draws_noise:
         with pytest.raises(ValueError, match="no log-probability"):
             old.log_density(recorded)
         return
@@ -199,7 +205,7 @@ def flow_factory_step(vector: Vector) -> None:
 def storage_rounds_before_the_density(vector: Vector) -> None:
     spacing, at = StaticShift(3.0), vector.params["step_index"]
     x, v = (tensor(vector.inputs[name]).bfloat16() for name in ("latents", "v"))
-    old = transition("flow_sde", vector.params["noise_level"], x, v, spacing.shifted(spacing.grid(10)), torch.full((len(x),), at))
+    old = FlowSDE(vector.params["noise_level"]).transition(x, v, spacing.sigmas(spacing.grid(10)), torch.full((len(x),), at))
     stored = old.draw(tensor(vector.inputs["noise"]).bfloat16()).bfloat16()
     close(stored.double(), vector.outputs["next"], 0)
     close(old.log_density(stored), vector.outputs["log_prob"], FLOAT32)
@@ -210,7 +216,7 @@ def storage_rounds_before_the_density(vector: Vector) -> None:
 def tempflow_branches(vector: Vector) -> None:
     p, noise = vector.params, tensor(vector.inputs["noise"])
     sigmas, at = table(p)
-    branch = StepPlan("flow_sde", p["noise_level"], trained=True, branch=p["K"])
+    branch = StepPlan(FlowSDE(p["noise_level"]), trained=True, branch=p["K"])
     plan = RolloutPlan(steps_where(2, [0], branch), shape="branches")
     found = one_step(plan, sigmas, at, tensor(vector.inputs["trunk"]), tensor(vector.inputs["v"]), noise)
     close(found.states[1], vector.outputs["branches"], LATENTS)
@@ -222,7 +228,9 @@ def tempflow_branches(vector: Vector) -> None:
 
 
 def step_std(plan: RolloutPlan, sigmas: Tensor, at: int) -> Tensor:
-    return deviation(plan.steps[0].dynamics, plan.steps[0].level, sigmas, torch.tensor([at]))
+    dynamics = plan.steps[0].dynamics
+    assert isinstance(dynamics, Stochastic)
+    return dynamics.deviation(sigmas, torch.tensor([at]))
 
 
 def one_step(plan: RolloutPlan, sigmas: Tensor, at: int, x: Tensor, v: Tensor, noise: Tensor) -> Trajectory:
@@ -243,7 +251,7 @@ def drop(found: Trajectory, steps: int) -> Trajectory:
 def branchgrpo_split(vector: Vector) -> None:
     p, noise = vector.params, tensor(vector.inputs["noises"])[:, 0]
     sigmas = tensor([p["sigma"], p["sigma_next"]])
-    split = StepPlan("dance_sde", p["eta"], True, p["num_splits"], p["split_noise_scale"], nominal_density=True)
+    split = StepPlan(DanceSDE(p["eta"]), True, p["num_splits"], p["split_noise_scale"], nominal_density=True)
     plan = RolloutPlan((split,), shape="tree")
     found = one_step(plan, sigmas, 0, tensor(vector.inputs["latents"]), tensor(vector.inputs["v"]), noise)
     close(found.states[1], vector.outputs["children"], LATENTS)
@@ -259,15 +267,14 @@ def toy(x: Tensor, time: float, c: Tensor | float) -> Tensor:
 def fast_rollout(vector: Vector) -> None:
     p, first, noise = vector.params, tensor(vector.inputs["init_latents"]), tensor(vector.inputs["noise_per_step"])
     sigmas, (start, stop) = tensor(p["sigmas"]), p["window"]
-    dynamics: Dynamics = "cps" if p["sde_type"] == "cps" else "flow_sde"
-    noisy = StepPlan(dynamics, p["noise_level"], trained=True)
+    noisy = StepPlan(KINDS[p["sde_type"]](p["noise_level"]), trained=True)
     plan = RolloutPlan(steps_where(p["num_steps"], range(start, stop), noisy))
     positive, negative = (tensor(p[name]).reshape(-1, 1, 1, 1) for name in ("cond_pos", "cond_neg"))
 
     def velocity(x: Tensor, i: int, rows: Tensor) -> Tensor:
         time = float(sigmas[i])
         v = toy(x, time, positive[rows])
-        return v if p["guidance_scale"] <= 1 else guided(v, toy(x, time, negative[rows]), p["guidance_scale"])
+        return v if p["guidance_scale"] <= 1 else guided_velocity(v, toy(x, time, negative[rows]), p["guidance_scale"])
 
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, velocity, lambda c, rows: (noise[c - 1] if c else first)[rows])
@@ -309,8 +316,7 @@ def mixgrpo_rollout(vector: Vector) -> None:
 @checks(*each("nft.rollout.", "flow", "ddim", "dpm1", "dpm2"))
 def nft_rollout(vector: Vector) -> None:
     first, sigmas = tensor(vector.inputs["init"]), tensor(vector.params["sigmas"])
-    dynamics: Dynamics = "dpm2" if vector.params["solver"] == "dpm2" else "ode"
-    plan = RolloutPlan((StepPlan(dynamics),) * (len(sigmas) - 1))
+    plan = RolloutPlan((StepPlan(DPM2() if vector.params["solver"] == "dpm2" else ODE()),) * (len(sigmas) - 1))
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, truncated_toy(sigmas, 0.3), lambda c, rows: first)
     close(torch.stack(found.states, 1), vector.outputs["latents"], LATENTS)

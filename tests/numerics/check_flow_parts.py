@@ -15,20 +15,30 @@ from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
 from mmrl.core.protocols import Advantage, Term
+from mmrl.core.readings import (
+    DT,
+    LOGPROBS,
+    MEAN,
+    OLD_LOGPROBS,
+    ROLLOUT_LOGPROBS,
+    SAMPLED_MEAN,
+    SIGMA,
+    STD,
+    TARGET_VELOCITY,
+    VELOCITY,
+)
 from mmrl.core.types import Batch, Counts, Reading, Rollouts
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import lay_out
-from mmrl.flow.path import data_of, noised, velocity_of
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.flow.path import add_noise, data_of, velocity_of
 from mmrl.flow.schedules import Tree
-from mmrl.flow.sde import deviation, diffusion
-from tests.algorithms.rows import Nothing, make_batch, scores
-from tests.algorithms.rows import rollouts as rows_of
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_schedules import kept_by_depth
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import Nothing, make_batch, scores
+from tests.support.rows import rollouts as rows_of
 
 FLOAT32 = 3e-6
-LOGPROBS, OLD_LOGPROBS, SAMPLED = Reading("logprobs"), Reading("logprobs", "old"), Reading("logprobs", "sampler")
 
 
 def credited(advantage: Advantage, rewards: Tensor, ids: list[int], weights: Any = None) -> Tensor:
@@ -114,7 +124,9 @@ def tree_rollouts(leaf_ids: list[str], edge_log_prob: dict[str, float]) -> tuple
         1,
     )
     logprobs = tensor([[edge_log_prob[path] for path in row] for row in paths])
-    shared = Rollouts(plain.groups, plain.group_ids, plain.sample_ids, owned, Nothing(), {SAMPLED: logprobs.float()}, node_ids)
+    shared = Rollouts(
+        plain.groups, plain.group_ids, plain.sample_ids, owned, Nothing(), {ROLLOUT_LOGPROBS: logprobs.float()}, node_ids
+    )
     return shared, paths
 
 
@@ -125,7 +137,7 @@ def tree_advantage(vector: Vector, fusion: Literal["mean", "path"]) -> None:
     nodes = node_columns(rows)
     worth = mean_of_leaves(rewards, nodes, keep)
     if fusion == "path":
-        worth = path_weighted(rewards, nodes, keep, rows.recorded[SAMPLED])
+        worth = path_weighted(rewards, nodes, keep, rows.recorded[ROLLOUT_LOGPROBS])
     part = TreeNorm(p["std_ddof"], p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)
     found = part(scores(rewards[:, None]), rows).values
     seen = {"r"}
@@ -233,7 +245,7 @@ def ratio_norm(vector: Vector) -> None:
 def noise_level_weights(vector: Vector) -> None:
     sigmas, out = tensor(vector.params["sigmas"]), vector.outputs
     steps = len(sigmas) - 1
-    std = deviation("flow_sde", vector.params["noise_level"], sigmas, torch.arange(steps))
+    std = FlowSDE(vector.params["noise_level"]).deviation(sigmas, torch.arange(steps))
     close(std, out["std_sqrt_dt"], 1e-6)
     close(std * vector.params["C"], out["weight"], 1e-6)
     trained = torch.cat([std[:-1], torch.zeros(1, dtype=torch.float64)])[None]
@@ -264,7 +276,7 @@ def negative_aware(vector: Vector) -> None:
     close(infos["policy/goodness"], out["r"])
     close(values / most, out["per_sample"], 1e-6)
     old, new = readings[VELOCITY._replace(model="ema")], readings[VELOCITY]
-    x_t = noised(x0[:, 0], noise[:, 0], t)
+    x_t = add_noise(x0[:, 0], noise[:, 0], t)
     extreme = torch.full_like(advantages, most)
     for sign, loss, weight in ((1, "positive_loss", "weight_pos"), (-1, "negative_loss", "weight_neg")):
         alone, _ = term_values(NegativeAware(beta, most), sign * extreme, readings)
@@ -288,4 +300,4 @@ def matching_score(vector: Vector) -> None:
         close(term.score(column(vector, "v"), target, t[:, None])[:, 0], expected, 1e-7 if exact else FLOAT32, name)
     if exact:
         sigmas = torch.cat([t, torch.zeros(1, dtype=torch.float64)])
-        close(diffusion("flow_sde", 0.7, sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)
+        close(FlowSDE(0.7).diffusion(sigmas, torch.arange(len(t))), vector.outputs["elbo_std"], 1e-7)

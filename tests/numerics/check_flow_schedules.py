@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.flow.decay import RampDecay, WarmDecay
+from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.flow.layout import forwards, lay_out
 from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
 from mmrl.flow.sigmas import StaticShift
@@ -50,7 +50,7 @@ def flow_factory_subset(vector: Vector) -> None:
     candidates, count = tuple(vector.params["sde_steps"]), vector.params["num_sde_steps"]
     for seed, chosen in vector.outputs.items():
         schedule = RandomSubset(max(candidates) + 2, candidates, count, seed=0)
-        assert schedule.chosen(int(seed)) == chosen
+        assert schedule.choice(int(seed)) == chosen
 
 
 @checks(*each("branchgrpo.split_points.", "explicit", "rounds4", "clamped"))
@@ -96,7 +96,7 @@ def branchgrpo_prune(vector: Vector) -> None:
 @check("flow_factory.time_sampler")
 def time_sampler(vector: Vector) -> None:
     spacing, count = StaticShift(3.0), vector.params["num_timesteps"]
-    sigmas = spacing.shifted(spacing.grid(10))
+    sigmas = spacing.sigmas(spacing.grid(10))
     halves = torch.full((count,), 0.5, dtype=torch.float64)
     for name, expected in vector.outputs.items():
         kind, _, shift = name.partition("_shift")

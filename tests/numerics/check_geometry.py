@@ -6,8 +6,8 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as smart_resize_video
 
+from mmrl.answers.boxes.box import Box, Space, iou
 from mmrl.core.types import MediaSize
-from mmrl.geometry.boxes import Box, Space, iou
 from tests.numerics.registry import Vector, check, close
 
 

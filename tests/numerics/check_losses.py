@@ -14,14 +14,13 @@ from mmrl.algorithms.objectives.covariance import KlCov
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, SamplerCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
+from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, weighed
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, weighed
 
-LIVE, OLD, REF, SAMPLER = (Reading("logprobs", model) for model in ("policy", "old", "ref", "sampler"))
-OLD_ENTROPY = Reading("entropy", "old")
 LEVELS = {"token": "action", "sequence": "rollout"}
 VERL_K3 = {"log_ratio_clamp": 20.0, "value_clamp": 10.0}
 """Constants of verl's code, where we have options."""
@@ -113,7 +112,7 @@ def trl_importance(loss_type: str, args: Mapping[str, Any]) -> tuple[Weight, ...
     if "quant" in args:
         weights.append(HighEntropy(quantile=float(args["quant"])))
     if args.get("vllm") and loss_type != "vespo":
-        weights.append(SamplerCorrection(mode="token_truncate", high=None))
+        weights.append(RolloutCorrection(mode="token_truncate", high=None))
     return tuple(weights)
 
 
@@ -133,9 +132,9 @@ def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -
     old = tensor(inputs["old_per_token_logps"]) if args.get("use_old", True) else live
     ratio = tensor(inputs["importance_sampling_ratio_token"]) if args.get("vllm") else None
     frozen = {
-        OLD: old,
-        REF: tensor(inputs["ref_per_token_logps"]),
-        SAMPLER: tensor(inputs["sampling_per_token_logps"]) if ratio is None else old - ratio.log(),
+        OLD_LOGPROBS: old,
+        REF_LOGPROBS: tensor(inputs["ref_per_token_logps"]),
+        ROLLOUT_LOGPROBS: tensor(inputs["sampling_per_token_logps"]) if ratio is None else old - ratio.log(),
         OLD_ENTROPY: tensor(inputs["entropies"]),
     }
     batch = make_batch(tensor(inputs["completion_mask"]), tensor(args.get("advantages", inputs["advantages"])), frozen)
@@ -144,14 +143,14 @@ def trl_loss(vector: Vector, case: Mapping[str, Any], args: Mapping[str, Any]) -
         objective.append((float(args["beta"]), ReferenceKL(ratio_correction=level if args.get("bias_kl") else "none")))
     algorithm = Algorithm(
         objective=tuple(objective),
-        share=trl_share(loss_type, params["max_completion_length"]),
+        aggregation=trl_share(loss_type, params["max_completion_length"]),
         importance=trl_importance(loss_type, args),
     )
     ga, spg = args.get("ga", params.get("gradient_accumulation_steps", 1)), args.get("spg", params.get("steps_per_generation", 1))
     counts = trl_counts(batch, loss_type, ga, args.get("nib", params.get("num_items_in_batch")))
     # OPSM: TRL takes the gap at the current weights, we before the first update, when the old weights are the current ones
-    at = replace(batch, frozen={**frozen, OLD: live}) if "opm" in args else None
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts, at), {LIVE: live})
+    at = replace(batch, frozen={**frozen, OLD_LOGPROBS: live}) if "opm" in args else None
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts, at), {LOGPROBS: live})
     # the window's token count is for steps_per_generation micro-batches, of which this is one
     scale = spg if loss_type in ("dapo", "cispo", "vespo") else 1
     tolerance = FLOAT32 if loss_type == "sapo" else 1e-9
@@ -183,14 +182,14 @@ def trl_grpo_loss_variants(vector: Vector) -> None:
 @check("trl_gmpo_loss")
 def trl_gmpo_loss(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
-    frozen = {OLD: tensor(inputs["old_per_token_logps"]), REF: tensor(inputs["ref_per_token_logps"])}
+    frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), REF_LOGPROBS: tensor(inputs["ref_per_token_logps"])}
     batch = make_batch(tensor(inputs["completion_mask"]), tensor(inputs["advantages"]), frozen)
     for case in vector.outputs["cases"]:
         term = Gmpo(low=float(params["epsilon_low"]), high=float(params["epsilon_high"]))
         algorithm = Algorithm(objective=((1.0, term), (float(case["beta"]), ReferenceKL())))
         counts = trl_counts(batch, "gmpo", 1, None)
         loss, gradient = loss_and_gradient(
-            algorithm, weighed(algorithm, batch, counts), {LIVE: tensor(inputs["per_token_logps"])}
+            algorithm, weighed(algorithm, batch, counts), {LOGPROBS: tensor(inputs["per_token_logps"])}
         )
         close(loss, case["loss"], what=f"loss of beta {case['beta']}")
         close(gradient, case["grad_per_token_logps"], what=f"gradient of beta {case['beta']}")
@@ -199,11 +198,11 @@ def trl_gmpo_loss(vector: Vector) -> None:
 @check("trl_vllm_importance_sampling")
 def trl_vllm_importance_sampling(vector: Vector) -> None:
     inputs = vector.inputs
-    frozen = {OLD: tensor(inputs["old_per_token_logps"]), SAMPLER: tensor(inputs["sampling_per_token_logps"])}
+    frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), ROLLOUT_LOGPROBS: tensor(inputs["sampling_per_token_logps"])}
     mask = tensor(inputs["completion_mask"])
     batch = make_batch(mask, torch.ones(len(mask), dtype=torch.float64), frozen)
     for case in vector.outputs["cases"]:
-        weight = SamplerCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
+        weight = RolloutCorrection(case["mode"], low=number(case["clip_min"]), high=number(case["clip_max"]))
         expected = tensor(case["ratio"]).expand(mask.shape)
         close(weight(batch, counts_of(batch)), expected, what=str({**case, "ratio": "..."}))
 
@@ -228,7 +227,7 @@ def verl_agg_loss(vector: Vector) -> None:
         counts = Counts(case.get("global_batch_size", ours.rollouts), case.get("batch_num_tokens", ours.actions), ours.groups)
         algorithm = Algorithm(
             objective=((1.0, Given(values)),),
-            share=shares[case["mode"]],
+            aggregation=shares[case["mode"]],
             importance=(ShortBy(),) if case["mode"] == "seq-mean-token-mean" else (),
         )
         loss, _ = algorithm.loss(weighed(algorithm, batch, counts), {})
@@ -238,15 +237,15 @@ def verl_agg_loss(vector: Vector) -> None:
 @check("verl_kl_penalty")
 def verl_kl_penalty(vector: Vector) -> None:
     live, ref = tensor([vector.inputs["logprob"]]), tensor([vector.inputs["ref_logprob"]])
-    batch = make_batch(torch.ones_like(live), torch.zeros(1, dtype=torch.float64), {REF: ref})
+    batch = make_batch(torch.ones_like(live), torch.zeros(1, dtype=torch.float64), {REF_LOGPROBS: ref})
     for case in vector.outputs["cases"]:
         term = ReferenceKL(case["kl_penalty"])
         if term.estimator.startswith("k3"):
             term = replace(term, **VERL_K3)
-        algorithm = Algorithm(objective=((1.0, term),), share=TokenSum())
-        values = term({LIVE: live, REF: ref}, batch)[0]
+        algorithm = Algorithm(objective=((1.0, term),), aggregation=TokenSum())
+        values = term({LOGPROBS: live, REF_LOGPROBS: ref}, batch)[0]
         close(values[0], case["value"], what=f"value of {case['kl_penalty']}")
-        _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+        _, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
         close(gradient[0], case["grad"], what=f"gradient of {case['kl_penalty']}")
 
 
@@ -272,19 +271,19 @@ def verl_term(name: str, params: Mapping[str, float]) -> Term:
 def verl_policy_losses(vector: Vector) -> None:
     inputs = vector.inputs
     mask, live = tensor(inputs["response_mask"]), tensor(inputs["log_prob"])
-    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD: tensor(inputs["old_log_prob"])})
+    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: tensor(inputs["old_log_prob"])})
     for case in vector.outputs["cases"]:
         name, by_row = case["name"], case["agg"] == "seq-mean-token-mean" or case["name"].startswith("geo_mean")
         algorithm = Algorithm(
             objective=((1.0, verl_term(name, vector.params)),),
-            share=SequenceMean() if by_row else TokenMean(),
+            aggregation=SequenceMean() if by_row else TokenMean(),
             importance=(ShortBy(),) if by_row else (),
         )
         counts, tolerance = counts_of(batch), 1e-9
         if name.startswith("geo_mean"):
             # verl averages this one over all rows, fully masked ones included, and its 1e-8 sits inside the exponent too
             counts, tolerance = replace(counts, rollouts=len(batch)), 2e-8
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LIVE: live})
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LOGPROBS: live})
         close(loss, case["loss"], tolerance, f"loss of {name}")
         close(gradient, case["grad"], tolerance, f"gradient of {name}")
 
@@ -297,7 +296,7 @@ def easyr1_policy_loss(vector: Vector) -> None:
     inputs, params = vector.inputs, {option: float(x) for option, x in vector.params.items()}
     low, high, dual = params["clip_low"], params["clip_high"], params["dual"]
     mask, live = tensor(inputs["mask"]), tensor(inputs["log_probs"])
-    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD: tensor(inputs["old_log_probs"])})
+    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: tensor(inputs["old_log_probs"])})
     terms: dict[str, Term] = {
         "default": Clip(low, high, dual=dual),
         "gspo": Clip(low, high, level="rollout", dual=dual),
@@ -309,11 +308,11 @@ def easyr1_policy_loss(vector: Vector) -> None:
         by_row = case["avg"] == "seq"
         algorithm = Algorithm(
             objective=((1.0, terms[case["loss_type"]]),),
-            share=SequenceMean() if by_row else TokenMean(),
+            aggregation=SequenceMean() if by_row else TokenMean(),
             importance=(ShortBy(whole=not by_row),),
         )
         # EasyR1 counts fully masked rows
         counts = replace(counts_of(batch), rollouts=len(batch))
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LIVE: live})
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch, counts), {LOGPROBS: live})
         close(loss, case["loss"], what=f"loss of {case['loss_type']} {case['avg']}")
         close(gradient, case["grad"], what=f"gradient of {case['loss_type']} {case['avg']}")

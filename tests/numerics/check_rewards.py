@@ -11,18 +11,19 @@ from typing import Any
 import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.combining import Unlikeliness
-from mmrl.app.plugins import load
-from mmrl.core.types import Group, MediaSize, Prompt, Reading, Sample, Scored
-from mmrl.geometry.answers import answer_block
-from mmrl.geometry.boxes import Box, iou, is_inside
-from mmrl.geometry.choices import choice_score, parse_choices
-from mmrl.geometry.parsing import parse_boxes
+from mmrl.algorithms.shaping.combine import Unlikeliness
+from mmrl.answers.block import answer_block
+from mmrl.answers.boxes.box import Box, iou, is_inside
+from mmrl.answers.boxes.parsing import parse_boxes
+from mmrl.answers.choices import choice_score, parse_choices
+from mmrl.app.plugins.resolve import load
+from mmrl.core.readings import OLD_LOGPROBS
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 from mmrl.serving.judge import JudgeError, Reply
 from mmrl.serving.pairs import win_rates
-from mmrl.serving.verdicts import preferred
-from tests.algorithms.rows import rollouts, scores
+from mmrl.serving.verdicts import preference
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import rollouts, scores
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGER_LIST = re.compile(r"\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
@@ -45,7 +46,7 @@ def pref_grpo_win_rate(vector: Vector) -> None:
     outcomes: dict[tuple[int, int], float | None] = {}
     for (a, b), answer in zip(vector.inputs["pairs"], vector.inputs["answers"], strict=True):
         try:
-            share = preferred(Reply(answer or ""))
+            share = preference(Reply(answer or ""))
         except JudgeError:
             share = vector.params["tie_score"]
         outcomes[a, b], outcomes[b, a] = share, 1 - share
@@ -104,7 +105,7 @@ def mm_upt_majority(vector: Vector) -> None:
 def unlikeliness_reward(vector: Vector) -> None:
     rewards, logprobs = (tensor(vector.inputs[name])[:, None] for name in ("rewards", "mean_old_logp"))
     rows = rollouts(torch.ones(len(rewards), 1), vector.inputs["index"])
-    shaped = Unlikeliness(vector.params["rank_penalty"])(scores(rewards), rows, {Reading("logprobs", "old"): logprobs})
+    shaped = Unlikeliness(vector.params["rank_penalty"])(scores(rewards), rows, {OLD_LOGPROBS: logprobs})
     close(shaped.values[:, 0], vector.outputs["shaped_rewards"])
     advantage = GroupNorm(eps=vector.params["eps"])
     close(advantage(shaped, rows).values[:, 0], vector.outputs["advantages"], 1e-6)

@@ -9,21 +9,21 @@ from torch import Tensor
 from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.perception import MASKED_LOGPROBS, Perception
+from mmrl.algorithms.objectives.perception import Perception
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets_video import tw_grpo
+from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.probes import column
-from mmrl.algorithms.shaping_video import ANSWER_MASK, EMA_LOGPROBS, ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
+from mmrl.algorithms.shaping.video import ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
-from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
-from mmrl.core.types import Reading, Rollouts, Scores
-from mmrl.policies.divergence import group_divergence
-from tests.algorithms.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
+from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
+from mmrl.core.types import Rollouts, Scores
+from mmrl.policies.text.divergence import group_divergence
 from tests.numerics.check_advantages import blocks
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed
 
-LIVE, OLD = Reading("logprobs"), Reading("logprobs", "old")
 FLOAT32 = 1e-6
 """Video-R1 and PAPO run in float32."""
 
@@ -64,13 +64,13 @@ def tw_grpo_loss(vector: Vector) -> None:
     weights = tensor(inputs["token_weights"])
     mask = tensor(inputs["completion_mask"]).bool()
     longest = torch.cat([block.amax(0, keepdim=True).expand_as(block) for block in weights.split(3)]).clamp(min=1.0)
-    frozen = {OLD: tensor(inputs["old_per_token_logps"]), GROUP_DIVERGENCE: longest - 1}
+    frozen = {OLD_LOGPROBS: tensor(inputs["old_per_token_logps"]), GROUP_DIVERGENCE: longest - 1}
     batch = make_batch(mask, tensor(inputs["advantages"]), frozen, blocks(len(mask), 3))
     low, high = vector.params["clip"]
     assert tw_grpo.objective == ((1.0, Clip(low, high)),)
-    assert tw_grpo.share == TokenMean()
+    assert tw_grpo.aggregation == TokenMean()
     algorithm = replace(tw_grpo, importance=(GroupDivergence(alpha),))
-    loss, _ = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: tensor(inputs["per_token_logps"])})
+    loss, _ = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: tensor(inputs["per_token_logps"])})
     close(loss, vector.outputs["loss"], 1e-8)
 
 
@@ -81,13 +81,13 @@ def reg_grpo(vector: Vector) -> None:
     ids = blocks(rewards.numel(), rewards.shape[1])
     credit = GroupNorm(ddof=0, eps=vector.params["eps_reward"])(scores(rewards.reshape(-1, 1)), rollouts(mask, ids))
     close(credit.values[:, 0], tensor(vector.inputs["advantages"]).flatten())
-    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), share=SequenceMean())
+    algorithm = Algorithm(objective=((1.0, AdvantageRegression(eps=vector.params["eps_rho"])),), aggregation=SequenceMean())
     for case in vector.outputs["cases"]:
         rho = tensor(case["rho"]).flatten()
         # two actions that add up to rho
         live = torch.stack([2 * rho - 1, 1 - rho], dim=1)
-        batch = make_batch(mask, credit.values, {OLD: torch.zeros_like(live)}, ids)
-        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+        batch = make_batch(mask, credit.values, {OLD_LOGPROBS: torch.zeros_like(live)}, ids)
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
         close(loss, case["loss"], what=case["tag"])
         for action in gradient.unbind(1):
             close(action, tensor(case["grad_rho"]).flatten(), 1e-8, case["tag"])
@@ -180,11 +180,11 @@ def papo_perception_term(vector: Vector) -> None:
     live, masked = tensor(vector.inputs["log_probs"]), tensor(vector.inputs["aug_log_probs"])
     mask = tensor(vector.inputs["mask"]).bool()
     batch = make_batch(mask, tensor([0.0] * len(mask)), {MASKED_LOGPROBS: masked})
-    values, metrics = Perception()({LIVE: live, MASKED_LOGPROBS: masked}, batch)
+    values, metrics = Perception()({LOGPROBS: live, MASKED_LOGPROBS: masked}, batch)
     expected = tensor(vector.outputs["per_token"]) * mask
     close(-values, expected, FLOAT32)
     close(metrics["policy/perception"], expected, FLOAT32)
-    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), share=TokenMean())
-    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LIVE: live})
+    algorithm = Algorithm(objective=((vector.params["gamma"], Perception()),), aggregation=TokenMean())
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: live})
     close(loss, vector.outputs["loss_term"], FLOAT32)
     close(gradient, vector.outputs["grad"], FLOAT32)

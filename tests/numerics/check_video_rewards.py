@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.answers.block import keeps_format
+from mmrl.answers.spans.interval import Interval, temporal_iou, union_iou
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.geometry.answers import keeps_format
-from mmrl.geometry.intervals import Interval, temporal_iou, union_iou
 from tests.numerics.registry import Vector, check, close
 
 REWARDS = Path(__file__).resolve().parents[2] / "rewards"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from mmrl.answers.boxes.box import SPACES, Box
+from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.types import MediaSize
-from mmrl.geometry.boxes import SPACES, Box
-from mmrl.geometry.parsing import format_box
 
 SIZE = MediaSize(640, 480, 644, 476)
 TRUTH = Box(160, 120, 480, 240)

@@ -17,7 +17,7 @@ from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving import judge
 from mmrl.serving.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
 from mmrl.serving.pairs import schedule, win_rates
-from mmrl.serving.verdicts import filled, json_object, number, preferred, yes_share
+from mmrl.serving.verdicts import fill_template, json_object, number, preference, yes_share
 
 
 class Server:
@@ -239,12 +239,12 @@ def test_keys_come_from_the_environment(serve, reward, monkeypatch):
 
 
 def test_a_configs_table_becomes_an_endpoint():
-    from mmrl.app.build import load_reward
-    from mmrl.app.config import RewardConfig
-    from mmrl.app.tables import Table
+    from mmrl.app.config.plug_ins import read_reward
+    from mmrl.app.config.run import RewardConfig
+    from mmrl.app.toml.tables import Table
 
     def made(**server) -> Any:
-        return load_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))
+        return read_reward(RewardConfig(use="video_judge", args={"server": server}), ("reward", "0"), Table.of({}, "run.toml"))()
 
     assert made(url="http://h:1/v1", extra={"seed": 1}).server == Endpoint(url="http://h:1/v1", extra={"seed": 1})
     with pytest.raises(ValueError, match=r"server\.adress"):
@@ -450,9 +450,9 @@ def test_labelled_numbers_json_and_preferences():
             json_object(Reply(text, cut=True))
     with pytest.raises(JudgeError, match=r"cut at server\.max_tokens"):
         json_object(Reply('{"a": ', cut=True))
-    assert preferred(Reply("Image 1 is better")) == 1 and preferred(Reply("<answer>Image 2 is better</answer>")) == 0
-    assert preferred(Reply("Both images are equally good")) == 0.5
+    assert preference(Reply("Image 1 is better")) == 1 and preference(Reply("<answer>Image 2 is better</answer>")) == 0
+    assert preference(Reply("Both images are equally good")) == 0.5
     with pytest.raises(JudgeError, match="names no better"):
-        preferred(Reply("Image 1 is better. Image 2 is better."))
-    assert filled('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
+        preference(Reply("Image 1 is better. Image 2 is better."))
+    assert fill_template('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
     assert yes_share(Reply("", {"\u2581Yes": 0.2, "NO": 0.6})) == pytest.approx(0.25)

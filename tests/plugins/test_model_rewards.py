@@ -109,7 +109,7 @@ OPEN_CLIP = {
 
 @pytest.fixture(scope="module")
 def open_clip_folder(tmp_path_factory):
-    """As open_clip saves to the hub; also the architecture alone, and a checkpoint as HPSv2 has it."""
+    """A folder as open_clip saves it to the hub; also the architecture alone, and a checkpoint as HPSv2 has it."""
     import open_clip
     from safetensors.torch import save_file
 
@@ -511,8 +511,8 @@ def test_vqa_score_adds_up_spellings_of_yes(reward, vlm_folder):
 
 def test_one_model_serves_equal_rewards(reward, clip_folder, monkeypatch):
     built = []
-    real = models.pretrained
-    monkeypatch.setattr(encoders, "pretrained", lambda *a, **k: built.append(a) or real(*a, **k))
+    real = models.load_pretrained
+    monkeypatch.setattr(encoders, "load_pretrained", lambda *a, **k: built.append(a) or real(*a, **k))
     for name, fields in (("clip_score", {}), ("clip_score", {"form": "paper"}), ("pick_score", {"processor": ""})):
         reward(name, model=str(clip_folder), **fields)(group("a fox", IMAGES[0]))
     assert len(built) == 1

@@ -9,14 +9,14 @@ from PIL import Image, ImageDraw
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.serving import models
-from mmrl.serving.detectors import COCO, COLOURS, Detector, Found, canonical, detector_of, lab_colour, suppressed
+from mmrl.serving.detectors import COCO, COLOURS, Detection, Detector, canonical, detector_of, lab_colour, suppress_overlaps
 
 RED, BLUE = (210, 30, 40), (30, 60, 200)
 
 
 def cats(count, score=0.95):
     """Boxes in a row, 20 pixels wide."""
-    return [Found("cat", score, (30.0 * i, 40.0, 30.0 * i + 20, 60.0)) for i in range(count)]
+    return [Detection("cat", score, (30.0 * i, 40.0, 30.0 * i + 20, 60.0)) for i in range(count)]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_counting_prompts_want_surer_boxes(counts):
 
 
 def place(name, x, y):
-    return Found(name, 0.95, (x - 10.0, y - 10.0, x + 10.0, y + 10.0))
+    return Detection(name, 0.95, (x - 10.0, y - 10.0, x + 10.0, y + 10.0))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_place_needs_the_other_object(counts):
     assert counts([place("cat", 150, 5)], include).value == pytest.approx(1 / 3)
 
 
-def painted(colours):
+def paint(colours):
     picture = Image.new("RGB", (300, 100), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
     for i, colour in enumerate(colours):
@@ -103,13 +103,13 @@ def painted(colours):
 
 def test_colours(counts):
     include = [{"class": "cat", "count": 2, "color": "red"}]
-    assert counts(cats(2), include, painted([RED, RED])).value == 1
+    assert counts(cats(2), include, paint([RED, RED])).value == 1
     # count right, one of two red: (1 + .5) / 2
-    assert counts(cats(2), include, painted([RED, BLUE])).value == 0.75
-    assert counts(cats(2), include, painted([BLUE, BLUE])).value == 0.5
+    assert counts(cats(2), include, paint([RED, BLUE])).value == 0.75
+    assert counts(cats(2), include, paint([BLUE, BLUE])).value == 0.5
     # with a wrong count the colour earns nothing: (.5 + 0) / 2
-    assert counts(cats(1), include, painted([RED])).value == 0.25
-    assert counts(cats(2), include, painted([RED, BLUE])).parts["correct"] == 0
+    assert counts(cats(1), include, paint([RED])).value == 0.25
+    assert counts(cats(2), include, paint([RED, BLUE])).parts["correct"] == 0
 
 
 @pytest.mark.parametrize("name", COLOURS)
@@ -118,7 +118,7 @@ def test_colours_have_names(name):
 
 
 def test_the_middle_of_a_box_decides():
-    picture = painted([RED])
+    picture = paint([RED])
     assert lab_colour(picture, (-10.0, 30.0, 30.0, 70.0)) == "red"
 
 
@@ -133,7 +133,7 @@ def test_mistakes_are_named(counts, reward):
 
 
 def test_other_names_and_missing_keys(counts):
-    mouse = [Found("mouse", 0.95, (0.0, 0.0, 9.0, 9.0))]
+    mouse = [Detection("mouse", 0.95, (0.0, 0.0, 9.0, 9.0))]
     assert counts(mouse, [{"class": "computer mouse", "count": None, "color": None, "position": None}]).value == 1
     assert canonical("TVmonitor") == "tv" and canonical("dining_table") == "dining table"
     assert len(COCO) == 90 and len(set(COCO) - {"-"}) == 80 and COCO[16] == "cat" and COCO[89] == "toothbrush"
@@ -141,13 +141,13 @@ def test_other_names_and_missing_keys(counts):
 
 def test_overlapping_boxes_of_one_category_are_one():
     found = [
-        Found("cat", 0.6, (0.0, 0.0, 10.0, 10.0)),
-        Found("cat", 0.9, (1.0, 0.0, 11.0, 10.0)),
-        Found("dog", 0.5, (0.0, 0.0, 10.0, 10.0)),
-        Found("cat", 0.4, (40.0, 0.0, 50.0, 10.0)),
+        Detection("cat", 0.6, (0.0, 0.0, 10.0, 10.0)),
+        Detection("cat", 0.9, (1.0, 0.0, 11.0, 10.0)),
+        Detection("dog", 0.5, (0.0, 0.0, 10.0, 10.0)),
+        Detection("cat", 0.4, (40.0, 0.0, 50.0, 10.0)),
     ]
-    assert sorted(suppressed(found, 0.5)) == sorted([found[1], found[2], found[3]])
-    assert suppressed([], 0.5) == []
+    assert sorted(suppress_overlaps(found, 0.5)) == sorted([found[1], found[2], found[3]])
+    assert suppress_overlaps([], 0.5) == []
 
 
 def test_any_detector_of_transformers(reward, tmp_path):

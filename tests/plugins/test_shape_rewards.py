@@ -18,12 +18,12 @@ def picture(pixels):
 def score(reward):
     """A wish and a drawing -> (value, parts)."""
 
-    def scored(wish, image):
+    def score_drawing(wish, image):
         prompt = Prompt("p1", wish.caption, columns=wish._asdict())
         (found,) = reward("shapes")(Group(0, prompt, (Sample(image=image),)))
         return found.value, found.parts
 
-    return scored
+    return score_drawing
 
 
 @pytest.mark.parametrize("wish", WISHES[::5], ids=lambda wish: wish.caption)

@@ -1,4 +1,4 @@
-"""What holds for every file in rewards/, datasets/ and examples/ that is a plug-in."""
+"""Rules that hold for every file in rewards/, datasets/ and examples/ that is a plug-in."""
 
 import ast
 import inspect
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.catalog import FIELDS, details
-from mmrl.app.plugins import load
+from mmrl.app.plugins.catalog import FIELDS, details
+from mmrl.app.plugins.resolve import load
 
 ROOT = Path(__file__).resolve().parents[2]
 REWARDS, DATASETS = sorted(ROOT.glob("rewards/*.py")), sorted(ROOT.glob("datasets/*.py"))
 FILES = REWARDS + DATASETS
-MAY_IMPORT = {"mmrl", "mmrl.core", "mmrl.geometry", "mmrl.data", "mmrl.serving"}
+MAY_IMPORT = {"mmrl", "mmrl.core", "mmrl.answers", "mmrl.data", "mmrl.serving"}
 
 
 def test_there_are_plugins():

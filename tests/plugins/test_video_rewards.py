@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import ClipTime, Group, Prompt, Sample
-from mmrl.geometry.intervals import Interval
 from tests.numerics.registry import read
 
 VECTORS = Path(__file__).resolve().parents[1] / "numerics" / "vectors" / "vlm.json"

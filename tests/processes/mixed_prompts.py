@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from mmrl.core.types import Prompt, Video
-from tests.policies.helpers import picture
-from tests.policies.videos import write_video
+from tests.support.text_policies import picture
+from tests.support.videos import write_video
 
 
 def load(folder: str) -> list[Prompt]:

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from mmrl.app import config as configs
-from mmrl.app import jobs
-from mmrl.app.build import Job
+from mmrl.app.commands import train as jobs
+from mmrl.app.config import run as configs
+from mmrl.app.run import context
+from mmrl.app.run.build import Job
 from mmrl.training.trainer import Trainer
 from tests.processes.cases import CASES, ENGINES
-from tests.processes.launcher import Kind, accelerator_of, leave, renew
+from tests.support.launcher import Kind, accelerator_of, leave, renew
 
 Seen = dict[str, Any]
 
@@ -51,7 +52,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
 def main(kind: Kind, out: str, *cases: str) -> None:
     """Each case is a name of CASES or ENGINES, or NAME=RUN to go on with a run."""
     accelerator = accelerator_of(kind)
-    jobs.open_accelerator = lambda: accelerator
+    context.open_accelerator = lambda: accelerator
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]
     found: Seen = {}
     for words in cases:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.app import jobs
-from tests.processes.launcher import Kind, results
+from mmrl.app.commands import train as jobs
 from tests.processes.run_cases import Seen, trained
+from tests.support.launcher import Kind, results
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install deepspeed")
 pytestmark = pytest.mark.slow

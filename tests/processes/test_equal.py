@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.app import jobs
-from mmrl.app.export import export
+from mmrl.app.commands import train as jobs
+from mmrl.app.commands.export import export
 from tests.processes.cases import CASES
-from tests.processes.launcher import KINDS, Kind, results
 from tests.processes.run_cases import Seen, trained
+from tests.support.launcher import KINDS, Kind, results
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "probes")

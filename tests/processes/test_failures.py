@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.launcher import started
+from tests.support.launcher import started
 
 pytestmark = pytest.mark.slow
 FILE = "tests/processes/breaks.py"

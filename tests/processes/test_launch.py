@@ -12,26 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app import build as building
-from mmrl.app import config as configs
-from mmrl.app import launch
-from mmrl.app.catalog import catalog
-from mmrl.policies.sharding import Peers, is_sharded, refuse_settings, refuse_unknown, wrapped
-from mmrl.training.distributed import Ranks, load_whole_state, whole_state
+from mmrl.app.config import run as configs
+from mmrl.app.plugins.catalog import catalog
+from mmrl.app.run import build as building
+from mmrl.app.run import launch
+from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
+from tests.support.fakes import FakeAccelerator as Fake
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
-
-
-def accelerator(world: int = 1, kind: str = "NO", **more: Any) -> Any:
-    """What mmrl looks at of accelerate's Accelerator."""
-    known = {"mixed_precision": "no", "gradient_accumulation_steps": 1, "device": torch.device("cpu"), "process_index": 0} | more
-    return SimpleNamespace(num_processes=world, distributed_type=SimpleNamespace(value=kind), **known)
 
 
 def zero(settings: dict[str, Any], **more: Any) -> Any:
     """Two processes under DeepSpeed with these settings of ZeRO."""
     config = {"zero_optimization": settings} | more
-    return accelerator(2, "DEEPSPEED", deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
+    return Fake(2, "DEEPSPEED", deepspeed_plugin=SimpleNamespace(deepspeed_config=config))
 
 
 @dataclass
@@ -44,13 +39,13 @@ class Neighbours(Ranks):
 
     def __post_init__(self) -> None:
         self.world = len(self.others) + 1
-        self.accelerator = self
+        self.accelerator = Fake(self.world, local_main_process_first=self.main_process_first)
 
     def gather(self, x: Any) -> list[Any]:
         return [*self.others[: self.rank], x, *self.others[self.rank :]]
 
     @contextmanager
-    def local_main_process_first(self) -> Iterator[None]:
+    def main_process_first(self) -> Iterator[None]:
         """As accelerate does it: a wait before for all but the first process, and one after for that one."""
         self.log += ["wait"] if self.rank else []
         yield
@@ -60,15 +55,15 @@ class Neighbours(Ranks):
 @pytest.mark.parametrize("name", launch.DECLARED)
 def test_several_processes_that_know_nothing_of_each_other(name: str):
     with pytest.raises(ValueError, match=f"{name} asks for 2 processes, but this one stands alone.*torchrun"):
-        launch.check_launch(accelerator(), {name: "2"})
-    launch.check_launch(accelerator(), {name: "1"})
-    launch.check_launch(accelerator(2, "MULTI_CPU"), {name: "2"})
+        launch.check_launch(Fake(), {name: "2"})
+    launch.check_launch(Fake(), {name: "1"})
+    launch.check_launch(Fake(2, "MULTI_CPU"), {name: "2"})
 
 
 @pytest.mark.slow
 def test_accelerate_launch_on_cpus_runs_one_process():
     """The launcher leaves no number behind, so the command above this one is read; here it is the real launcher."""
-    code = "from mmrl.app import launch; launch.open_accelerator()"
+    code = "from mmrl.app.run.launch import open_accelerator; open_accelerator()"
     words = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--no_python", sys.executable, "-c", code]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
@@ -92,11 +87,19 @@ def test_what_accelerate_was_asked_for(command: str, expected: int):
 @pytest.mark.parametrize(
     ("found", "environment", "message"),
     [
-        (accelerator(2, "MULTI_CPU"), {"ACCELERATE_USE_FSDP": "true"}, "FSDP was asked for, but accelerate ignores it on CPUs"),
-        (accelerator(1, "NO"), {"ACCELERATE_USE_FSDP": "true"}, "nothing would be sharded"),
-        (accelerator(2, "MULTI_CPU"), {"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed was asked for, but accelerate ignores it"),
-        (accelerator(2, "MULTI_GPU", mixed_precision="bf16"), {}, "mixed precision 'bf16'.*policy.dtype"),
-        (accelerator(2, "MULTI_GPU", gradient_accumulation_steps=4), {}, "gradient_accumulation_steps = 4"),
+        (
+            Fake(2, "MULTI_CPU"),
+            {"ACCELERATE_USE_FSDP": "true"},
+            "FSDP was asked for, but accelerate ignores it on CPUs",
+        ),
+        (Fake(1, "NO"), {"ACCELERATE_USE_FSDP": "true"}, "nothing would be sharded"),
+        (
+            Fake(2, "MULTI_CPU"),
+            {"ACCELERATE_USE_DEEPSPEED": "true"},
+            "DeepSpeed was asked for, but accelerate ignores it",
+        ),
+        (Fake(2, "MULTI_GPU", mixed_precision="bf16"), {}, "mixed precision 'bf16'.*policy.dtype"),
+        (Fake(2, "MULTI_GPU", gradient_accumulation_steps=4), {}, "gradient_accumulation_steps = 4"),
     ],
 )
 def test_what_accelerate_would_change(found: Any, environment: dict[str, str], message: str):
@@ -105,7 +108,7 @@ def test_what_accelerate_would_change(found: Any, environment: dict[str, str], m
 
 
 def test_sharding_that_happens_is_no_fault():
-    launch.check_launch(accelerator(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
+    launch.check_launch(Fake(2, "FSDP"), {"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"})
 
 
 def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch):
@@ -122,8 +125,8 @@ def test_engines_are_refused_before_they_are_loaded(monkeypatch: pytest.MonkeyPa
         (zero({"stage": 3, "offload_param": {"device": "nvme"}}), "asked for offload_param"),
         (zero({"stage": 2}, bf16={"enabled": True}), r"asked for bf16.*policy\.dtype"),
         (zero({"stage": 2}, optimizer={"type": "Adam"}), "an optimizer of its own"),
-        (accelerator(2, "MEGATRON_LM"), "MEGATRON_LM"),
-        (accelerator(2, "FSDP", is_fsdp2=False), "fsdp_version: 2"),
+        (Fake(2, "MEGATRON_LM"), "MEGATRON_LM"),
+        (Fake(2, "FSDP", is_fsdp2=False), "fsdp_version: 2"),
     ],
 )
 def test_policies_refuse_what_they_cannot_read_through(found: Any, message: str):
@@ -135,7 +138,7 @@ def test_what_deepspeed_may_do():
     for stage in (2, 3):
         refuse_unknown(zero({"stage": stage, "offload_optimizer": {"device": "none"}}, bf16={"enabled": "auto"}))
     with pytest.raises(ValueError, match=r"in different orders.*zero2\.yaml"):
-        wrapped(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
+        wrap_module(torch.nn.Linear(1, 1), [], zero({"stage": 3}))
     assert not is_sharded(zero({"stage": 2})) and is_sharded(zero({"stage": 3}))
 
 
@@ -187,8 +190,8 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
 
 
 def test_one_process_waits_for_nobody():
-    peers = Peers()
-    assert (peers.most(3), peers.forwards(3), peers.passes(0), peers.anyone(False)) == (3, 3, 0, False)
+    ranks = Ranks()
+    assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
 
 
 def test_the_optimizer_comes_back():

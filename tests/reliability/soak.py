@@ -24,7 +24,11 @@ from typing import Any
 LIMIT_S = 1200.0
 """An attempt that takes longer is a failure of its own."""
 EVERY_STEP = ["save_every=1", "samples_every=2", "evaluate_every=3", "checkpoint.keep_best=eval/total", "checkpoint.keep_every=5"]
-SHORT = ["prompts_per_step=2", "evaluation.num_prompts=2", f"reward.0.use={Path(__file__).parent}/running.py:Running"]
+SHORT = [
+    "prompts_per_step=2",
+    "evaluation.num_prompts=2",
+    f"reward.0.use={Path(__file__).parents[1]}/support/running_reward.py:Running",
+]
 CACHED = ["reward.1.call.cache=9"]
 MOVING = ["optimizer.lr_schedule=linear", "optimizer.warmup_steps=3", "policy.lora.rank=2", "evaluation.weights=ema"]
 TEXT = [
@@ -84,7 +88,8 @@ def counting(function: Callable[..., Any], number: int, at: Callable[..., None])
 
 def arm(moment: Moment) -> None:
     """Make this process die at the moment."""
-    from mmrl.app import jobs, rundir
+    from mmrl.app.commands import train as jobs
+    from mmrl.app.run import folder as rundir
     from mmrl.training import checkpoint_files, evaluate, trainer
 
     def torn(file: Path, line: Any) -> None:
@@ -130,8 +135,7 @@ def prepare() -> None:
     import transformers.models.auto.processing_auto  # noqa: F401
     from accelerate import Accelerator
 
-    import mmrl.app.build
-    import mmrl.app.jobs  # noqa: F401
+    import mmrl.app.commands.train  # noqa: F401 (brings mmrl.app.run.build)
 
     torch.set_num_threads(1)
     assert Accelerator is not None
@@ -181,13 +185,13 @@ def waited_for(child: int, moment: Moment | None, log: Path) -> int:
 
 
 def begin_or_go_on(kind: str, folder: Path, steps: int) -> None:
-    from mmrl.app import jobs
-    from mmrl.app.jobs import Given
+    from mmrl.app.commands import train as jobs
+    from mmrl.app.commands.train import TrainArguments
 
     # a report costs time and is no part of what is compared
     jobs.announce = lambda run: None
     resume = folder if (folder / "config.toml").exists() else None
-    given = Given([], resume=resume) if resume else Given([*words(kind, steps)], output=folder)
+    given = TrainArguments([], resume=resume) if resume else TrainArguments([*words(kind, steps)], output=folder)
     jobs.run_training(given.resolve(), given.resume)
 
 

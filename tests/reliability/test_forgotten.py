@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.planners_video import DifficultyAware
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app import config as configs
-from mmrl.app.build import build
+from mmrl.algorithms.planners.video import DifficultyAware
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import build
+from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
-from tests.reliability.running import Running
 from tests.reliability.soak import words
-from tests.reliability.walk import leaves
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.running_reward import Running
+from tests.support.walk import leaves
 
 NOT_KEPT = {
     "._before": "is taken anew at every step",
@@ -64,7 +64,7 @@ def small(evaluate: bool = True) -> Trainer:
     policy = FakeTextPolicy(shadows=frozenset({"ref", "ema"}))
     rewards = [NamedReward("letter", right_letter, call=Calling(cache=20)), NamedReward("running", Running())]
     optimizer = OptimizerSettings(lr=1e-2, lr_schedule="cosine", warmup_steps=3)
-    settings = TrainSettings(steps=9, prompts_per_step=3, budget=1000, optimizer=optimizer)
+    settings = TrainSettings(steps=9, prompts_per_step=3, micro_batch=1000, optimizer=optimizer)
     runner = RewardRunner(rewards)
     watched = RewardRunner([*rewards, NamedReward("again", Running(scale=2.0), weight=0.0)])
     held_out = Evaluator(policy, prompts()[:2], watched, EvaluationSettings(), "greedy")

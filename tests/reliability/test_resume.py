@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.app.build import Job
-from mmrl.app.jobs import continue_from
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands.train import continue_from
+from mmrl.app.run.build import Job
+from mmrl.app.run.folder import RunDir
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.reward_cache import AnswerCache
 from mmrl.training.reward_calls import Calling
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
-from tests.reliability.running import Running
-from tests.training.conftest import make_trainer
+from tests.support.running_reward import Running
+from tests.support.trainers import make_trainer
 
 
 def job_of(trainer: Any) -> Job:
@@ -128,7 +128,7 @@ def test_every_process_gets_its_own_random_state_back():
 
     trainer = make_trainer()
     mine = trainer.state_dict()["random"]
-    object.__setattr__(trainer._remembered, "ranks", Second())
+    object.__setattr__(trainer._run_state, "ranks", Second())
     torch.rand(3)
     state = trainer.state_dict()
     expected = float(torch.rand(()))

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.app import jobs
-from mmrl.app.jobs import Given
-from mmrl.app.signals import listening
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.commands import train as commands
+from mmrl.app.commands.train import TrainArguments
+from mmrl.app.run.signals import listening
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.stopping import AskedToStopError, Stop
 from mmrl.training.trainer import Records, Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
 from tests.reliability.soak import words
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 
 
 class Log:
@@ -50,9 +50,9 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
     """A run with several updates per step that evaluates after every second one; `at` is told of places it comes by."""
 
     class Policy(FakeTextPolicy):
-        def rollout(self, requests: Any, how: Any = None) -> Any:
-            at("rollout" if how is None else "evaluation")
-            return super().rollout(requests, how)
+        def rollout(self, requests: Any, sampling: Any = None) -> Any:
+            at("rollout" if sampling is None else "evaluation")
+            return super().rollout(requests, sampling)
 
         def advance(self) -> None:
             at("update")
@@ -64,7 +64,7 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
 
     algorithm, policy = replace(PRESETS["grpo"], minibatches=2), Policy(shadows=frozenset({"ref", "ema"}))
     runner = RewardRunner([NamedReward("letter", reward)])
-    settings = TrainSettings(steps=5, prompts_per_step=3, budget=1000, evaluate_every=2)
+    settings = TrainSettings(steps=5, prompts_per_step=3, micro_batch=1000, evaluate_every=2)
     evaluator = Evaluator(policy, prompts()[:3], runner, EvaluationSettings(), "greedy")
     records = Records(log, None if folder is None else Checkpoints(folder, asynchronous=True))
     sampler = Shuffled(prompts(), seed=0)
@@ -118,7 +118,7 @@ def test_nothing_is_broken_off_while_weights_are_exchanged():
         def __exit__(self, *_: object) -> None:
             events.append("back")
 
-    with pytest.raises(AskedToStopError), listening(stop), stop.heeded(Ranks()):
+    with pytest.raises(AskedToStopError), listening(stop), stop.interruptible(Ranks()):
         with Worn():
             for _ in range(200):
                 signal.sigtimedwait([], 0.01)
@@ -136,11 +136,11 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
             return [x, self.other]
 
     stop = Stop()
-    with pytest.raises(AskedToStopError), stop.heeded(Two("SIGTERM")):
+    with pytest.raises(AskedToStopError), stop.interruptible(Two("SIGTERM")):
         pytest.fail("the other process was asked")
     assert stop.asked_by == "SIGTERM"
     stop = Stop()
-    with stop.heeded(Two("")):
+    with stop.interruptible(Two("")):
         assert not stop.ask("SIGTERM")
 
 
@@ -177,7 +177,7 @@ def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Pat
     second = max(Checkpoints(folder / "checkpoints").steps())
     assert second > first and f"continuing {folder} after step {first}" in said
     assert f"mmrl train --resume {folder}" in said and f"stopped by SIGINT and saved after step {second}" in said
-    monkeypatch.setattr(jobs, "announce", lambda run: None)
-    given = Given([f"steps={second + 1}"], resume=folder)
-    jobs.run_training(given.resolve(), given.resume)
+    monkeypatch.setattr(commands, "announce", lambda run: None)
+    given = TrainArguments([f"steps={second + 1}"], resume=folder)
+    commands.run_training(given.resolve(), given.resume)
     assert max(Checkpoints(folder / "checkpoints").steps()) == second + 1

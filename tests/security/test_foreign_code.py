@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from diffusers.utils import logging as diffusers_logging
 
-from mmrl.app import plugins
-from mmrl.policies import flow_loading, loading
-from mmrl.policies.flow_settings import FlowPolicyConfig
-from mmrl.policies.settings import TextPolicyConfig
+from mmrl.app.plugins import resolve as plugins
+from mmrl.policies.flow import loading as flow_loading
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.text import loading
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.tiny import pipelines
 
 CODE = '''"""A reward that must not run."""

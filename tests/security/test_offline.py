@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
+from mmrl.app.plugins.resolve import load
 from mmrl.core.offline import is_offline, offline_note
-from mmrl.policies import flow_loading, loading
-from mmrl.policies.flow_settings import FlowPolicyConfig
-from mmrl.policies.settings import TextPolicyConfig
+from mmrl.policies.flow import loading as flow_loading
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.text import loading
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import hub_file
 from mmrl.serving.models import companion
 
@@ -20,8 +21,8 @@ NOTE = "HF_HUB_OFFLINE is set, so nothing is downloaded: unset it, or fetch it b
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What asked for the network, which is cut."""
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Everything that asked for the network, which is cut."""
     found: list[str] = []
 
     def refuse(*what: Any, **_: Any) -> Any:
@@ -35,7 +36,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_what_is_here_is_loaded_without_asking(asked: list[str], vlm: Path, tmp_path: Path):
+def test_what_is_here_is_loaded_without_asking(requests: list[str], vlm: Path, tmp_path: Path):
     assert is_offline()
     loading.load(TextPolicyConfig(str(vlm)))
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
@@ -43,7 +44,7 @@ def test_what_is_here_is_loaded_without_asking(asked: list[str], vlm: Path, tmp_
     assert len(list(load("grounding_jsonl", "datasets")(tmp_path / "a.jsonl"))) == 1
     reward: Any = load("iou", "rewards")
     reward()
-    assert asked == []
+    assert requests == []
 
 
 NAMES: dict[str, Callable[[], object]] = {
@@ -56,11 +57,11 @@ NAMES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("what", NAMES)
-def test_a_name_of_the_hub_gives_one_sentence(what: str, asked: list[str]):
+def test_a_name_of_the_hub_gives_one_sentence(what: str, requests: list[str]):
     with pytest.raises(FileNotFoundError, match="nobody/no-such") as error:
         NAMES[what]()
     assert NOTE in str(error.value)
-    assert asked == []
+    assert requests == []
 
 
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("true", True), ("ON", True), ("0", False), ("", False)])

@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.app.compare import compare, write_comparison
-from mmrl.app.report import write_report
-from mmrl.app.reward_tools import write_gallery
-from mmrl.app.rundir import RunDir
-from mmrl.app.trackers import JsonlTracker
+from mmrl.answers.boxes.box import Box
+from mmrl.app.commands.compare import compare, write_comparison
+from mmrl.app.commands.reward import write_gallery
+from mmrl.app.report.page import write_report
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
-from mmrl.geometry.boxes import Box
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -35,7 +35,7 @@ EVIL = [
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page."""
+    """A page as a browser would find it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Page(HTMLParser):
             self.scripts[-1] += data
 
 
-def checked(file: Path, num_scripts: int) -> Page:
+def check_page(file: Path, num_scripts: int) -> Page:
     """No handlers, no addresses, no foreign elements; our scripts only, and the policy allows no other."""
     page = Page(file.read_text(encoding="utf-8"))
     assert page.wrong == []
@@ -114,7 +114,7 @@ def evil_run(folder: Path) -> RunDir:
 
 def test_a_report_is_text(tmp_path: Path):
     run = evil_run(tmp_path / "<img src=x onerror=alert(1)>")
-    page = checked(write_report(run.path), num_scripts=1)
+    page = check_page(write_report(run.path), num_scripts=1)
     shown = "".join(page.words)
     assert all(text.replace("\0", "") in shown.replace("\0", "").replace("\ufffd", "") for text in EVIL)
 
@@ -123,7 +123,7 @@ def test_a_comparison_is_text(tmp_path: Path):
     runs = [evil_run(tmp_path / f"{name}<script>alert(1)<") for name in "ab"]
     file = tmp_path / "page.html"
     write_comparison(compare(runs[0].path, runs[1].path), file)
-    checked(file, num_scripts=0)
+    check_page(file, num_scripts=0)
 
 
 def test_a_gallery_is_text(tmp_path: Path):
@@ -141,7 +141,7 @@ def test_a_gallery_is_text(tmp_path: Path):
         for i, text in enumerate(EVIL)
     ]
     write_gallery(tmp_path / "page.html", EVIL[0], EVIL[2], cards)
-    checked(tmp_path / "page.html", num_scripts=0)
+    check_page(tmp_path / "page.html", num_scripts=0)
 
 
 @pytest.mark.parametrize("text", ["<p onclick=x>", "<script>1</script>", "<a href=javascript:x>", "<img src=http://x>"])

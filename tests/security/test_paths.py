@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmrl.app.plugins import load
-from mmrl.app.reward_rows import read_tasks
+from mmrl.app.plugins.resolve import load
+from mmrl.app.reward_test.rows import read_tasks
 from mmrl.data.convert import convert
-from mmrl.data.files import FOLLOW_LINKS, below
+from mmrl.data.files import FOLLOW_LINKS, path_below
 from mmrl.data.split import split
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import charades, charades_rows
@@ -79,7 +79,7 @@ def test_a_cell_that_holds_only_a_path_is_a_path(place: Path):
 
 def test_a_folder_that_is_itself_a_link_is_a_folder(place: Path):
     (place / "linked").symlink_to(place / "data")
-    assert below(place / "linked", "in.png", "image_root").endswith("linked/in.png")
+    assert path_below(place / "linked", "in.png", "image_root").endswith("linked/in.png")
 
 
 def test_the_hubs_cache_links_to_its_own_blobs(tmp_path: Path):
@@ -90,9 +90,9 @@ def test_the_hubs_cache_links_to_its_own_blobs(tmp_path: Path):
     (tmp_path / "secret").write_bytes(b"x")
     (repository / "snapshots" / "1" / "a.png").symlink_to("../../blobs/abc")
     (repository / "snapshots" / "1" / "b.png").symlink_to("../../../secret")
-    below(repository / "snapshots" / "1", "a.png", "image_root")
+    path_below(repository / "snapshots" / "1", "a.png", "image_root")
     with pytest.raises(ValueError, match="through a link"):
-        below(repository / "snapshots" / "1", "b.png", "image_root")
+        path_below(repository / "snapshots" / "1", "b.png", "image_root")
 
 
 @pytest.mark.parametrize("name", ["../clip", "../clip.mp4", "/{place}/clip", "sub/../../clip.mp4"])
@@ -145,12 +145,12 @@ def test_what_a_split_writes_can_be_read(place: Path):
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is remembered of one folder is not said of another one of the same relative name."""
+    """Facts remembered of one folder are not said of another one of the same relative name."""
     for name in ("a", "b"):
         (tmp_path / name / "photos").mkdir(parents=True)
         (tmp_path / name / "photos" / "1.png").touch()
         monkeypatch.chdir(tmp_path / name)
-        assert below(Path("."), "photos/1.png", "image_root") == "./photos/1.png"
+        assert path_below(Path("."), "photos/1.png", "image_root") == "./photos/1.png"
 
 
 def test_a_link_before_two_dots_leads_out_all_the_same(tmp_path: Path):
@@ -159,4 +159,4 @@ def test_a_link_before_two_dots_leads_out_all_the_same(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere" / "deep")
     with pytest.raises(ValueError, match="leads through a link"):
-        below(tmp_path / "data", "link/../secret.png", "image_root")
+        path_below(tmp_path / "data", "link/../secret.png", "image_root")

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.policies.loading import load as load_vlm
-from mmrl.policies.settings import LoraSettings, TextPolicyConfig
+from mmrl.core.ranks import Ranks
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.loading import load as load_vlm
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.models import read_weights
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.distributed import Ranks
 
 
 class Bomb:
@@ -32,7 +33,7 @@ def plain(bomb: Bomb, file: Path) -> None:
     file.write_bytes(pickle.dumps({"index": 1, "evil": bomb}))
 
 
-def zipped(bomb: Bomb, file: Path) -> None:
+def zip_archive(bomb: Bomb, file: Path) -> None:
     torch.save({"index": torch.ones(1), "evil": bomb}, file)
 
 
@@ -40,7 +41,7 @@ def old(bomb: Bomb, file: Path) -> None:
     torch.save({"index": torch.ones(1), "evil": bomb}, file, _use_new_zipfile_serialization=False)
 
 
-WAYS = (plain, zipped, old)
+WAYS = (plain, zip_archive, old)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def bomb(tmp_path: Path) -> Bomb:
 
 def test_the_bomb_works(bomb: Bomb, tmp_path: Path):
     """Were it read carelessly, the file would be there."""
-    zipped(bomb, tmp_path / "a.pt")
+    zip_archive(bomb, tmp_path / "a.pt")
     torch.load(tmp_path / "a.pt", weights_only=False)
     assert bomb.fuse.exists()
 
@@ -99,7 +100,7 @@ def test_an_adapters_weights_are_read_as_data(vlm: Path, bomb: Bomb, tmp_path: P
     loaded.adapter.save_pretrained(tmp_path / "adapter")
     [weights] = (tmp_path / "adapter").glob("adapter_model.safetensors")
     weights.unlink()
-    zipped(bomb, tmp_path / "adapter" / "adapter_model.bin")
+    zip_archive(bomb, tmp_path / "adapter" / "adapter_model.bin")
     with pytest.raises(Exception, match=r"(?i)weights.?only|adapter_model.bin"):
         load_vlm(TextPolicyConfig(str(vlm), lora=LoraSettings(adapter=str(tmp_path / "adapter"))))
     assert not bomb.fuse.exists()

@@ -178,7 +178,7 @@ def test_a_bad_answer_of_a_judge_is_one_error(kind: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("header", ["nan", "inf", "-inf", "1e999", "Mon, 01 Jan 0001 00:00:00 GMT", "", "x" * 5000])
 def test_a_wait_that_is_asked_for_is_finite(header: str):
-    assert judge.asked_wait(header, 0.25) == 0.25 or header == "Mon, 01 Jan 0001 00:00:00 GMT"
+    assert judge.retry_delay(header, 0.25) == 0.25 or header == "Mon, 01 Jan 0001 00:00:00 GMT"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_listing_that_describes_nothing_is_refused(listing: dict[str, Any]):
     said = json.dumps({"protocol": wire.PROTOCOL} | listing).encode()
     refused = pytest.raises(ValueError, match=r"the reward server at .* does not (serve|describe) 'length'")
     with foreign(says(said)) as url, refused:
-        RemoteReward(f"{url}/length").connected(wait_s=2.0)
+        RemoteReward(f"{url}/length").connect(wait_s=2.0)
 
 
 def test_an_endless_body_is_cut_off():

@@ -47,7 +47,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteReward]:
     command = [str(PYTHON), "-m", "mmrl", "reward", "serve", str(folder / "spec.toml")]
     process = subprocess.Popen(command, cwd=folder, env=environment)
     try:
-        yield RemoteReward(f"http://127.0.0.1:{port}/people").connected(wait_s=60.0)
+        yield RemoteReward(f"http://127.0.0.1:{port}/people").connect(wait_s=60.0)
     finally:
         process.kill()
 

@@ -1,4 +1,4 @@
-"""What a reward server and its client bear: bombs, endless bodies, foreign servers, silence, proxies, async rewards, exits."""
+"""Abuse that a reward server and its client bear: bombs, endless bodies, foreign servers, silence, proxies, exits."""
 
 import asyncio
 import io
@@ -153,7 +153,7 @@ def foreign(code: int, body: bytes, wait_s: float = 0.0) -> Iterator[str]:
 )
 def test_other_servers_are_told_before_training(code: int, body: bytes, message: str):
     with foreign(code, body) as url, pytest.raises(ValueError, match=message):
-        RemoteReward(url).connected(wait_s=2.0)
+        RemoteReward(url).connect(wait_s=2.0)
 
 
 def test_nonsense_in_the_middle_of_a_run_is_a_failure_and_no_score():
@@ -165,7 +165,7 @@ def test_a_server_that_stays_silent_is_given_up_in_time():
     with foreign(200, b"", wait_s=2.0) as url:
         start = time.monotonic()
         with pytest.raises(ValueError, match="does not answer"):
-            RemoteReward(url).connected(wait_s=0.3)
+            RemoteReward(url).connect(wait_s=0.3)
         with pytest.raises(RewardUnavailableError, match="does not answer"):
             RemoteReward(url, deadline_s=0.3).score(group_of("a"))
         assert time.monotonic() - start < 1.9
@@ -177,7 +177,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: p
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     with serving(length=length) as url:
-        assert RemoteReward(f"{url}/length").connected(wait_s=1.0).score(group_of("ab")) == [2.0]
+        assert RemoteReward(f"{url}/length").connect(wait_s=1.0).score(group_of("ab")) == [2.0]
 
 
 def test_files_of_a_request_are_gone_afterwards(tmp_path: Path):

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.app import serve
+from mmrl.app.commands import serve
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
@@ -89,7 +89,7 @@ def base() -> Iterator[str]:
 def test_served_and_local_scores_are_equal(base: str):
     group = group_of("a", "bcd", "")
     for name in ("length", "slow_length", "pointwise"):
-        remote = RemoteReward(f"{base}/{name}").connected()
+        remote = RemoteReward(f"{base}/{name}").connect()
         assert remote.score(group) == length(group)
         assert asyncio.run(remote(group)) == length(group)
 
@@ -115,7 +115,7 @@ def test_a_reward_that_raises_is_told_from_a_broken_server(base: str):
 
 def test_wrong_names_are_refused_before_training(base: str):
     with pytest.raises(ValueError, match=r"does not serve 'lenght', only length, slow_length"):
-        RemoteReward(f"{base}/lenght").connected()
+        RemoteReward(f"{base}/lenght").connect()
     with pytest.raises(ValueError, match="write http://host:port/name"):
         RemoteReward(base)
 
@@ -125,7 +125,7 @@ def test_nobody_there_is_said_at_once():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(ValueError, match=r"does not answer .*is it running"):
-        RemoteReward(f"http://127.0.0.1:{port}/length").connected(wait_s=0.2)
+        RemoteReward(f"http://127.0.0.1:{port}/length").connect(wait_s=0.2)
 
 
 def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch):
@@ -134,11 +134,11 @@ def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch)
     assert response.status_code == 400 and "protocol 9, this side 1" in response.text
     monkeypatch.setattr(RemoteReward, "_request", lambda *_: httpx.Response(200, json={"protocol": 9, "rewards": {}}))
     with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
-        RemoteReward(f"{base}/length").connected()
+        RemoteReward(f"{base}/length").connect()
 
 
 def test_a_changed_reward_stops_the_run(base: str):
-    remote = replace(RemoteReward(f"{base}/length").connected(), fingerprint="another")
+    remote = replace(RemoteReward(f"{base}/length").connect(), fingerprint="another")
     with pytest.raises(RewardUnavailableError, match="now serves another version"):
         remote.score(group_of("a"))
 
@@ -166,7 +166,7 @@ def test_limits_answer_413_with_the_limit(base: str):
 
 def test_a_pointwise_group_is_cut_and_joined_in_order():
     with serving(Limits(max_samples=2), pointwise=Pointwise()) as url:
-        remote = RemoteReward(f"{url}/pointwise").connected()
+        remote = RemoteReward(f"{url}/pointwise").connect()
         assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -176,9 +176,9 @@ def test_the_token_is_wanted_everywhere_but_for_health(monkeypatch: pytest.Monke
         for path in ("/v1/rewards", "/metrics"):
             assert httpx.get(url + path).status_code == 401
         with pytest.raises(ValueError, match=r"401.*token is missing or wrong"):
-            RemoteReward(f"{url}/length").connected()
+            RemoteReward(f"{url}/length").connect()
         monkeypatch.setenv("MMRL_REWARD_TOKEN", "secret")
-        assert RemoteReward(f"{url}/length").connected().score(group_of("ab")) == [2.0]
+        assert RemoteReward(f"{url}/length").connect().score(group_of("ab")) == [2.0]
 
 
 def test_a_full_server_says_when_to_come_back_and_the_client_does():
@@ -268,7 +268,7 @@ def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split('"')[1]
-        remote = RemoteReward(url, deadline_s=60.0).connected(wait_s=60.0)
+        remote = RemoteReward(url, deadline_s=60.0).connect(wait_s=60.0)
         before = remote.score(group_of("abc"))
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -285,7 +285,7 @@ def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
 
 
 def test_the_server_runs_without_torch(spec: Path):
-    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app import serve; from pathlib import Path; "
+    blocked = "import sys; sys.modules['torch'] = None; from mmrl.app.commands import serve; from pathlib import Path; "
     code = blocked + f"print(list(serve.read_spec(Path({str(spec)!r})).rewards), 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=spec.parent, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["['mine']", "False"], done.stderr

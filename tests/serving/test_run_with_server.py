@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.app import config as configs
-from mmrl.app import jobs
-from mmrl.app.rundir import RunDir
+from mmrl.app.commands import train as jobs
+from mmrl.app.config import run as configs
+from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.trainer import TrainingStoppedError
 
@@ -64,7 +64,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     running.kill()
 
 
-def resolved(server: Server, output: Path, deadline_s: float = 120.0, steps: int = 4) -> configs.Resolved:
+def resolve_run(server: Server, output: Path, deadline_s: float = 120.0, steps: int = 4) -> configs.Resolved:
     table = configs.load("tiny/flow").table
     table.set(("reward",), [{"use": server.url, "deadline_s": deadline_s}], "test")
     return configs.resolve(table, [f"output={str(output)!r}", f"steps={steps}", "evaluate_every=0", "evaluation.num_prompts=0"])
@@ -91,7 +91,7 @@ def wait_for(run: Path, lines: int) -> None:
 
 
 def test_a_server_that_dies_and_returns_changes_nothing(server: Server, tmp_path: Path):
-    jobs.run_training(resolved(server, tmp_path / "whole"))
+    jobs.run_training(resolve_run(server, tmp_path / "whole"))
 
     def disturb() -> None:
         wait_for(tmp_path / "broken", 1)
@@ -101,14 +101,14 @@ def test_a_server_that_dies_and_returns_changes_nothing(server: Server, tmp_path
 
     thread = threading.Thread(target=disturb)
     thread.start()
-    jobs.run_training(resolved(server, tmp_path / "broken"))
+    jobs.run_training(resolve_run(server, tmp_path / "broken"))
     thread.join()
     assert rewards(tmp_path / "broken") == rewards(tmp_path / "whole") and len(rewards(tmp_path / "whole")) == 4
     assert same(weights(tmp_path / "broken"), weights(tmp_path / "whole"))
 
 
 def test_gone_for_good_stops_with_a_checkpoint_that_resumes_exactly(server: Server, tmp_path: Path):
-    jobs.run_training(resolved(server, tmp_path / "whole"))
+    jobs.run_training(resolve_run(server, tmp_path / "whole"))
 
     def remove() -> None:
         wait_for(tmp_path / "broken", 1)
@@ -117,11 +117,11 @@ def test_gone_for_good_stops_with_a_checkpoint_that_resumes_exactly(server: Serv
     thread = threading.Thread(target=remove)
     thread.start()
     with pytest.raises(TrainingStoppedError, match=r"step \d: reward server .* does not answer .*saved after step \d") as stopped:
-        jobs.run_training(resolved(server, tmp_path / "broken", deadline_s=1.0))
+        jobs.run_training(resolve_run(server, tmp_path / "broken", deadline_s=1.0))
     thread.join()
     at = int(re.findall(r"saved after step (\d)", str(stopped.value))[0])
     assert 1 <= at < 4
     server.start()
-    jobs.run_training(resolved(server, tmp_path / "broken"), resume=tmp_path / "broken")
+    jobs.run_training(resolve_run(server, tmp_path / "broken"), resume=tmp_path / "broken")
     assert rewards(tmp_path / "broken") == rewards(tmp_path / "whole")
     assert same(weights(tmp_path / "broken"), weights(tmp_path / "whole"))

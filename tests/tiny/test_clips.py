@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.app import config as configs
+from mmrl.answers.spans.interval import temporal_iou
+from mmrl.answers.spans.parsing import parse_intervals
+from mmrl.app.config import run as configs
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.data.moving import draw, plan_clip, style_of
 from mmrl.data.mp4 import write_mp4
-from mmrl.geometry.intervals import temporal_iou
-from mmrl.geometry.times import parse_intervals
-from mmrl.policies.text import Sampling
+from mmrl.policies.text.policy import Sampling
 from mmrl.tiny import clips
 from mmrl.tiny.clips import FPS, STYLE, WarmStart, answer_of, build, fingerprint, lessons, warm_start, watcher
 

@@ -9,7 +9,7 @@ import torch
 from mmrl.core.types import Prompt, Request
 from mmrl.data.shapes import Sketches
 from mmrl.flow.plan import evaluation_plan
-from mmrl.policies.flow import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.tiny import generator
 from mmrl.tiny.generator import WarmStart, build, caption_ids, encode_captions, encode_images, fingerprint, teach, warm_start
 

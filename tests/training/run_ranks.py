@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from mmrl.algorithms import presets_video
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
-from mmrl.training.distributed import Ranks
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets import video
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.ranks import Ranks
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.fakes import prompts, right_letter
+from tests.support.trainers import make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
 
@@ -28,7 +28,7 @@ ALGORITHMS = {
     "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10)),
     "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE),
 }
-VIDEO = sorted(presets_video.PRESETS)
+VIDEO = sorted(video.PRESETS)
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
@@ -53,7 +53,7 @@ def trained(accelerator: Any) -> dict[str, Any]:
 
 def main(out: str, processes: str) -> None:
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
+    accelerator: Any = Accelerator(cpu=True)
     assert accelerator.num_processes == int(processes)
     results = trained(accelerator)
     if accelerator.is_main_process:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.samplers import Shuffled
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.ranks import Ranks
 from mmrl.training import checkpoint, checkpoint_files
 from mmrl.training.checkpoint import CheckpointError, Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
-from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
-from tests.fakes import prompts
-from tests.training.conftest import make_trainer
+from tests.support.fakes import prompts
+from tests.support.trainers import make_trainer
 
 
 def state(trainer):

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.rundir import RunDir, read_lines
+from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import WORKSPACE, deterministic
+from tests.training import short_demo
+from tests.training.short_demo import TAUGHT
 
 REWARD = "def letters(group):\n    return [len(set(sample.text)) / 100 for sample in group.samples]\n"
 SHORT = ["deterministic=true", "evaluation.num_prompts=2", "samples_every=1"]
@@ -19,15 +21,19 @@ TEXT = ['reward=[{use = "./mine.py"}]', "optimizer.lr=1e-2"]
 
 
 def trained(folder: Path, name: str, *words: str) -> list[RunDir]:
-    """Two runs at the same time, which differ in all that must not matter."""
     (folder / "mine.py").write_text(REWARD)
+    return twice(folder, "-m", "mmrl", "train", name, *SHORT, *words, output="output=run-{}")
+
+
+def twice(folder: Path, *command: str, output: str) -> list[RunDir]:
+    """Two runs at the same time, which differ in all that must not matter; their folders are `run-1` and `run-2`."""
     started = []
-    for seed, threads in (("1", "1"), ("2", "2")):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "mmrl", "train", name, *SHORT, *words, f"output=run-{seed}"]
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": seed, "HF_HUB_OFFLINE": "1"}
         environment |= {"MMRL_CACHE": str(folder / f"cache-{seed}")}
+        arguments = [sys.executable, *command, output.format(seed)]
         started.append(
-            subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(arguments, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         )
     for process in started:
         _, errors = process.communicate(timeout=550)
@@ -49,13 +55,7 @@ def tensors(state: Any, path: str = "") -> dict[str, torch.Tensor]:
     return {name: x for key, item in items for name, x in tensors(item, f"{path}/{key}").items()}
 
 
-def shown(file: Path, drawings: bool) -> list[dict[str, Any]]:
-    """The lines of a samples file, without the drawings of prompts where these do not count."""
-    lines = read_lines(file).lines
-    return lines if drawings else [{key: value for key, value in line.items() if key != "media"} for line in lines]
-
-
-def check_equal(one: RunDir, other: RunDir, *, drawings: bool = True) -> None:
+def check_equal(one: RunDir, other: RunDir) -> None:
     assert numbers(one) == numbers(other)
     assert any(line.get("policy/grad_norm", 0.0) > 0 for line in numbers(one)), "nothing was learned"
     mine, yours = (tensors(Checkpoints(run.checkpoints).load()) for run in (one, other))
@@ -63,7 +63,7 @@ def check_equal(one: RunDir, other: RunDir, *, drawings: bool = True) -> None:
     different = [name for name in mine if not torch.equal(mine[name], yours[name])]
     assert not different
     for file in sorted(one.samples.glob("*.jsonl")):
-        assert shown(file, drawings) == shown(other.samples / file.name, drawings)
+        assert file.read_bytes() == (other.samples / file.name).read_bytes()
 
 
 def test_text(tmp_path: Path):
@@ -72,14 +72,23 @@ def test_text(tmp_path: Path):
 
 @pytest.mark.slow
 def test_clips(tmp_path: Path):
-    """Each run decodes in a process of its own. The film strips for people's eyes are no part of the promise."""
-    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, f"data.folder={tmp_path}/files", "steps=3"), drawings=False)
+    """Each run draws its own files and decodes them in a process of its own."""
+    check_equal(*trained(tmp_path, "tiny/clips", *TEXT, "steps=3"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("policy.lora.rank=2", "policy.guidance=2.0")])
 def test_pictures(tmp_path: Path, words: tuple[str, ...]):
     check_equal(*trained(tmp_path, "tiny/flow", "evaluation.num_samples=1", *words))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(TAUGHT))
+def test_a_demo_from_imitation_on(tmp_path: Path, name: str):
+    one, other = twice(tmp_path, short_demo.__file__, name, output=f"{tmp_path}/run-{{}}")
+    models = [sorted(folder.rglob("*.safetensors")) for folder in sorted(tmp_path.glob("run-*-model"))]
+    assert models[0] and [file.read_bytes() for file in models[0]] == [file.read_bytes() for file in models[1]]
+    check_equal(one, other)
 
 
 def test_inside_nothing_is_left_to_chance(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.training.diversity import apart, distinct, diversity, fingerprints, first_pictures, sameness
+from mmrl.training.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 
 def group(*greys: int, size: int = 8) -> Group:
@@ -55,7 +55,9 @@ def drawn(prompt: str, grey: int, size: int = 8) -> Group:
 
 
 def test_pictures_of_different_prompts_are_compared_by_their_first():
-    assert apart(first_pictures([drawn("p", 0), drawn("q", 51), drawn("r", 102)])) == pytest.approx((0.2 + 0.4 + 0.2) / 3)
-    assert apart(first_pictures([drawn("p", 0), drawn("p", 255)])) is None
-    assert apart(first_pictures([drawn("p", 0), drawn("q", 51, size=4)])) is None
-    assert apart(first_pictures([texts("p", "a"), texts("q", "b")])) is None
+    assert prompt_distance(first_pictures([drawn("p", 0), drawn("q", 51), drawn("r", 102)])) == pytest.approx(
+        (0.2 + 0.4 + 0.2) / 3
+    )
+    assert prompt_distance(first_pictures([drawn("p", 0), drawn("p", 255)])) is None
+    assert prompt_distance(first_pictures([drawn("p", 0), drawn("q", 51, size=4)])) is None
+    assert prompt_distance(first_pictures([texts("p", "a"), texts("q", "b")])) is None

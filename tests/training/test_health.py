@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Group, Prompt, Sample, Scores
-from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent, paired
+from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent_change, paired_change
 from mmrl.training.health import Health, HealthSettings
 from mmrl.training.settings import TrainSettings
-from tests.training.conftest import make_trainer
+from tests.support.trainers import make_trainer
 
 GOOD = {
     "reward/letter": 0.5,
@@ -56,7 +56,7 @@ FINDINGS = {
 
 def said(steps: Sequence[dict[str, float]], health: Health | None = None) -> list[str]:
     health = health or Health(settings=LIMITS)
-    return [sentence for number, metrics in enumerate(steps, start=1) for sentence in health.look(number, GOOD | metrics)]
+    return [sentence for number, metrics in enumerate(steps, start=1) for sentence in health.after_step(number, GOOD | metrics)]
 
 
 @pytest.mark.parametrize("name", FINDINGS)
@@ -106,7 +106,7 @@ def test_a_resumed_run_says_the_same(cut: int):
     expected = said(steps, whole)
     before = said(steps[:cut], first)
     second.load_state_dict(first.state_dict())
-    after = [s for number, metrics in enumerate(steps[cut:], cut + 1) for s in second.look(number, GOOD | metrics)]
+    after = [s for number, metrics in enumerate(steps[cut:], cut + 1) for s in second.after_step(number, GOOD | metrics)]
     assert expected and before + after == expected
     assert second.state_dict() == whole.state_dict()
 
@@ -114,7 +114,7 @@ def test_a_resumed_run_says_the_same(cut: int):
 def test_checkpoints_keep_it(tmp_path):
     trainer, fresh = make_trainer(steps=2), make_trainer(steps=2)
     trainer.step()
-    trainer.health.evaluated(*evaluation(1, 0.5, 0.5))
+    trainer.health.after_evaluation(*evaluation(1, 0.5, 0.5))
     torch.save(trainer.state_dict()["health"], tmp_path / "health.pt")
     fresh.load_state_dict(trainer.state_dict() | {"health": torch.load(tmp_path / "health.pt", weights_only=True)})
     assert fresh.health.state_dict() == trainer.health.state_dict()
@@ -166,7 +166,7 @@ def test_held_out_answers_that_become_alike_while_the_reward_rises(now: str, tra
     def answered(step: int, reward: float, letters: str) -> list[str]:
         _, groups, scores = evaluation(step, reward, 0.5)
         texts = [tuple(Sample(text=letters[i % len(letters)]) for _ in group.samples) for i, group in enumerate(groups)]
-        return health.evaluated(step, [replace(group, samples=t) for group, t in zip(groups, texts, strict=True)], scores)
+        return health.after_evaluation(step, [replace(group, samples=t) for group, t in zip(groups, texts, strict=True)], scores)
 
     assert answered(0, 0.5, "abcde") == []
     found = answered(10, trained, now)
@@ -204,45 +204,45 @@ def evaluation(step: int, trained: float, watched: float, wobble: float = 0.02) 
 )
 def test_the_alarm_wants_a_rise_and_a_fall(trained: float, watched: float, alarmed: bool):
     health = Health()
-    health.evaluated(*evaluation(0, 0.5, 0.5))
-    found = health.evaluated(*evaluation(20, trained, watched))
+    health.after_evaluation(*evaluation(0, 0.5, 0.5))
+    found = health.after_evaluation(*evaluation(20, trained, watched))
     assert bool(found) == alarmed
     assert not alarmed or ("From step 0 to step 20" in found[0] and "'truth' fell from 0.5" in found[0])
-    assert health.evaluated(*evaluation(40, trained, watched)) == []
+    assert health.after_evaluation(*evaluation(40, trained, watched)) == []
 
 
 def test_the_fall_may_begin_at_the_best_evaluation():
     health = Health()
     for step, trained, watched in ((0, 0.2, 0.3), (10, 0.4, 0.7)):
-        assert health.evaluated(*evaluation(step, trained, watched)) == []
-    (found,) = health.evaluated(*evaluation(20, 0.8, 0.4))
+        assert health.after_evaluation(*evaluation(step, trained, watched)) == []
+    (found,) = health.after_evaluation(*evaluation(20, 0.8, 0.4))
     assert "From step 10 to step 20" in found and "was best at step 10" in found
 
 
 def test_ignored_rewards_and_few_prompts_raise_no_alarm():
     ignoring = Health(settings=HealthSettings(alarm=AlarmSettings(ignore=("truth",))))
     demanding = Health(settings=HealthSettings(alarm=AlarmSettings(least_prompts=30)))
-    assert ignoring.evaluated(*evaluation(0, 0.5, 0.5)) == []
-    assert "20 held-out prompts are too few" in demanding.evaluated(*evaluation(0, 0.5, 0.5))[0]
+    assert ignoring.after_evaluation(*evaluation(0, 0.5, 0.5)) == []
+    assert "20 held-out prompts are too few" in demanding.after_evaluation(*evaluation(0, 0.5, 0.5))[0]
     for health in (ignoring, demanding):
-        assert health.evaluated(*evaluation(20, 0.9, 0.2)) == []
+        assert health.after_evaluation(*evaluation(20, 0.9, 0.2)) == []
 
 
 def test_a_rise_in_training_alone_is_enough():
     health = Health(settings=LIMITS)
-    health.evaluated(*evaluation(0, 0.5, 0.5))
+    health.after_evaluation(*evaluation(0, 0.5, 0.5))
     said([{"reward/total": 0.5 + 0.01 * (i % 3)} for i in range(4)], health)
     said([{"reward/total": 0.9 + 0.01 * (i % 3)} for i in range(4)], health)
-    (found,) = health.evaluated(*evaluation(8, 0.5, 0.2))
+    (found,) = health.after_evaluation(*evaluation(8, 0.5, 0.2))
     assert "in training" in found
 
 
 def test_a_resumed_run_knows_its_best_evaluation():
     first, second = Health(), Health()
-    first.evaluated(*evaluation(0, 0.2, 0.3))
-    first.evaluated(*evaluation(10, 0.4, 0.7))
+    first.after_evaluation(*evaluation(0, 0.2, 0.3))
+    first.after_evaluation(*evaluation(10, 0.4, 0.7))
     second.load_state_dict(first.state_dict())
-    assert second.evaluated(*evaluation(20, 0.8, 0.4)) == first.evaluated(*evaluation(20, 0.8, 0.4)) != []
+    assert second.after_evaluation(*evaluation(20, 0.8, 0.4)) == first.after_evaluation(*evaluation(20, 0.8, 0.4)) != []
     assert second.state_dict() == first.state_dict()
 
 
@@ -268,9 +268,9 @@ def test_a_run_may_end_at_the_alarm(stop: bool, steps: int, caplog):
 def test_alarms_are_errors_and_warnings_are_not(caplog):
     health = Health(settings=LIMITS)
     with caplog.at_level(logging.WARNING, "mmrl"):
-        health.look(1, GOOD | {"rollout/truncated": 1.0})
-        health.evaluated(*evaluation(0, 0.5, 0.5))
-        health.evaluated(*evaluation(20, 0.9, 0.2))
+        health.after_step(1, GOOD | {"rollout/truncated": 1.0})
+        health.after_evaluation(*evaluation(0, 0.5, 0.5))
+        health.after_evaluation(*evaluation(20, 0.9, 0.2))
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
 
 
@@ -282,22 +282,24 @@ def test_noise_gives_no_alarm():
     for step, (trained, watched) in enumerate(draws):
         now = Evaluation(step, (trained + step).tolist(), {"w": watched.tolist()}, [], {})
         if step:
-            found += list(alarm.evaluated(now, []))
+            found += list(alarm.after_evaluation(now, []))
         else:
-            list(alarm.evaluated(now, []))
+            list(alarm.after_evaluation(now, []))
             alarm.best = dict.fromkeys(alarm.best, now)
     assert len(found) <= 3 * 1000 * 2 * alarm.settings.fall_chance
 
 
 def test_chances_are_student_s():
     # t = 1 with one degree of freedom is exceeded a quarter of the time
-    change = paired([0.0, 0.0], [0.0, 2.0], sign=1, least=2)
+    change = paired_change([0.0, 0.0], [0.0, 2.0], sign=1, least=2)
     assert change.chance == pytest.approx(0.25) and change.before == 0 and change.after == 1
-    assert paired([0.0, 0.0], [0.0, 2.0], sign=-1, least=2).chance == pytest.approx(0.75)
-    assert paired([0.5] * 9, [0.4] * 9, sign=-1, least=8) == (0.5, pytest.approx(0.4), 0.0, math.inf)
-    assert paired([0.5] * 9, [0.5 + 1e-9] * 9, sign=1, least=8).chance == 0.5
-    assert paired([0.5] * 7, [0.4] * 7, sign=-1, least=8).chance == 1
-    assert independent([0.0, 1.0, 2.0], [3.0, 4.0, math.nan]).chance == 1
+    assert paired_change([0.0, 0.0], [0.0, 2.0], sign=-1, least=2).chance == pytest.approx(0.75)
+    assert paired_change([0.5] * 9, [0.4] * 9, sign=-1, least=8) == (0.5, pytest.approx(0.4), 0.0, math.inf)
+    assert paired_change([0.5] * 9, [0.5 + 1e-9] * 9, sign=1, least=8).chance == 0.5
+    assert paired_change([0.5] * 7, [0.4] * 7, sign=-1, least=8).chance == 1
+    assert independent_change([0.0, 1.0, 2.0], [3.0, 4.0, math.nan]).chance == 1
     assert (
-        independent([0.0, 1.0, 2.0], [10.0, 11.0, 12.0]).chance < 0.01 < independent([10.0, 11.0, 12.0], [0.0, 1.0, 2.0]).chance
+        independent_change([0.0, 1.0, 2.0], [10.0, 11.0, 12.0]).chance
+        < 0.01
+        < independent_change([10.0, 11.0, 12.0], [0.0, 1.0, 2.0]).chance
     )

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import RewardError
 from mmrl.training.trainer import Records
-from tests.fakes import FakeTextPolicy, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, right_letter
+from tests.support.trainers import make_trainer
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Watched(FakeTextPolicy):
     asked: list[list[int]] = field(default_factory=list)
     meanwhile: Any = None
 
-    def rollout(self, requests: Sequence[Request], how: Any = None):
+    def rollout(self, requests: Sequence[Request], sampling: Any = None):
         self.asked.append(sorted({request.group_id for request in requests}))
         if self.meanwhile is not None and len(self.asked) > 1:
             self.meanwhile()
-        return super().rollout(requests, how)
+        return super().rollout(requests, sampling)
 
 
 def run(parts: int, algorithm: Any = PRESETS["grpo"], function: Any = right_letter) -> tuple[list[dict[str, float]], Watched]:
@@ -72,7 +72,7 @@ def test_rewards_work_while_the_policy_samples():
 
 
 def test_budgets_of_failures_are_for_the_whole_step():
-    """One prompt of four fails: within the budget, though it is all of its part."""
+    """One prompt of four fails: within the micro_batch, though it is all of its part."""
     count = {"failed": 0}
 
     def fussy(group: Group) -> list[float]:
@@ -140,9 +140,9 @@ def test_the_next_prompts_are_announced_before_the_update():
         def prefetch(self, prompts: Any) -> None:
             self.announced.append([prompt.id for prompt in prompts])
 
-        def rollout(self, requests: Sequence[Request], how: Any = None):
+        def rollout(self, requests: Sequence[Request], sampling: Any = None):
             self.drawn.append([request.prompt.id for request in requests])
-            return super().rollout(requests, how)
+            return super().rollout(requests, sampling)
 
     trainer = make_trainer(PRESETS["grpo"], right_letter, policy=Ahead())
     for _ in range(3):

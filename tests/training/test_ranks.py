@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.processes.launcher import started
+from tests.support.launcher import started
 from tests.training.run_ranks import VIDEO, trained
 
 Results = dict[str, Any]

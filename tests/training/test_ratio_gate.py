@@ -1,4 +1,4 @@
-"""The gate before the first update: what trips it, which suspect it names, and that all processes decide together."""
+"""The gate before the first update: what trips it, which hypothesis it names, and that all processes decide together."""
 
 import math
 import threading
@@ -11,34 +11,35 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets import PRESETS
-from mmrl.core.protocols import Suspect
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.protocols import Hypothesis
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
-from mmrl.training.distributed import Ranks
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.settings import TrainSettings
-from tests.fakes import SAMPLED, FakeTextPolicy, prompts
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.trainers import make_trainer
 
 SETTINGS = TrainSettings(ratio_bound=1e-5, mean_ratio_bound=1.0)
 
 
 @dataclass
-class Examiner:
+class Diagnostics:
     """Suspects given by hand; counts its readings."""
 
-    found: list[Suspect] = field(default_factory=list)
+    found: list[Hypothesis] = field(default_factory=list)
 
     def audit(self, rollouts: Rollouts) -> None:
         """All is well."""
 
-    def suspects(self, rollouts: Rollouts) -> Iterator[Suspect]:
+    def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         yield from self.found
 
 
 class Examined(FakeTextPolicy):
-    examiner: Any = None
+    diagnostics: Any = None
 
 
 def rows(policy: Any, count: int = 4) -> Rollouts:
@@ -47,47 +48,47 @@ def rows(policy: Any, count: int = 4) -> Rollouts:
     return replace(rollouts, action_mask=torch.ones_like(rollouts.action_mask))
 
 
-def gate_of(suspects: Callable[[Rollouts], list[Suspect]], ranks: Ranks | None = None) -> tuple[RatioGate, Rollouts]:
+def gate_of(hypotheses: Callable[[Rollouts], list[Hypothesis]], ranks: Ranks | None = None) -> tuple[RatioGate, Rollouts]:
     policy = Examined()
     rollouts = rows(policy)
-    policy.examiner = Examiner(suspects(rollouts))
+    policy.diagnostics = Diagnostics(hypotheses(rollouts))
     return RatioGate(policy, PRESETS["dr_grpo"], SETTINGS, ranks or Ranks()), rollouts
 
 
-def suspect(cause: str, values: Tensor | Exception | None, **more: Any) -> Suspect:
+def guess(cause: str, values: Tensor | Exception | None, **more: Any) -> Hypothesis:
     def read() -> Tensor:
         if isinstance(values, Exception):
             raise values
         assert values is not None
         return values
 
-    return Suspect(cause, f"under {cause}", f"Mend {cause}.", None if values is None else read, **more)
+    return Hypothesis(cause, f"under {cause}", f"Mend {cause}.", None if values is None else read, **more)
 
 
 def off(rollouts: Rollouts, by: float) -> Tensor:
-    return rollouts.recorded[SAMPLED] + by
+    return rollouts.recorded[ROLLOUT_LOGPROBS] + by
 
 
-def verdict(suspects: Callable[[Rollouts], list[Suspect]], by: float = 0.5) -> str:
-    gate, rollouts = gate_of(suspects)
+def verdict(hypotheses: Callable[[Rollouts], list[Hypothesis]], by: float = 0.5) -> str:
+    gate, rollouts = gate_of(hypotheses)
     with pytest.raises(TrainingStoppedError) as caught:
-        gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, by))
+        gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, by))
     return str(caught.value)
 
 
 def test_equal_numbers_pass():
     gate, rollouts = gate_of(lambda rollouts: [])
-    assert gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 5e-6)) == pytest.approx(5e-6, rel=0.2)
+    assert gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, 5e-6)) == pytest.approx(5e-6, rel=0.2)
 
 
 def test_the_first_change_that_brings_the_samplers_numbers_is_named():
     message = verdict(
         lambda rollouts: [
-            suspect("nothing", off(rollouts, 0.5), control=True),
-            suspect("half", off(rollouts, 0.25)),
-            suspect("broken", RuntimeError("no such kernel")),
-            suspect("right", off(rollouts, 0.0)),
-            suspect("also right", off(rollouts, 0.0)),
+            guess("nothing", off(rollouts, 0.5), control=True),
+            guess("half", off(rollouts, 0.25)),
+            guess("broken", RuntimeError("no such kernel")),
+            guess("right", off(rollouts, 0.0)),
+            guess("also right", off(rollouts, 0.0)),
         ]
     )
     assert "|log ratio| is 5.00e-01 at most" in message
@@ -99,47 +100,47 @@ def test_the_first_change_that_brings_the_samplers_numbers_is_named():
 
 
 def test_what_was_tried_in_vain_is_listed():
-    message = verdict(lambda rollouts: [suspect(name, off(rollouts, by)) for name, by in (("a", 0.4), ("b", -0.5), ("a", 0.3))])
+    message = verdict(lambda rollouts: [guess(name, off(rollouts, by)) for name, by in (("a", 0.4), ("b", -0.5), ("a", 0.3))])
     assert message.endswith("No single cause explains it; tried: a, b. Training on would be wrong")
 
 
 @pytest.mark.parametrize(("left", "named"), [(0.5 / 21, True), (0.5 / 19, False)])
 def test_a_change_must_divide_the_difference_by_twenty(left, named):
-    message = verdict(lambda rollouts: [suspect("almost", off(rollouts, left))])
+    message = verdict(lambda rollouts: [guess("almost", off(rollouts, left))])
     assert ("Likely cause: almost" in message) == named
 
 
 def test_no_change_takes_credit_for_what_the_control_already_does():
-    message = verdict(lambda rollouts: [suspect("control", off(rollouts, 0.1), control=True), suspect("a", off(rollouts, 0.02))])
+    message = verdict(lambda rollouts: [guess("control", off(rollouts, 0.1), control=True), guess("a", off(rollouts, 0.02))])
     assert "No single cause" in message
 
 
 @pytest.mark.parametrize(("moved", "named"), [(0.1, True), (0.04, False), (1e-6, False)])
 def test_a_reading_that_must_not_move_is_named_if_it_does(moved, named):
-    message = verdict(lambda rollouts: [suspect("batch", off(rollouts, 0.5 + moved), must_equal="reading")])
+    message = verdict(lambda rollouts: [guess("batch", off(rollouts, 0.5 + moved), must_equal="reading")])
     assert ("Likely cause: batch (" in message) == named
 
 
 @pytest.mark.parametrize(("columns", "named"), [(2, True), (3, False)])
 def test_a_change_must_explain_half_of_the_actions(columns, named):
-    def suspects(rollouts: Rollouts) -> list[Suspect]:
+    def hypotheses(rollouts: Rollouts) -> list[Hypothesis]:
         values = off(rollouts, 0.0)
         values[:, :columns] = math.nan
-        return [suspect("shift", values)]
+        return [guess("shift", values)]
 
-    assert ("Likely cause: shift" in verdict(suspects)) == named
+    assert ("Likely cause: shift" in verdict(hypotheses)) == named
 
 
 def test_a_fact_is_named_when_its_turn_comes():
-    message = verdict(lambda rollouts: [suspect("a", off(rollouts, 0.5)), suspect("fact", None)])
+    message = verdict(lambda rollouts: [guess("a", off(rollouts, 0.5)), guess("fact", None)])
     assert message.endswith("Likely cause: fact (under fact). Mend fact.")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("side", ["evaluated", "noted"])
 def test_numbers_that_are_not_finite_stop_the_run(side, value):
-    gate, rollouts = gate_of(lambda rollouts: [suspect("finite", off(rollouts, 0.1))])
-    noted, evaluated = rollouts.recorded[SAMPLED].clone(), off(rollouts, 0.0)
+    gate, rollouts = gate_of(lambda rollouts: [guess("finite", off(rollouts, 0.1))])
+    noted, evaluated = rollouts.recorded[ROLLOUT_LOGPROBS].clone(), off(rollouts, 0.0)
     (evaluated if side == "evaluated" else noted)[1, 2] = value
     if side == "noted" and math.isnan(value):
         assert gate.check(rollouts, noted, evaluated) == 0, "nobody sampled it"
@@ -154,7 +155,7 @@ def test_a_policy_without_an_examiner_is_stopped_too():
     rollouts = rows(policy)
     gate = RatioGate(policy, PRESETS["dr_grpo"], SETTINGS, Ranks())
     with pytest.raises(TrainingStoppedError, match="cannot look for the cause itself"):
-        gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 0.5))
+        gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, 0.5))
 
 
 class WithGradient(FakeTextPolicy):
@@ -167,7 +168,7 @@ class WithGradient(FakeTextPolicy):
         return {reading: x + self.amount if torch.is_grad_enabled() else x for reading, x in values.items()}
 
 
-def first_step(algorithm: Any, amount: float, **bounds: float) -> Any:
+def first_step(algorithm: Any, amount: float, **bounds: Any) -> Any:
     policy = WithGradient()
     policy.amount = amount
     trainer = make_trainer(algorithm, policy=policy, **bounds)
@@ -235,20 +236,20 @@ class Playing(Ranks):
 
 
 def test_all_processes_stop_together_and_read_equally_often():
-    """Only the second one has a fault, and its cause is the first of two suspects."""
+    """Only the second one has a fault, and its cause is the first of two hypotheses."""
     meeting, said, reads = Meeting(2), ["", ""], [0, 0]
 
     def run(rank: int) -> None:
-        def suspects(rollouts: Rollouts) -> list[Suspect]:
+        def hypotheses(rollouts: Rollouts) -> list[Hypothesis]:
             def read(by: float) -> Tensor:
                 reads[rank] += 1
                 return off(rollouts, by)
 
-            return [Suspect(f"{name}{rank}", "so", "Mend it", lambda by=by: read(by)) for name, by in (("a", 0.0), ("b", 0.3))]
+            return [Hypothesis(f"{name}{rank}", "so", "Mend it", lambda by=by: read(by)) for name, by in (("a", 0.0), ("b", 0.3))]
 
-        gate, rollouts = gate_of(suspects, Playing(meeting, rank, 2))
+        gate, rollouts = gate_of(hypotheses, Playing(meeting, rank, 2))
         try:
-            gate.check(rollouts, rollouts.recorded[SAMPLED], off(rollouts, 0.5 * rank))
+            gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, 0.5 * rank))
         except TrainingStoppedError as error:
             said[rank] = str(error)
 

@@ -45,7 +45,7 @@ def test_the_same_group_is_asked_once():
     first, second = rewards.score([group()])[0], rewards.score([group()])[0]
     assert judge.asked == ["abc"]
     assert first.values.equal(second.values) and first.parts == second.parts
-    assert rewards.measures()["reward/judge/cached"] == 0.5
+    assert rewards.drain_metrics()["reward/judge/cached"] == 0.5
 
 
 @pytest.mark.parametrize(

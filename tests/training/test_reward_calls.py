@@ -163,7 +163,7 @@ def test_what_cannot_go_to_a_process_is_refused_at_build():
 
 
 def test_a_plug_in_file_works_in_a_process(tmp_path):
-    from mmrl.app.plugins import load
+    from mmrl.app.plugins.resolve import load
 
     file = tmp_path / "mine.py"
     file.write_text(
@@ -196,7 +196,7 @@ def test_further_attempts(kind):
     rewards = runner(function, retries=2, **NOW)
     assert status(rewards.score([group()])) == [Status.OK]
     assert count["calls"] == 3
-    assert rewards.measures()["reward/mine/retried"] == 2
+    assert rewards.drain_metrics()["reward/mine/retried"] == 2
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["def", "async def"])
@@ -400,9 +400,9 @@ def test_transform_counts_and_raw_is_logged():
 def test_measures_tell_seconds_and_start_again():
     rewards = runner(numbers)
     rewards.score(groups(3))
-    found = rewards.measures()
+    found = rewards.drain_metrics()
     assert 0 <= found["time/reward/mine/p50_s"] <= found["time/reward/mine/p95_s"] < 5
-    assert rewards.measures() == {}
+    assert rewards.drain_metrics() == {}
 
 
 def test_a_group_without_samples_is_an_error():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, untouched_random_state
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, keep_random_state
 
 
 def group(count: int = 4, id: int = 0) -> Group:
@@ -138,7 +138,7 @@ def test_rewards_cannot_change_sampling():
     seed_all(7)
     expected = (float(torch.rand(())), random.random(), float(np.random.rand()))
     seed_all(7)
-    with untouched_random_state():
+    with keep_random_state():
         seed_all(1)
     assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
 

@@ -4,16 +4,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.planners import DynamicSampling
-from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.weights.rollouts import DropTruncated
-from mmrl.core.types import Group, Reading
+from mmrl.algorithms.masks.truncated import DropTruncated
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.rewards import NamedReward, RewardRunner
-from tests.fakes import SAMPLED, FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.trainers import make_trainer
 
 
 def weights(trainer) -> torch.Tensor:
@@ -35,9 +36,9 @@ def test_every_preset_takes_updates(name):
     assert not torch.equal(before, weights(trainer))
 
 
-@pytest.mark.parametrize("budget", [1, 9, 40, 10_000])
-def test_update_does_not_depend_on_the_budget(budget):
-    trainer, whole = make_trainer(budget=budget), make_trainer(budget=10_000)
+@pytest.mark.parametrize("micro_batch", [1, 9, 40, 10_000])
+def test_update_does_not_depend_on_the_budget(micro_batch):
+    trainer, whole = make_trainer(micro_batch=micro_batch), make_trainer(micro_batch=10_000)
     for _ in range(3):
         trainer.step()
         whole.step()
@@ -64,9 +65,9 @@ def test_ratio_gate_stops_before_the_first_update(bounds):
     policy = FakeTextPolicy()
     rollout = policy.rollout
 
-    def wrong(requests, how=None):
-        rollouts = rollout(requests, how)
-        rollouts.recorded[SAMPLED][3, 0] += 1e-3
+    def wrong(requests, sampling=None):
+        rollouts = rollout(requests, sampling)
+        rollouts.recorded[ROLLOUT_LOGPROBS][3, 0] += 1e-3
         return rollouts
 
     policy.rollout = wrong
@@ -81,9 +82,9 @@ def test_injected_rows_get_their_old_logprobs_before_the_first_update():
     policy = FakeTextPolicy()
     rollout = policy.rollout
 
-    def unknown(requests, how=None):
-        rollouts = rollout(requests, how)
-        rollouts.recorded[SAMPLED][0] = math.nan
+    def unknown(requests, sampling=None):
+        rollouts = rollout(requests, sampling)
+        rollouts.recorded[ROLLOUT_LOGPROBS][0] = math.nan
         return rollouts
 
     policy.rollout = unknown
@@ -196,6 +197,6 @@ def test_old_is_what_sampled_during_several_epochs():
     trainer = make_trainer(replace(PRESETS["grpo"], epochs=2))
     seen = []
     update = trainer.update
-    trainer.update = lambda batch: (seen.append(batch.frozen[Reading("logprobs", "old")].clone()), update(batch))[1]
+    trainer.update = lambda batch: (seen.append(batch.frozen[OLD_LOGPROBS].clone()), update(batch))[1]
     trainer.step()
     assert torch.equal(seen[0], seen[1])

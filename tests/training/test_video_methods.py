@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmrl.algorithms.planners import Once
-from mmrl.algorithms.planners_video import DifficultyAware, WithTruth
-from mmrl.algorithms.presets import grpo
-from mmrl.algorithms.presets_video import PRESETS, tw_grpo
-from mmrl.algorithms.samplers import Shuffled
-from mmrl.algorithms.weights.divergence import GROUP_DIVERGENCE, GroupDivergence
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
+from mmrl.algorithms.presets.text import grpo
+from mmrl.algorithms.presets.video import PRESETS, tw_grpo
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.algorithms.weights.divergence import GroupDivergence
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import GROUP_DIVERGENCE, OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Reading, Request, Revision, Video
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.distributed import Ranks
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
-from tests.fakes import FakeTextPolicy, prompts, right_letter
-from tests.training.conftest import make_trainer
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.trainers import make_trainer
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
 
@@ -51,7 +52,7 @@ def test_every_preset_takes_updates(name):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_updates_do_not_depend_on_the_budget(name):
-    parts, whole = video_trainer(name, budget=9), video_trainer(name, budget=10_000)
+    parts, whole = video_trainer(name, micro_batch=9), video_trainer(name, micro_batch=10_000)
     for _ in range(2):
         parts.step()
         whole.step()
@@ -60,7 +61,7 @@ def test_updates_do_not_depend_on_the_budget(name):
 
 def test_tw_grpo_with_uniform_weights_is_grpo():
     uniform = replace(tw_grpo, importance=(GroupDivergence(alpha=1.0),))
-    plain = replace(grpo, objective=tw_grpo.objective, share=tw_grpo.share)
+    plain = replace(grpo, objective=tw_grpo.objective, aggregation=tw_grpo.aggregation)
     trainers = [make_trainer(algorithm) for algorithm in (uniform, plain, tw_grpo)]
     for trainer in trainers:
         for _ in range(3):
@@ -70,10 +71,10 @@ def test_tw_grpo_with_uniform_weights_is_grpo():
 
 
 def test_divergence_compares_the_rows_of_one_group_only():
-    trainer = video_trainer("tw_grpo", prompts_per_step=3, budget=10_000)
+    trainer = video_trainer("tw_grpo", prompts_per_step=3, micro_batch=10_000)
     rollouts = trainer.collector.collect().rollouts
     shuffled = rollouts.take(torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(0)))
-    found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, Reading("entropy", "old")])
+    found = trainer.reader.read_rows(shuffled, [GROUP_DIVERGENCE, OLD_ENTROPY])
     alone = Reading("group_divergence")
     for group_id in shuffled.group_ids.unique():
         own = shuffled.take((shuffled.group_ids == group_id).nonzero()[:, 0])
@@ -121,7 +122,7 @@ def test_injected_rows_are_read_before_the_first_update():
     samples = [sample for _, sample in collected.rollouts.samples()]
     given = torch.tensor([sample.role == "injected" for sample in samples])
     assert given.sum() == 4
-    sampled, old = collected.rollouts.recorded[Reading("logprobs", "sampler")], Reading("logprobs", "old")
+    sampled, old = collected.rollouts.recorded[ROLLOUT_LOGPROBS], OLD_LOGPROBS
     assert sampled[given].isnan().all() and sampled[~given].isfinite().all()
     assert collected.scores.values[given, 0].min() >= 1, "the given answer is the right one"
     assert trainer.reader.read(collected.rollouts, check=True)[old].isfinite().all()
@@ -131,7 +132,7 @@ def test_changed_prompts_take_the_place_of_their_groups():
     trainer = video_trainer("deepvideo_r1", prompts_per_step=8)
     drawn: list[list[Request]] = []
     rollout = trainer.policy.rollout
-    trainer.policy.rollout = lambda requests, how=None: (drawn.append(list(requests)), rollout(requests, how))[1]
+    trainer.policy.rollout = lambda requests, sampling=None: (drawn.append(list(requests)), rollout(requests, sampling))[1]
     for _ in range(6):
         collected = trainer.collector.collect()
         assert sorted(collected.rollouts.group_ids.tolist()) == sorted(

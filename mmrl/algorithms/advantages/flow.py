@@ -27,10 +27,10 @@ class BestOfN:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit = self.norm(scores, rollouts)
         totals = scores.total()
-        chosen = by_group(rollouts, credit.keep, totals, self._chosen) > 0
+        chosen = by_group(rollouts, credit.keep, totals, self._choice) > 0
         return Credit(torch.where(chosen[:, None], credit.values, 0.0), chosen)
 
-    def _chosen(self, values: Tensor) -> Tensor:
+    def _choice(self, values: Tensor) -> Tensor:
         chosen = torch.zeros_like(values)
         best, worst = extremes(values, self.n)
         chosen[best] = chosen[worst] = 1

@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import EpsMode, by_group, moments, standardize, totals_and_keep
-from mmrl.core.types import Credit, Reading, Rollouts, Scores
-
-SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Credit, Rollouts, Scores
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class TreeNorm:
     def _worth(self, totals: Tensor, nodes: Tensor, keep: Tensor, rollouts: Rollouts) -> Float[Tensor, "n t1"]:
         if self.fusion == "mean":
             return mean_of_leaves(totals, nodes, keep)
-        if SAMPLER_LOGPROBS not in rollouts.recorded:
+        if ROLLOUT_LOGPROBS not in rollouts.recorded:
             raise ValueError(
                 "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but they are not at hand "
                 "(training on several processes gathers none): set fusion = 'mean'"
             )
-        return path_weighted(totals, nodes, keep, rollouts.recorded[SAMPLER_LOGPROBS])
+        return path_weighted(totals, nodes, keep, rollouts.recorded[ROLLOUT_LOGPROBS])
 
     def _standardize(self, rows: Float[Tensor, "m 2"]) -> Float[Tensor, "m 2"]:
         """Of (worth, 1 / rows of the node), so that every node counts once."""

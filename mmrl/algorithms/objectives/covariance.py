@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
-from mmrl.algorithms.objectives.terms import LOGPROBS, Surrogate, log_ratio, moved
+from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
+from mmrl.core.readings import LOGPROBS
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
 
 class OfTheMinibatch(Surrogate):
@@ -40,7 +41,7 @@ class KlCov(OfTheMinibatch):
         held[flat.topk(min(num_held, len(flat))).indices] = 1
         held = held.view_as(difference) * mask
         values = -batch.advantages * difference.exp() + self.coef * held * difference.abs()
-        return values, {"policy/clip_frac": held, **moved(difference)}
+        return values, {"policy/clip_frac": held, **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class ClipCov(OfTheMinibatch):
     low: float = 0.2
     high: float = 0.2
     seed: int = 0
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, moved
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only, ratio_metrics
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Batch, Reading, Scope
-from mmrl.flow.readings import DT, MEAN, SAMPLED_MEAN, STD, VELOCITY
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
 
 def squared_gap(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
@@ -78,6 +78,10 @@ class RatioNorm(Surrogate):
     def scope(self) -> Scope:
         return "batch" if self.bias == "batch" else "action"
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, of="scaled_ratio")
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         std = torch.where(mask, readings[STD], 1.0)
@@ -88,4 +92,4 @@ class RatioNorm(Surrogate):
         ratio = difference.exp()
         plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.low, 1 + self.high)
         values = torch.maximum(plain, clipped)
-        return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **ratio_metrics(difference)}

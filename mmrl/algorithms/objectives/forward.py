@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only
+from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
-from mmrl.flow.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 

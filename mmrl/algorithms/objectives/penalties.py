@@ -7,7 +7,8 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS, actions_only, log_ratio
+from mmrl.algorithms.objectives.terms import actions_only, log_ratio
+from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
 
 KlKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, actions_only
+from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.algorithms.views import MaskPatches
 from mmrl.core.protocols import View
+from mmrl.core.readings import LOGPROBS, MASKED_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
-
-MASKED_LOGPROBS = Reading("logprobs", "old", "masked")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import LOGPROBS, OLD_LOGPROBS, Surrogate, actions_only, rollout_mean
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only, rollout_mean
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import within
 from mmrl.core.types import Batch, Reading, Scope
 
@@ -40,13 +41,13 @@ class AdvantageRegression(Surrogate):
         advantages = rollout_mean(batch.advantages, mask)[:, 0]
         ids = batch.rollouts.group_ids
         fitted, informed = torch.zeros_like(rho), torch.zeros_like(rho)
-        fitted[live] = within(ids[live], rho[live], self._standardized)
+        fitted[live] = within(ids[live], rho[live], self._standard_scores)
         informed[live] = within(ids[live], advantages[live], lambda a: (a != 0).any().to(a).expand_as(a))
         values = (informed * (advantages - fitted) ** 2)[:, None].expand_as(mask)
         spread = rho.detach().abs()[:, None].expand_as(mask)
         return actions_only(values, mask), {"policy/log_ratio": actions_only(spread, mask)}
 
-    def _standardized(self, rho: Tensor) -> Tensor:
+    def _standard_scores(self, rho: Tensor) -> Tensor:
         centred = rho - rho.mean()
         # The floor keeps the gradient of a root at 0 finite: there it is 0.
         deviation = (centred**2).mean().clamp(min=1e-36).sqrt()

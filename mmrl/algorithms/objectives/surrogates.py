@@ -10,17 +10,15 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
-    LOGPROBS,
-    OLD_LOGPROBS,
-    SAMPLER_LOGPROBS,
     Level,
     Surrogate,
     actions_only,
     log_ratio,
-    moved,
+    ratio_metrics,
     rollout_mean,
 )
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
 Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 
@@ -67,6 +65,10 @@ class Clip(Surrogate):
     def scope(self) -> Scope:
         return self.level
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, self.level)
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         difference = log_ratio(readings, mask, self.level)
@@ -82,7 +84,7 @@ class Clip(Surrogate):
             most = -self.dual * advantages
             bound = bound | ((advantages < 0) & (values > most))
             values = torch.where(advantages < 0, torch.minimum(values, most), values)
-        return values, {"policy/clip_frac": bound.to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": bound.to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,19 @@ class Cispo(Surrogate):
     def scope(self) -> Scope:
         return self.level
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(
+            math.inf if self.low is None else 1 - self.low, math.inf if self.high is None else self.high - 1, self.level
+        )
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         difference = log_ratio(readings, mask, self.level)
         ratio = difference.detach().exp()
         weight = ratio if self.low is None and self.high is None else ratio.clamp(self.low, self.high)
         values = -weight * batch.advantages * actions_only(readings[LOGPROBS], mask)
-        return values, {"policy/clip_frac": (weight != ratio).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (weight != ratio).to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class Sapo(Surrogate):
         positive = torch.full_like(batch.advantages, self.tau_positive)
         tau = torch.where(batch.advantages > 0, positive, self.tau_negative)
         values = -4 / tau * torch.sigmoid(tau * (difference.exp() - 1)) * batch.advantages
-        return values, moved(difference)
+        return values, ratio_metrics(difference)
 
 
 @dataclass(frozen=True)
@@ -146,13 +154,17 @@ class Gmpo(Surrogate):
     def scope(self) -> Scope:
         return "rollout"
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high)
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         difference = log_ratio(readings, mask)
         clipped = difference.clamp(-self.low, self.high)
         pessimistic = torch.where(advantages > 0, torch.minimum(difference, clipped), torch.maximum(difference, clipped))
         values = -rollout_mean(advantages, mask) * rollout_mean(pessimistic, mask).exp()
-        return values, {"policy/clip_frac": (pessimistic != difference).to(values.dtype), **moved(difference)}
+        return values, {"policy/clip_frac": (pessimistic != difference).to(values.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -167,11 +179,11 @@ class Vespo(Surrogate):
     k_negative: float = 3.0
     lambda_negative: float = 2.0
     sampler: bool = False
-    """Multiply old / sampler into w (instead of a SamplerCorrection weight); needs Algorithm.old = "reread"."""
+    """Multiply old / sampler into w (instead of a RolloutCorrection weight); needs Algorithm.old = "reread"."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS, SAMPLER_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
+        return (LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS) if self.sampler else (LOGPROBS, OLD_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -183,7 +195,7 @@ class Vespo(Surrogate):
         smallest = math.log(1e-8)
         log_w = difference.detach().sum(1, keepdim=True)
         if self.sampler:
-            gap = readings[OLD_LOGPROBS] - readings[SAMPLER_LOGPROBS]
+            gap = readings[OLD_LOGPROBS] - readings[ROLLOUT_LOGPROBS]
             gap = torch.where(mask & ~gap.isnan(), gap, 0.0).clamp(smallest, LOG_RATIO_BOUND)
             log_w = log_w + gap.sum(1, keepdim=True)
         log_w = log_w.clamp(smallest, LOG_RATIO_BOUND)
@@ -192,7 +204,7 @@ class Vespo(Surrogate):
         lam = torch.where(gains, torch.full_like(advantages, self.lambda_positive), self.lambda_negative)
         phi = (lam + k * log_w - lam * log_w.exp()).exp()
         values = -phi * advantages * actions_only(readings[LOGPROBS], mask)
-        return values, {"policy/phi": phi, **moved(difference)}
+        return values, {"policy/phi": phi, **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,10 @@ class Dppo(Surrogate):
     high: float = 0.2
     truncate: float = 20.0
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, of="probability")
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         difference = log_ratio(readings, mask)
@@ -214,7 +230,7 @@ class Dppo(Surrogate):
         rise = logprobs.detach().exp() - actions_only(readings[OLD_LOGPROBS], mask).exp()
         trusted = torch.where(advantages > 0, rise <= self.high, rise >= -self.low)
         weight = difference.detach().exp().clamp(max=self.truncate) * trusted
-        return -weight * advantages * logprobs, {"policy/clip_frac": (~trusted).to(weight.dtype), **moved(difference)}
+        return -weight * advantages * logprobs, {"policy/clip_frac": (~trusted).to(weight.dtype), **ratio_metrics(difference)}
 
 
 @dataclass(frozen=True)
@@ -230,4 +246,4 @@ class Dro(Surrogate):
         mask = batch.rollouts.action_mask
         difference = log_ratio(readings, mask)
         values = -(batch.advantages * actions_only(readings[LOGPROBS], mask) - self.beta / 2 * difference**2)
-        return values, moved(difference)
+        return values, ratio_metrics(difference)

@@ -7,14 +7,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Reading, Scope
-
-LOGPROBS = Reading("logprobs")
-OLD_LOGPROBS = Reading("logprobs", "old")
-REF_LOGPROBS = Reading("logprobs", "ref")
-SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
-ENTROPY = Reading("entropy")
 
 Level = Literal["action", "rollout"]
 LOG_RATIO_BOUND = 20.0
@@ -55,7 +50,7 @@ def rollout_mean(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Te
     return masked_mean(x, mask, dim=1)[:, None].expand_as(x)
 
 
-def moved(difference: Float[Tensor, "n t"]) -> dict[str, Tensor]:
+def ratio_metrics(difference: Float[Tensor, "n t"]) -> dict[str, Tensor]:
     """How far the policy is from the old one, for the log: mean ratio, and KL(old || policy) by the k3 estimate."""
     d = difference.detach()
     return {"policy/ratio": d.exp(), "policy/kl_old": d.exp() - d - 1}

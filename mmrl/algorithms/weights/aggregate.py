@@ -1,6 +1,6 @@
-"""Aggregations: the share of every action in the loss, from the counts of all ranks. `share` slot of an Algorithm."""
+"""Aggregations: the share of every action in the loss, from the counts of all ranks. `aggregation` slot of an Algorithm."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -54,6 +54,10 @@ class FixedLength(Aggregation):
 
     length: int | None = None
     """In actions. None: the run fills in its max_new_tokens."""
+
+    def with_length(self, length: int) -> "FixedLength":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when `length` was never filled in."""

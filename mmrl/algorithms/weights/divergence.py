@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.readings import GROUP_DIVERGENCE
 from mmrl.core.types import Batch, Counts, Reading, Scope
-
-GROUP_DIVERGENCE = Reading("group_divergence", "old")
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Counts, Reading, Scope
-
-OLD_ENTROPY = Reading("entropy", "old")
-OLD_LOGPROBS = Reading("logprobs", "old")
-SAMPLER_LOGPROBS = Reading("logprobs", "sampler")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class HighEntropy:
 
 
 @dataclass(frozen=True)
-class SamplerCorrection:
+class RolloutCorrection:
     """old / sampler, for samplers whose probabilities differ from the trainer's (TIS and MIS; TRL 1.16's default mode).
 
     Per action, or multiplied over the rollout (TRL's product, not ms-swift's geometric mean). `truncate` clamps the ratio
@@ -65,7 +62,7 @@ class SamplerCorrection:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -98,7 +95,7 @@ class OffPolicyMask:
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, SAMPLER_LOGPROBS)
+        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -112,7 +109,7 @@ class OffPolicyMask:
 
 def sampler_gap(batch: Batch) -> Float[Tensor, "n t"]:
     """log old - log sampler where an action trains and the sampler said something, else 0."""
-    gap = batch.frozen[OLD_LOGPROBS] - batch.frozen[SAMPLER_LOGPROBS]
+    gap = batch.frozen[OLD_LOGPROBS] - batch.frozen[ROLLOUT_LOGPROBS]
     return torch.where(batch.rollouts.action_mask & ~gap.isnan(), gap, 0.0)
 
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.readings import DT, STD
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.flow.readings import DT, STD
 
 
 class OfTheStep:

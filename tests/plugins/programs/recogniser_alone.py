@@ -8,7 +8,7 @@ def main() -> None:
     from PIL import Image
 
     from mmrl import Group, Prompt, Sample
-    from mmrl.app.plugins import load
+    from mmrl.app.plugins.resolve import load
 
     reward = load("rewards/ocr.py", "rewards")(engine="recogniser")
     (scored,) = reward(Group(0, Prompt("1", answer="x"), (Sample(image=Image.new("RGB", (96, 48))),)))

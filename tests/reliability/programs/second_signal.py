@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from mmrl.app.signals import listening
+from mmrl.app.run.signals import listening
 from mmrl.training.stopping import Stop
 
 

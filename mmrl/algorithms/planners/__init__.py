@@ -1,0 +1,1 @@
+"""What to sample, and what to sample again after seeing scores."""

@@ -1,0 +1,93 @@
+"""What to sample, and what to sample again once the scores are known."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
+
+
+def one_request_each(prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> list[Request]:
+    """A group of plain samples per prompt; its seed depends on the step's seed and the group's id alone."""
+    return [
+        Request(prompt, group_size, group_id, seed=seed_of(seed, group_id)) for group_id, prompt in enumerate(prompts, first_id)
+    ]
+
+
+def seed_of(seed: int, group_id: int) -> int:
+    """A seed of 63 bits, so that no two groups of a run draw the same noise."""
+    digest = hashlib.blake2b(f"{seed}/{group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class Once:
+    """Every prompt is sampled once, whatever the scores say."""
+
+    @property
+    def max_rounds(self) -> int:
+        return 1
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return one_request_each(prompts, group_size, first_id, seed)
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        return Revision()
+
+
+@dataclass(frozen=True)
+class DynamicSampling:
+    """Draw new prompts until enough groups are informative: max - min of the rewards > min_spread (DAPO, arXiv:2503.14476).
+
+    Groups that are not are dropped, and so is what was drawn too much. After `max_rounds` the step trains on the groups it
+    has. The rows of a group must come in the order of its samples; only those of role `policy` are compared.
+    """
+
+    max_rounds: int = 10
+    min_spread: float = 1e-6
+    """Above 0, so that rewards which differ only by rounding do not count."""
+    reward: str | None = None
+    """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps dead groups alive."""
+    oversample: float = 1.0
+    """Fresh prompts per missing group."""
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return one_request_each(prompts, group_size, first_id, seed)
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        """Round indices count from 0.
+
+        Raises:
+            ValueError: `reward` names no reward, or not one group is informative after the last round.
+        """
+        rewards = self._rewards(scores)
+        informative = [group.id for group in groups if self._spread(group, rewards[group_ids == group.id]) > self.min_spread]
+        kept = frozenset(informative[:wanted])
+        drop = frozenset(group.id for group in groups) - kept
+        missing = wanted - len(kept)
+        if missing > 0 and round_index + 1 < self.max_rounds:
+            return Revision(fresh_prompts=math.ceil(missing * self.oversample), drop_groups=drop)
+        if not kept:
+            what = "total reward" if self.reward is None else f"reward {self.reward!r}"
+            raise ValueError(
+                f"after {round_index + 1} rounds of dynamic sampling no group is informative: in each of the {len(groups)} "
+                f"groups last looked at, the {what} differs by at most {self.min_spread} between samples; look at completions "
+                "and scores (`mmrl reward test`), give prompts the model sometimes solves, or raise the sampling temperature"
+            )
+        return Revision(drop_groups=drop)
+
+    def _rewards(self, scores: Scores) -> Tensor:
+        if self.reward is None:
+            return scores.total()
+        if self.reward not in scores.names:
+            raise ValueError(f"DynamicSampling.reward is {self.reward!r}; the run has the rewards {list(scores.names)}")
+        k = scores.names.index(self.reward)
+        return scores.values[:, k].masked_fill(scores.status[:, k] != Status.OK, float("nan"))
+
+    def _spread(self, group: Group, rewards: Tensor) -> float:
+        rows = zip(group.samples, (float(reward) for reward in rewards), strict=True)
+        by_policy = [value for sample, value in rows if sample.role == "policy" and not math.isnan(value)]
+        return max(by_policy) - min(by_policy) if by_policy else 0.0

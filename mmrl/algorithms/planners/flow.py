@@ -1,0 +1,27 @@
+"""Planners of image RL: whose weights sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from mmrl.algorithms.planners.base import Once
+from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+
+
+@dataclass(frozen=True)
+class SampleFrom:
+    """Every prompt once, sampled under weights kept beside the policy: DiffusionNFT's old policy is an average of it."""
+
+    model: Literal["ema", "ref"] = "ema"
+
+    @property
+    def max_rounds(self) -> int:
+        return 1
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return [replace(request, model=self.model) for request in Once().first(prompts, group_size, first_id, seed)]
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        return Revision()

@@ -1,0 +1,232 @@
+"""Published algorithms for flow-matching image generators, as deltas of each other.
+
+Documented as in text.py. Numbers are those of the papers' main setting; where the official code does otherwise, the
+document says which option does the same. Clip ranges suit latents of 10^4 to 10^5 elements: log-ratios are means over them,
+so with latents of a few hundred elements take 1e-3 to 1e-2, or nearly everything is clipped after one update.
+"""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.tree import TreeNorm
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
+from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.flow import SampleFrom
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
+from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.flow.sigmas import LinearShift
+from mmrl.flow.times import TimeSampler
+
+flow_grpo = Algorithm(
+    objective=((1.0, Clip(low=1e-4, high=1e-4)), (0.004, FlowKL(form="true"))),
+    advantage=GroupNorm(ddof=0, eps=1e-4, clip=5.0),
+    schedule=Full(num_steps=10, dynamics="flow_sde", level=0.7),
+    group_size=24,
+    minibatches=2,
+)
+"""GRPO on the steps of a stochastic sampler: few steps, noise at each, PPO clip on Gaussian transitions, KL to the reference.
+
+Flow-GRPO: Training Flow Matching Models via Online RL, arXiv:2505.05470.
+The code differs from the paper: deviation over the whole batch (advantage.scale = "batch"), KL without the step size and ten
+times the coefficient (0.04, form = "no_dt"), noise also at the last step, which never trains (schedule.last = "noisy").
+SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. The code also leaves out samples whose advantage is 0, with their KL:
+advantage.drop_zero. Nothing is left out.
+"""
+
+flow_grpo_fast = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-5, high=1e-5)),),
+    schedule=Window(num_steps=10, size=3, dynamics="cps", level=0.8, move="random", low=0, high=5),
+)
+"""Flow-GRPO that is noisy and trains in a short random window of early steps only.
+
+Flow-GRPO-Fast, in the code of Flow-GRPO, arXiv:2505.05470.
+No KL, coefficients-preserving noise. The window is drawn once per training step, the same on all ranks (the code: per batch and
+rank). The first version of the code started all samples of a group from one deterministic prefix: set
+schedule.initial_noise = "group" and schedule.share_prefix = true. Nothing is left out.
+"""
+
+cps = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-5, high=1e-5)),),
+    schedule=Full(num_steps=10, dynamics="cps", level=0.8),
+)
+"""Flow-GRPO with noise that preserves the coefficients of signal and noise, so that no noise is left at the end.
+
+Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching, arXiv:2509.05952.
+The log-probability is the authors': -(x' - mean)^2 without the variance, which the clip range assumes. No KL. Nothing is left
+out.
+"""
+
+grpo_guard = replace(
+    flow_grpo,
+    objective=((1.0, RatioNorm(low=2e-6, high=2e-6)),),
+    importance=(InverseStep(),),
+)
+"""Flow-GRPO with log-ratios freed of their negative bias and brought to one scale at all steps.
+
+GRPO-Guard: Mitigating Implicit Over-Optimization in Flow Matching via Regulated Clipping, arXiv:2510.22319.
+No KL; float32 throughout. The bias is taken per sample; the official code averages it over a micro-batch by accident
+(objective.0.bias = "batch"). Flow-Factory's port does not divide by the step size (importance = []). Nothing is left out.
+"""
+
+mix_grpo = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-4, high=1e-4)),),
+    advantage=Decoupled(ddof=1, eps=1e-8, whiten="none"),
+    schedule=Window(num_steps=25, size=4, dwell=25, initial_noise="group", spacing=LinearShift(3.0)),
+    group_size=12,
+    minibatches=4,
+)
+"""A window of noisy, trained steps that slides from noise to data; the rest is deterministic.
+
+MixGRPO: Unlocking Flow-based GRPO Efficiency with Mixed ODE-SDE, arXiv:2507.21802.
+Every reward is normalized in its group before they are added; give reward weights that add up to 1. The code's windows end two
+steps early (schedule.high = num_steps - 2) and run past that end until one is empty (schedule.overrun). It clips advantages to
+5, which groups of fewer than 27 never reach. schedule.share_prefix = true saves the shared steps before the window. The code's
+trimmed_ratio is advantage.trimmed. Nothing is left out.
+"""
+
+mix_grpo_flash = replace(
+    mix_grpo,
+    schedule=Window(num_steps=25, size=4, dwell=20, flash=0.4, initial_noise="group", spacing=LinearShift(3.0)),
+)
+"""MixGRPO that finishes each sample with fewer, second-order steps after the window.
+
+MixGRPO-Flash, arXiv:2507.21802.
+Flash* freezes the window: schedule.stride = 0, schedule.flash = 0.2. At least one step is left after the window, where the code
+can stop above sigma 0. Nothing is left out.
+"""
+
+temp_flow_grpo = replace(
+    flow_grpo,
+    advantage=TreeNorm(ddof=0, eps=1e-4, zero_below=0.0),
+    importance=(NoiseLevel(),),
+    schedule=Branching(num_steps=10, branches=6),
+    group_size=4 * 54,
+)
+"""Branches of one noisy step off a deterministic trunk: each reward credits exactly its step; noisy steps weigh more.
+
+TempFlow-GRPO: When Timing Matters for GRPO in Flow Models, arXiv:2508.04324.
+A group is 4 trunks of 6 branches at each of 9 steps, compared over all trunks of the prompt, as the paper has it; the code
+compares the 6 branches of one trunk (group_size = 54). A trunk costs 279 forwards; schedule.at_steps branches at fewer steps.
+Nothing is left out.
+"""
+
+dance_grpo = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-4, high=1e-4)),),
+    advantage=GroupNorm(ddof=1, eps=1e-8, zero_below=1e-6, clip=5.0),
+    schedule=Full(
+        num_steps=16, dynamics="dance_sde", level=0.3, trained_per_row=9, initial_noise="group", spacing=LinearShift(3.0)
+    ),
+    group_size=12,
+    minibatches=3,
+)
+"""Constant noise at every step, shared initial noise, each sample trains a random 60 % of its steps.
+
+DanceGRPO: Unleashing GRPO on Visual Generation, arXiv:2505.07818.
+The rewarded image is the data predicted at the last step (schedule.last = "ode" is the same thing). For video keep the best and
+worst of many samples: advantage BestOfN(n=8) with group_size 24. Models with guidance: one update per step (minibatches = 1).
+The code truncates the network's timestep to an integer (schedule.truncated_timesteps). Not implemented: a clipped loss per
+reward.
+"""
+
+branch_grpo = replace(
+    dance_grpo,
+    objective=((1.0, Clip(low=1e-3, high=1e-3)),),
+    advantage=TreeNorm(ddof=1, eps=1e-8),
+    aggregation=TokenMean(),
+    schedule=Tree(num_steps=20, split_steps=(0, 3, 6, 9), factor=2, split_noise=4.0, spacing=LinearShift(3.0)),
+    group_size=16,
+    minibatches=1,
+)
+"""Samples are the leaves of a tree of denoising steps, so prefixes are shared and every depth is compared on its own.
+
+BranchGRPO: Stable and Efficient GRPO with Structured Branching in Diffusion Models, arXiv:2509.06040.
+A node is worth the mean of its leaves as in the code; the paper's path weights are advantage.fusion = "path". The density of a
+split has the noise that was drawn; the code's is four times narrower (schedule.nominal_density). Pruning: schedule.pruned_depths
+with slide_every, advantage.kept_chains = 0.5. The code updates 19 times per tree, here once. Nothing is left out; its mixed mode
+is branch_mix_grpo.
+"""
+
+branch_mix_grpo = replace(
+    branch_grpo,
+    schedule=Tree(
+        num_steps=20,
+        split_steps=(0, 3, 6, 9),
+        factor=2,
+        split_noise=4.0,
+        window=(0, 4),
+        window_every=30,
+        last="ode",
+        spacing=LinearShift(3.0),
+    ),
+)
+"""BranchGRPO that is noisy and trains at its splits and in a sliding window only; the other steps are deterministic.
+
+BranchGRPO-Mix, arXiv:2509.06040.
+The tree and its rollout cost are those of branch_grpo, what trains is a sixth to two fifths. The window's size and pace are ours
+(they are not in the sources read); with its defaults the code's window never moves (schedule.window_every = 0). The last step is
+always deterministic. Nothing is left out.
+"""
+
+pref_grpo = replace(
+    grpo_guard,
+    objective=((1.0, RatioNorm(low=1e-4, high=1e-4)),),
+    advantage=GroupNorm(ddof=1, eps=1e-8, zero_below=1e-6, clip=5.0),
+    schedule=Full(
+        num_steps=25, dynamics="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)
+    ),
+    group_size=8,
+)
+"""Rewards are win rates of pairwise comparisons inside the group; normalized ratios.
+
+Pref-GRPO: Pairwise Preference Reward-based GRPO for Stable Text-to-Image Reinforcement Learning, arXiv:2508.20751.
+The win rate is a reward: configure one that compares the images of a group. The code mixes 0.6 of CLIP in and standardizes the
+sum once more over the batch (advantage Decoupled with whiten = "rollout"). Nothing else is left out.
+"""
+
+diffusion_nft = replace(
+    flow_grpo,
+    objective=((1.0, NegativeAware(beta=1.0)), (1e-4, FlowKL(form="velocity_mse"))),
+    advantage=GroupNorm(scale="batch", ddof=0, eps=1e-4, clip=5.0),
+    planner=SampleFrom("ema"),
+    schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("rollout", count=9)),
+    ema_decay=RampDecay(),
+    minibatches=1,
+)
+"""No sampler likelihood: noised samples pull the velocity towards good ones and push it from bad ones.
+
+DiffusionNFT: Online Diffusion Reinforcement with Forward Process, arXiv:2509.16117.
+The sampling weights are the policy's ema, whose decay rises from 0 to 0.5 in 500 updates (ema_decay). The loss is that of the
+code, on predicted data and normalized by its error, which the author found necessary; the paper's is
+objective.0.normalized = false.
+No guidance. beta 0.1 for text rendering. Nothing is left out.
+"""
+
+awm = replace(
+    diffusion_nft,
+    objective=(
+        (0.2, AdvantageMatching(weighting="ghuber")),
+        (1e-3, FlowKL(form="velocity_mse")),
+        (1.0, FlowKL(form="velocity_mse", model="ema")),
+    ),
+    planner=flow_grpo.planner,
+    schedule=Forward(num_steps=14, solver="sa", level=0.4, times=TimeSampler("discrete_wo_init", count=6, reach=0.9)),
+    ema_decay=RampDecay(most=0.3),
+)
+"""The flow-matching loss of noised samples, weighted by their advantage.
+
+Advantage Weighted Matching: Aligning RL with Pretraining in Diffusion Models, arXiv:2509.25050.
+Advantages are clamped to 5 and divided by it (the 0.2). The ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's
+predictor only, without its corrector and the code's changed first and last sigmas. The paper's plain matching loss is
+weighting = "uniform"; the code's variant that adds times up before the ratio is combine = "sum_first". Nothing else is left out.
+"""
+
+PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

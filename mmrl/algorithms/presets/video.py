@@ -1,0 +1,118 @@
+"""Published algorithms for video as deltas of those for text; all of them train on pictures and plain text, too.
+
+The string under each assignment is its documentation, as in text.py. Rewards are the run's: soft multiple choice, temporal IoU
+and the rest are plug-in files.
+"""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.ema_decay import SteadyDecay
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.perception import Perception, Surprise
+from mmrl.algorithms.objectives.regression import AdvantageRegression
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
+from mmrl.algorithms.presets.text import dapo, grpo
+from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.algorithms.weights.divergence import GroupDivergence
+
+tw_grpo = replace(
+    grpo, objective=((1.0, Clip(low=0.2, high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(alpha=1.7),)
+)
+"""Tokens weigh more where the samples of a group part ways; for rewards that give part of the points.
+
+TW-GRPO: Reinforcing Video Reasoning with Focused Thinking, arXiv:2505.24718.
+GRPO with clip-higher, token mean and no KL; alpha is the script's 1.7. Weights come from the weights that sampled, once per step,
+without gradient; the authors' code takes the moving ones and their gradient, too. Its soft reward is a reward file, its
+question-answer inversion mmrl/data/inversion.py. Nothing else is left out.
+"""
+
+reg_grpo = replace(
+    grpo,
+    advantage=GroupNorm(ddof=0, eps=1e-6),
+    objective=((1.0, AdvantageRegression()), (0.1, ReferenceKL(estimator="k3"))),
+)
+"""Regresses standardized log-ratios of whole rollouts on advantages: no ratio, no clip.
+
+DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO, arXiv:2506.07464.
+After the paper's formulas, without official code. eps = 1 nat in the spread of the log-ratios, where the paper has none: at the
+first update they are all 0. Not implemented: its difficulty-aware augmentation, which is deepvideo_r1.
+"""
+
+deepvideo_r1 = replace(reg_grpo, planner=DifficultyAware())
+"""Reg-GRPO on prompts made easier by a hint or harder by noise, by how they compare with the latest rewards.
+
+DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO, arXiv:2506.07464.
+The factors from reward to hint and noise are ours. Not implemented: noise on the frames of clips (they lose frames instead).
+"""
+
+t_grpo = replace(
+    grpo,
+    objective=((1.0, Clip(low=0.2, high=0.2)), (0.04, ReferenceKL(estimator="k3", log_ratio_clamp=10.0))),
+    planner=Probed(),
+    shaping=(TemporalBonus(), LengthBonus()),
+)
+"""A bonus for right answers if the group does better with its frames in order than with them shuffled.
+
+Video-R1: Reinforcing Video Reasoning in MLLMs (T-GRPO), arXiv:2503.21776.
+The first reward is the accuracy; with one binary reward alone the bonus vanishes, see TemporalBonus. Statistics are those of a
+group, not of a process's batch. Nothing else is left out.
+"""
+
+temp_samp_r1 = replace(
+    grpo,
+    advantage=GroupNorm(eps=1e-6),
+    objective=((1.0, Clip(low=0.2, high=0.28)),),
+    planner=WithTruth(direct=0.5),
+    shaping=(SoftReward(),),
+)
+"""The ground truth is one of the group's samples, and rewards are bent so that it does not drown the others.
+
+TempSamp-R1: Effective Temporal Sampling with Reinforcement Fine-Tuning for Video LLMs, arXiv:2509.18056.
+The first reward is bent. Its other two stabilizers are InjectedScale and AnchoredNorm. Half of the prompts ask for the answer
+alone; the paper trains without thoughts first and with them afterwards (two runs: planner.direct=1, then 0). No KL. Nothing else
+is left out.
+"""
+
+grpo_care = replace(
+    grpo, objective=((1.0, Clip(low=0.2, high=0.2)),), shaping=(ConsistencyBonus(),), ema_decay=SteadyDecay(0.9995)
+)
+"""A bonus for right answers that a slowly following copy of the policy expects after the same thought.
+
+GRPO-CARE: Consistency-Aware Reinforcement Learning for Multimodal Reasoning, arXiv:2506.16141.
+The first reward is the accuracy; the answer is what stands after the last <answer>. No KL. The average keeps 0.9995 at every
+update, the paper's 0.995 at every tenth. Nothing is left out.
+"""
+
+urpa = replace(grpo)
+"""GRPO without labels: the mean of the group's spans is the truth, believed the less the more they are spread.
+
+Uncertainty-quantified Rollout Policy Adaptation for Unlabelled Cross-domain Temporal Grounding, arXiv:2508.06317.
+The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. Not implemented: its first phase on
+labelled data of another domain (a run of its own), and its constant gamma, which is not known.
+"""
+
+papo = replace(
+    dapo,
+    objective=(
+        (1.0, Clip(low=0.2, high=0.3, dual=3.0)),
+        (0.01, ReferenceKL(estimator="k3", log_ratio_clamp=20.0, value_clamp=10.0)),
+        (0.01, Perception()),
+        (0.03, Surprise()),
+    ),
+    planner=grpo.planner,
+    shaping=(),
+    group_size=8,
+)
+"""Rewarded for saying what it would not say with its pictures hidden. For pictures, not for clips.
+
+Perception-Aware Policy Optimization for Multimodal Reasoning, arXiv:2507.06448.
+Not implemented: the entropy loss of the masked reading (constant by default in the authors' code), top-p token masks, annealing.
+"""
+
+PRESETS: dict[str, Algorithm] = {
+    name: value for name, value in globals().items() if isinstance(value, Algorithm) and name not in ("dapo", "grpo")
+}

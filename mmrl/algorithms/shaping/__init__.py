@@ -1,0 +1,1 @@
+"""Scores -> Scores, before advantages: bonuses, penalties, gates."""

@@ -1,0 +1,130 @@
+"""How several rewards become one, where adding them up is not meant: gates and minima, as shaping before the advantage.
+
+Adding up is Scores.total, adding up what each is worth inside its group is the advantage Decoupled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.core.readings import OLD_LOGPROBS
+from mmrl.core.types import Reading, Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class Gate:
+    """r_k' = r_k g, or r_k [g >= at_least]: what a reward is worth only where another one allows it (accuracy gated by format).
+
+    Of every gated reward a column `<name>_gated` is added with its weight, and the plain one keeps none; the gate counts by
+    itself only if its own weight says so. Where the gate does not apply nothing is gated; where it failed so did what it gates.
+    """
+
+    by: str = "format"
+    """The reward that gates; give it weight 0 to gate only."""
+    rewards: tuple[str, ...] = ()
+    """The gated ones; empty: all others of non-zero weight."""
+    at_least: float | None = None
+    """None: multiply; else all or nothing."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError for a name that no reward has."""
+        gate = place_of(scores, self.by, "Gate.by")
+        others = [k for k in range(len(scores.names)) if k != gate and scores.weights[k] != 0]
+        gated = [place_of(scores, name, "Gate.rewards") for name in self.rewards] or others
+        factor, status = scores.values[:, gate], scores.status[:, gate]
+        if self.at_least is not None:
+            factor = (factor >= self.at_least).to(factor)
+        for k in gated:
+            value = torch.where(status == Status.OK, scores.values[:, k] * factor, scores.values[:, k])
+            joint = torch.where(status == Status.FAILED, int(Status.FAILED), scores.status[:, k])
+            scores = substitute(scores, (k,), f"{scores.names[k]}_gated", value, joint, scores.weights[k])
+        return scores
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """r = min_k r_k over the rewards that apply: only the weakest side of an answer earns anything. Give them one scale.
+
+    A column `minimum` with weight `weight` is added, and the rewards it is made of keep none. It failed where one of them did.
+    """
+
+    rewards: tuple[str, ...] = ()
+    """Empty: all of non-zero weight."""
+    weight: float = 1.0
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError for a name that no reward has."""
+        weighted = [k for k in range(len(scores.names)) if scores.weights[k] != 0]
+        places = [place_of(scores, name, "Minimum.rewards") for name in self.rewards] or weighted
+        status = scores.status[:, places]
+        values = torch.where(status == Status.OK, scores.values[:, places], torch.inf).amin(1)
+        joint = torch.where((status == Status.NA).all(1), int(Status.NA), int(Status.OK))
+        joint = torch.where((status == Status.FAILED).any(1), int(Status.FAILED), joint)
+        return substitute(scores, places, "minimum", values, joint, scores.weights.new_tensor(self.weight))
+
+
+@dataclass(frozen=True)
+class Unlikeliness:
+    """r_i' = r_i (1 - penalty rank_i / G), rank 0 = the least likely of its group (arXiv:2506.02355).
+
+    What the policy finds by itself earns less than what it hardly finds. Likely means the mean old log-probability of a
+    rollout's actions, compared among the rows of its group that are at hand; of ties the first counts as less likely.
+    Rewards of 0 stay 0.
+    """
+
+    penalty: float = 0.25
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_LOGPROBS,)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        mask = rollouts.action_mask
+        logprobs = frozen[OLD_LOGPROBS]
+        likely = torch.where(mask, logprobs, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+        factor = torch.ones_like(scores.values[:, 0])
+        for group in rollouts.groups:
+            rows = rollouts.group_ids == group.id
+            rank = likely[rows].argsort(stable=True).argsort(stable=True)
+            factor[rows] = 1 - self.penalty * rank.to(factor) / max(int(rows.sum()), 1)
+        weighted = scores.weights != 0
+        return replace(scores, values=torch.where(weighted, scores.values * factor[:, None], scores.values))
+
+
+def place_of(scores: Scores, name: str, setting: str) -> int:
+    if name not in scores.names:
+        raise ValueError(f"{setting} is {name!r}, but the rewards are called {', '.join(scores.names)}")
+    return scores.names.index(name)
+
+
+def substitute(
+    scores: Scores, places: Sequence[int], name: str, values: Float[Tensor, " n"], status: Int[Tensor, " n"], weight: Tensor
+) -> Scores:
+    """The scores with one more column that takes the weight of those at `places`.
+
+    Raises:
+        ValueError: a reward has the new column's name.
+    """
+    if name in scores.names:
+        raise ValueError(f"a reward is named {name!r} already, the name of a column that shaping adds: rename the reward")
+    weights = scores.weights.clone()
+    weights[list(places)] = 0
+    values = torch.where(status == Status.OK, values, torch.nan)
+    return replace(
+        scores,
+        names=(*scores.names, name),
+        values=torch.cat([scores.values, values[:, None]], dim=1),
+        status=torch.cat([scores.status, status[:, None].to(scores.status)], dim=1),
+        weights=torch.cat([weights, weight[None].to(weights)]),
+    )

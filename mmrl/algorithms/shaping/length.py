@@ -1,0 +1,48 @@
+"""Scores -> Scores, before advantages: bonuses and penalties that no single reward can give."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmrl.core.types import Reading, Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """Adds a reward `overlong`: 0 up to length - buffer actions, then linear to -1 at length (DAPO, arXiv:2503.14476)."""
+
+    length: int | None = None
+    """In actions. None: the run fills in its max_new_tokens."""
+    buffer: int | None = None
+    """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
+    weight: float = 1.0
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    def with_length(self, length: int) -> "OverlongPenalty":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when `length` was never filled in, or a reward is called `overlong` already."""
+        if self.length is None:
+            raise ValueError(
+                "OverlongPenalty.length is not set, and nothing filled in the run's max_new_tokens: "
+                "give the penalty a length, OverlongPenalty(length=1024)"
+            )
+        if "overlong" in scores.names:
+            raise ValueError("a reward is named 'overlong' already, the name of OverlongPenalty's column: rename the reward")
+        buffer = max(self.length // 5, 1) if self.buffer is None else self.buffer
+        num_actions = rollouts.action_mask.sum(1).to(scores.values)
+        penalty = ((self.length - buffer - num_actions) / buffer).clamp(-1, 0)
+        return replace(
+            scores,
+            names=(*scores.names, "overlong"),
+            values=torch.cat([scores.values, penalty[:, None]], dim=1),
+            status=torch.cat([scores.status, torch.full_like(scores.status[:, :1], Status.OK)], dim=1),
+            weights=torch.cat([scores.weights, scores.weights.new_tensor([self.weight])]),
+        )

@@ -1,0 +1,184 @@
+"""Shapings of video methods: bonuses for seeing the order of frames and for answers that follow from thoughts; soft rewards."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.probes import column
+from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
+from mmrl.core.tensors import masked_mean, within
+from mmrl.core.types import Reading, Rollouts, Scores, Status
+
+
+class ReadsNothing:
+    """What shapings declare that look at scores and rollouts alone."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class TemporalBonus(ReadsNothing):
+    """Adds `temporal`: bonus where r > correct_above, if mean r >= ratio * mean r of the probes (T-GRPO, arXiv:2503.21776).
+
+    r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the
+    bonus vanishes when advantages are standardized: it acts beside another reward, with fractional ones, or with
+    GroupNorm(scale="none"). Groups without probes have no bonus.
+    """
+
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    view: str = "shuffled"
+    bonus: float = 0.3
+    ratio: float = 0.8
+    correct_above: float = 0.1
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        accuracy, weight = reward_column(scores, self, self.reward)
+        name = column(self.reward or scores.names[0], self.view)
+        if name not in scores.names:
+            return with_column(scores, "temporal", torch.full_like(accuracy, torch.nan), weight)
+        probes = scores.values[:, scores.names.index(name)]
+        ordered = within(rollouts.group_ids, accuracy, lambda r: r.nanmean().expand_as(r))
+        earned = (accuracy > self.correct_above) & (ordered >= self.ratio * probes)
+        bonus = torch.where(probes.isnan() | accuracy.isnan(), torch.nan, self.bonus * earned.to(accuracy))
+        return with_column(scores, "temporal", bonus, weight)
+
+
+@dataclass(frozen=True)
+class LengthBonus(ReadsNothing):
+    """Adds `length_band`: bonus for correct rollouts of low to high actions, if several of the group are correct.
+
+    Video-R1 (arXiv:2503.21776): thoughts long enough to hold an argument, and no longer.
+    """
+
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    low: int = 320
+    high: int = 512
+    bonus: float = 0.2
+    correct_above: float = 0.1
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        accuracy, weight = reward_column(scores, self, self.reward)
+        correct = accuracy > self.correct_above
+        several = within(rollouts.group_ids, correct.to(accuracy), lambda c: (c.sum() > 1).to(c).expand_as(c)) > 0
+        length = rollouts.action_mask.sum(1)
+        earned = correct & several & (length >= self.low) & (length <= self.high)
+        return with_column(
+            scores, "length_band", torch.where(accuracy.isnan(), torch.nan, self.bonus * earned.to(accuracy)), weight
+        )
+
+
+@dataclass(frozen=True)
+class SoftReward(ReadsNothing):
+    """r >= tau: tau + rise ln(r - tau + 1); r < tau: tau - (e^(fall (tau - r)) - 1) / (e^fall - 1) (TempSamp-R1).
+
+    arXiv:2509.18056. Adds `<reward>_soft` with the reward's weight, and keeps the reward itself for the log: among good answers
+    differences count little, among bad ones much, so an injected ground truth does not drown the policy's own samples.
+    """
+
+    reward: str | None = None
+    """None: the first reward."""
+    tau: float = 0.8
+    rise: float = 0.01
+    fall: float = 1.0
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        return instead(scores, self, self.reward, "soft", self.soften)
+
+    def soften(self, rewards: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        above = self.tau + self.rise * (rewards - self.tau).clamp(min=0).log1p()
+        below = self.tau - (self.fall * (self.tau - rewards)).expm1() / torch.tensor(self.fall).to(rewards).expm1()
+        return torch.where(rewards >= self.tau, above, below)
+
+
+@dataclass(frozen=True)
+class InjectedScale(ReadsNothing):
+    """Adds `<reward>_scaled`: scale * r for injected samples, r for the policy's own (TempSamp-R1's "reward downscaling")."""
+
+    reward: str | None = None
+    """None: the first reward."""
+    scale: float = 0.8
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
+        factor = torch.ones_like(scores.values[:, 0]).masked_fill(given, self.scale)
+        return instead(scores, self, self.reward, "scaled", lambda r: r * factor)
+
+
+@dataclass(frozen=True)
+class ConsistencyBonus:
+    """Adds `consistency`: coef r for right answers the averaged policy expects, too, after the same thought (GRPO-CARE).
+
+    arXiv:2506.16141. Confidence c = min(exp(mean ema log-prob of the answer's tokens), most). Right = r > correct_above and
+    r >= mean r; expected = c >= mean c of the right ones - margin. Means are over the group (the code of the paper: over one
+    process's batch). Where none is right nobody gets a bonus.
+    """
+
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    coef: float = 0.5
+    most: float = 0.95
+    margin: float = 0.01
+    correct_above: float = 0.1
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (EMA_LOGPROBS, ANSWER_MASK)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        accuracy, weight = reward_column(scores, self, self.reward)
+        answers = (frozen[ANSWER_MASK] > 0) & rollouts.action_mask
+        confidence = masked_mean(frozen[EMA_LOGPROBS], answers, dim=1).to(accuracy).exp().clamp(max=self.most)
+        rows = torch.stack([accuracy, confidence], dim=1)
+        earned = within(rollouts.group_ids, rows, lambda x: self._bonus_rows(x[:, 0], x[:, 1])[:, None].to(x).expand_as(x))[:, 0]
+        return with_column(scores, "consistency", self.coef * accuracy * earned, weight)
+
+    def _bonus_rows(self, accuracy: Float[Tensor, " g"], confidence: Float[Tensor, " g"]) -> Bool[Tensor, " g"]:
+        right = (accuracy > self.correct_above) & (accuracy >= accuracy.nanmean())
+        # No right row: the mean is NaN, and nothing is at least NaN.
+        return right & (confidence >= confidence[right].mean() - self.margin)
+
+
+def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
+    """Values (NaN where there is none) and weight of a reward; None means the first.
+
+    Raises:
+        ValueError: no reward is called so.
+    """
+    if reward is not None and reward not in scores.names:
+        raise ValueError(f"{type(part).__name__}.reward is {reward!r}; the run has the rewards {list(scores.names)}")
+    k = 0 if reward is None else scores.names.index(reward)
+    return scores.values[:, k].masked_fill(scores.status[:, k] != Status.OK, torch.nan), scores.weights[k]
+
+
+def with_column(scores: Scores, name: str, values: Float[Tensor, " n"], weight: Tensor) -> Scores:
+    """The scores with one more reward; NaN means that it does not apply.
+
+    Raises:
+        ValueError: a reward is called so already.
+    """
+    if name in scores.names:
+        raise ValueError(f"a reward is named {name!r} already, the name of a shaping's column: rename the reward")
+    status = torch.where(values.isnan(), int(Status.NA), int(Status.OK))
+    return Scores(
+        (*scores.names, name),
+        torch.cat([scores.values, values[:, None]], dim=1),
+        torch.cat([scores.status, status[:, None].to(scores.status)], dim=1),
+        torch.cat([scores.weights, weight[None]]),
+    )
+
+
+def instead(scores: Scores, part: object, reward: str | None, suffix: str, f: Callable[[Tensor], Tensor]) -> Scores:
+    """The scores with `<reward>_<suffix>` = f(reward) in the reward's place; the reward itself stays, with weight 0."""
+    values, weight = reward_column(scores, part, reward)
+    k = 0 if reward is None else scores.names.index(reward)
+    added = with_column(scores, f"{scores.names[k]}_{suffix}", f(values), weight)
+    status, weights = added.status.clone(), added.weights.clone()
+    status[:, -1], weights[k] = scores.status[:, k], 0.0
+    return replace(added, status=status, weights=weights)

@@ -1,0 +1,1 @@
+"""Answers as models write them: boxes, spans of time, letters, numbers and words, and how near they are to the truth."""

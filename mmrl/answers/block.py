@@ -1,0 +1,56 @@
+"""The part of a completion that is the answer, and the templates that completions keep to."""
+
+import json
+import re
+from typing import Literal
+
+Template = Literal["direct", "think", "json"]
+"""direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`. json: one JSON value, fenced or bare."""
+
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)
+
+
+def answer_block(text: str) -> str:
+    """The inside of the last complete `<answer>` block, else the text without its thought; stripped."""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
+    if start < 0:
+        return text.rpartition("</think>")[2].partition("<think>")[0].strip()
+    return text[start + len("<answer>") : end].strip()
+
+
+def strip_fence(text: str) -> str:
+    """The inside of a code fence that spans the whole text, else the text itself; stripped."""
+    fence = _FENCE.match(text.strip())
+    return (fence[1] if fence else text).strip()
+
+
+def keeps_format(text: str, template: Template) -> bool:
+    """True if the whole text, blanks at its ends aside, follows the template; every tag at most once.
+
+    The opening `<think>` may be missing, because many chat templates write it as the end of the prompt.
+    """
+    match template:
+        case "direct":
+            return _is_answer(text)
+        case "think":
+            thought, closed, rest = text.strip().removeprefix("<think>").partition("</think>")
+            return bool(closed) and not any(tag in thought for tag in _TAGS) and _is_answer(rest)
+        case "json":
+            return _is_json(strip_fence(text))
+
+
+def _is_answer(text: str) -> bool:
+    text = text.strip()
+    inside = text.removeprefix("<answer>").removesuffix("</answer>")
+    whole = len(inside) == len(text) - len("<answer></answer>")
+    return whole and not any(tag in inside for tag in _TAGS)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

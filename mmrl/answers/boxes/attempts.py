@@ -1,0 +1,128 @@
+"""The boxes of one completion beside the true ones, in one space; box rewards start here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from mmrl.answers.block import Template, keeps_format
+from mmrl.answers.boxes.box import Box, Space, check_inside, extent, is_inside
+from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
+
+AnySpace = Space | Literal["auto"]
+"""auto: the space of the policy's model family; the build puts it in."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A completion read as boxes, and the true ones: in pixels of the file, without media sizes in the space the model writes."""
+
+    prompt_id: str
+    truth: tuple[Box, ...]
+    predicted: tuple[Box, ...] = ()
+    """Different boxes, as written; none if one of them lies outside its space, or the text breaks its template."""
+    points: tuple[tuple[float, float], ...] = ()
+    """The points of a text that names no box; likewise none if one lies outside."""
+    extent: tuple[float, float] | None = None
+    """Width and height of the picture in the space of these boxes; None if unknown."""
+    outside: bool = False
+    """True if the text names a box or point beyond its space."""
+    says_nothing: bool = False
+    """True if the text states that there is no object."""
+    keeps_format: bool = True
+
+    @property
+    def only_truth(self) -> Box:
+        """The true box; ValueError unless there is exactly one."""
+        if len(self.truth) != 1:
+            raise ValueError(
+                f"prompt {self.prompt_id!r} has {len(self.truth)} true boxes and this reward compares with one: use multi_box"
+            )
+        return self.truth[0]
+
+    def best(self, score: Callable[[Box, Box], float]) -> float:
+        """The score of the best predicted box, divided by the number of boxes, so that naming many does not pay; else 0."""
+        truth = self.only_truth
+        return max((score(box, truth) for box in self.predicted), default=0.0) / max(len(self.predicted), 1)
+
+    def parts(self) -> dict[str, float]:
+        """Parts for the log: shares of texts that hold nothing readable, and of those with a box outside its space."""
+        unparsed = not self.predicted and not self.says_nothing and self.keeps_format
+        return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
+
+
+def score_attempts(
+    group: Group, space: AnySpace, template: Template | None, score: Callable[[Attempt], Scored]
+) -> list[float | Scored | None]:
+    """A reward's answer for the group: the score of every attempt, or None for all if the prompt has no answer."""
+    attempts = read_attempts(group, space, template)
+    return [None] * len(group.samples) if attempts is None else [score(attempt) for attempt in attempts]
+
+
+def read_attempts(group: Group, space: AnySpace, template: Template | None = None) -> list[Attempt] | None:
+    """One attempt per sample, read in `space`; None if the prompt has no answer, so that the reward does not apply.
+
+    Boxes refer to the prompt's first picture. With a template, a text that breaks it predicts nothing.
+
+    Raises:
+        ValueError: the space is still "auto", the answer is not made of boxes or lies outside its picture, a sample has no
+            text, or its media size is needed and missing.
+    """
+    if group.prompt.answer is None:
+        return None
+    if space == "auto":
+        raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
+    truth = true_boxes(group.prompt)
+    return [_read(group.prompt, sample, truth, space, template) for sample in group.samples]
+
+
+def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
+    """The prompt's answer as boxes; ValueError naming the prompt if it is something else."""
+    answer: object = prompt.answer
+    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    boxes = tuple(box for box in found if isinstance(box, Box))
+    if len(boxes) < len(found):
+        raise ValueError(f"the answer of prompt {prompt.id!r} is {answer!r}: box rewards need a Box or a tuple of Boxes")
+    return boxes
+
+
+def completion_text(prompt: Prompt, sample: Sample) -> str:
+    """The sample's text; ValueError naming the prompt if it has none."""
+    if sample.text is None:
+        raise ValueError(f"a sample of prompt {prompt.id!r} has no text: this reward is for policies that write")
+    return sample.text
+
+
+def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, template: Template | None) -> Attempt:
+    text = completion_text(prompt, sample)
+    size = sample.media_sizes[0] if sample.media_sizes else None
+    common: Space = space if size is None else "pixel"
+    try:
+        true = tuple(box.to(common, size) for box in truth)
+        if size is not None:
+            for box in truth:
+                check_inside(box, size)
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+    known = size is not None or space in ("norm1000", "norm1")
+    attempt = Attempt(prompt.id, true, extent=extent(common, size) if known else None)
+    if template is not None and not keeps_format(text, template):
+        return replace(attempt, keeps_format=False)
+    boxes = tuple(dict.fromkeys(parse_boxes(text, space)))
+    points = () if boxes else tuple(parse_points(text))
+    if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):
+        return replace(attempt, outside=True)
+    predicted = tuple(box.to(common, size) for box in boxes)
+    clicks = tuple(_convert_point(point, space, common, size) for point in points)
+    return replace(attempt, predicted=predicted, points=clicks, says_nothing=says_nothing(text))
+
+
+def _fits(point: tuple[float, float], space: Space, size: MediaSize | None) -> bool:
+    return all(0 <= x <= most for x, most in zip(point, extent(space, size), strict=True))
+
+
+def _convert_point(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:
+    if space == target:
+        return point
+    (old_width, old_height), (width, height) = extent(space, size), extent(target, size)
+    return point[0] * width / old_width, point[1] * height / old_height

@@ -1,0 +1,165 @@
+"""Boxes and points as models write them, and back.
+
+Reading is one pass of one regular expression over the answer. Its repetitions are possessive (`*+`), so that no text,
+however strange, takes more than linear time; nothing is evaluated and nothing recurses.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal
+
+from mmrl.answers.block import answer_block, strip_fence
+from mmrl.answers.boxes.box import Box, Space
+
+Style = Literal["json", "list", "tags", "corners"]
+"""json: Qwen2.5-VL and Qwen3-VL. list: plain numbers. tags: InternVL. corners: Qwen2-VL."""
+DIGITS: dict[Space, int] = {"pixel": 0, "resized": 0, "norm1000": 0, "norm1": 3}
+"""Decimals that families write in each space."""
+
+_NUMBER = r"[-+]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][-+]?[0-9]++)?+"
+_COMMA = r"(?:\s*+[,;]\s*+|\s++)"
+_OPEN, _CLOSE = r"[\[(]\s*+", r"\s*+,?+\s*+[\])]"
+_TWO = rf"({_NUMBER}){_COMMA}({_NUMBER})"
+_FOUR = rf"{_TWO}{_COMMA}{_TWO}"
+_PAIR = rf"{_OPEN}{_TWO}{_CLOSE}"
+_NAMES = {"x1": 0, "y1": 1, "x2": 2, "y2": 3, "xmin": 0, "ymin": 1, "xmax": 2, "ymax": 3}
+_TOKEN = re.compile(
+    rf"(?P<four>{_OPEN}{_FOUR}{_CLOSE})"
+    rf"|(?P<pairs>{_PAIR}\s*+,?+\s*+{_PAIR})"
+    rf"|<(?:box|\|box_start\|)>\s*+(?P<bare>{_FOUR})\s*+<(?:/box|\|box_end\|)>"
+    rf"|(?P<named>[\"']?\b(?P<name>{'|'.join(_NAMES)})[\"']?\s*+[:=]\s*+(?P<value>{_NUMBER}))"
+    r"|[\"'](?:label|name|class|category)[\"']\s*+:\s*+(?P<label>\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+')"
+    r"|<(?:ref|\|object_ref_start\|)>(?P<ref>[^<]*+)<"
+    r"|(?P<open>\{)|(?P<close>\})"
+)
+_ONLY_FOUR = re.compile(_FOUR)
+_ONLY_TWO = re.compile(_TWO)
+_POINT = re.compile(_PAIR)
+_NOTHING = {"[]", "{}", "none", "null", "nothing", "no object", "no objects", "not found"}
+
+
+@dataclass
+class _Frame:
+    """A `{...}` that is being read: its boxes wait for its label."""
+
+    label: str | None = None
+    boxes: list[int] = field(default_factory=list[int])
+    """Places in the list of all boxes."""
+    named: dict[int, float] = field(default_factory=dict[int, float])
+
+
+def parse_boxes(text: str, space: Space) -> list[Box]:
+    """Every box in the answer, in the order written; [] when there is none. Never raises.
+
+    Reads the last complete `<answer>` block if there is one, else the text without its thought. Understands `bbox_2d` and
+    other JSON or Python objects with labels, lists and tuples of four numbers, pairs of corners, `<box>` tags of InternVL
+    and Qwen, and x1=.., y1=.., x2=.., y2=... Boxes without area are left out.
+    """
+    text = strip_fence(answer_block(text))
+    only = _ONLY_FOUR.fullmatch(text)
+    if only:
+        return _boxes([(_floats(only, 1), None)], space)
+    frames, found, labels = [_Frame()], list[tuple[float, ...]](), dict[int, str | None]()
+    for token in _TOKEN.finditer(text):
+        frame = frames[-1]
+        corners = _corners(token, frame)
+        if corners is not None:
+            frame.boxes.append(len(found))
+            labels[len(found)] = frames[0].label
+            found.append(corners)
+        elif token["label"] is not None:
+            frame.label = _unquote(token["label"])
+        elif token["ref"] is not None:
+            frames[0].label = token["ref"].strip()
+        elif token["open"]:
+            frames.append(_Frame())
+        elif token["close"] and len(frames) > 1:
+            _close(frames.pop(), frames[-1], labels)
+    while len(frames) > 1:
+        _close(frames.pop(), frames[-1], labels)
+    return _boxes([(corners, labels[i]) for i, corners in enumerate(found)], space)
+
+
+def parse_points(text: str) -> list[tuple[float, float]]:
+    """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none. Never raises."""
+    text = strip_fence(answer_block(text))
+    only = _ONLY_TWO.fullmatch(text)
+    matches = [only] if only else _POINT.finditer(text)
+    points = [(float(match[1]), float(match[2])) for match in matches]
+    return [point for point in points if isfinite(point[0]) and isfinite(point[1])]
+
+
+def says_nothing(text: str) -> bool:
+    """True if the answer states that there is no object: an empty list, None and the like."""
+    return strip_fence(answer_block(text)).rstrip(".").lower() in _NOTHING
+
+
+def format_box(box: Box, style: Style = "json", digits: int | None = None) -> str:
+    """One box as a model family writes it, rounded to the decimals usual in its space (or to `digits`)."""
+    digits = DIGITS[box.space] if digits is None else digits
+    x1, y1, x2, y2 = (_format_number(x, digits) for x in box.rounded(digits).corners)
+    match style:
+        case "json":
+            label = "" if box.label is None else f', "label": {json.dumps(box.label)}'
+            return f'{{"bbox_2d": [{x1}, {y1}, {x2}, {y2}]{label}}}'
+        case "list":
+            return f"[{x1}, {y1}, {x2}, {y2}]"
+        case "tags":
+            ref = "" if box.label is None else f"<ref>{box.label}</ref>"
+            return f"{ref}<box>[[{x1}, {y1}, {x2}, {y2}]]</box>"
+        case "corners":
+            ref = "" if box.label is None else f"<|object_ref_start|>{box.label}<|object_ref_end|>"
+            return f"{ref}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
+
+
+def _corners(token: re.Match[str], frame: _Frame) -> tuple[float, ...] | None:
+    """The four numbers that this token completes, if it does."""
+    for kind in ("four", "pairs", "bare"):
+        if token[kind] is not None:
+            return _floats(token, _TOKEN.groupindex[kind] + 1)
+    if token["named"] is not None:
+        frame.named[_NAMES[token["name"]]] = float(token["value"])
+        if len(frame.named) == 4:
+            corners = tuple(frame.named[i] for i in range(4))
+            frame.named.clear()
+            return corners
+    return None
+
+
+def _close(frame: _Frame, outer: _Frame, labels: dict[int, str | None]) -> None:
+    """Give an object's label to its boxes; boxes without one wait for the label of the object around."""
+    if frame.label is not None:
+        labels.update(dict.fromkeys(frame.boxes, frame.label))
+        return
+    # the shorter list moves: deep nesting around many boxes would take quadratic time otherwise
+    few, many = sorted((frame.boxes, outer.boxes), key=len)
+    many.extend(few)
+    outer.boxes = many
+
+
+def _boxes(found: list[tuple[tuple[float, ...], str | None]], space: Space) -> list[Box]:
+    boxes: list[Box] = []
+    for (x1, y1, x2, y2), label in found:
+        try:
+            boxes.append(Box(x1, y1, x2, y2, space, label))
+        except ValueError:  # no area, or a number too large to be finite
+            continue
+    return boxes
+
+
+def _floats(match: re.Match[str], first_group: int) -> tuple[float, ...]:
+    return tuple(float(x) for x in match.groups()[first_group - 1 : first_group + 3])
+
+
+def _unquote(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return quoted[1:-1].replace("\\'", "'")
+
+
+def _format_number(x: float, digits: int) -> str:
+    text = f"{x:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

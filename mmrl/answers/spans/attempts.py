@@ -1,0 +1,140 @@
+"""The spans of one completion beside the true ones, in seconds of the clip; temporal rewards start here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+from mmrl.answers.block import Template, keeps_format
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.boxes.parsing import says_nothing
+from mmrl.answers.spans.interval import Interval, Unit, temporal_iou, union_iou
+from mmrl.answers.spans.parsing import parse_intervals, parse_times
+from mmrl.core.types import Group, Prompt, Sample, Scored
+
+
+class Clock(NamedTuple):
+    """The length and frame rates of a clip; None where nothing says so."""
+
+    seconds: float | None
+    file_fps: float | None
+    """Frames per second of the file, which a true span in frames counts."""
+    seen_fps: float | None
+    """Frames per second that the model was shown, which it counts if it writes frames."""
+
+
+@dataclass(frozen=True)
+class SpanAttempt:
+    """A completion read as spans in seconds, and the truth."""
+
+    prompt_id: str
+    truth: tuple[Interval, ...]
+    predicted: tuple[Interval, ...] = ()
+    """Spans as written, cut at the end of the clip; none if the text breaks its template."""
+    times: tuple[float, ...] = ()
+    """All single times that the text counts in the reward's unit, in seconds: for rewards on key frames."""
+    seconds: float | None = None
+    """How long the clip lasts, if that is known."""
+    outside: bool = False
+    """True if the text names a span that begins after the clip has ended."""
+    says_nothing: bool = False
+    keeps_format: bool = True
+
+    @property
+    def only_truth(self) -> Interval:
+        """The true span; ValueError unless there is exactly one."""
+        if len(self.truth) != 1:
+            raise ValueError(
+                f"prompt {self.prompt_id!r} has {len(self.truth)} true spans and this compares with one: use kind = 'iou'"
+            )
+        return self.truth[0]
+
+    @property
+    def iou(self) -> float:
+        """Overlap of the times that all predicted and all true spans cover."""
+        return union_iou(self.predicted, self.truth) if self.predicted else float(self.says_nothing and not self.truth)
+
+    @property
+    def best(self) -> Interval | None:
+        """The predicted span that overlaps the one true span most."""
+        return max(self.predicted, key=lambda span: temporal_iou(span, self.only_truth), default=None)
+
+    def parts(self) -> dict[str, float]:
+        """Parts for the log: shares of texts that hold no readable span, and of those with one after the clip's end."""
+        unparsed = not self.predicted and not self.outside and not self.says_nothing and self.keeps_format
+        return {"unparsed": float(unparsed), "outside": float(self.outside), "format": float(self.keeps_format)}
+
+
+def score_spans(
+    group: Group, unit: Unit, template: Template | None, score: Callable[[SpanAttempt], Scored]
+) -> list[float | Scored | None]:
+    """A reward's answer for the group: the score of every attempt, or None for all if the prompt has no answer."""
+    if group.prompt.answer is None:
+        return [None] * len(group.samples)
+    return [score(read_spans(group.prompt, sample, unit, template)) for sample in group.samples]
+
+
+def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | None = None) -> SpanAttempt:
+    """One completion as spans; numbers without a unit count `unit`.
+
+    How long the clip lasts comes from the sample's clips, else from the prompt's columns `duration` and `fps`.
+
+    Raises:
+        ValueError: the answer is not made of spans or lies after the clip's end, the sample has no text, or the unit needs a
+            duration or frame rate that nothing tells.
+    """
+    text, clock = completion_text(prompt, sample), clock_of(prompt, sample)
+    try:
+        truth = tuple(span.to("seconds", clock.seconds, clock.file_fps) for span in true_spans(prompt))
+        step = Interval(0, 1, unit).to("seconds", clock.seconds, clock.seen_fps).end
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+    for span in truth:
+        if clock.seconds is not None and span.start >= clock.seconds:
+            raise ValueError(f"prompt {prompt.id!r}: the true {span} begins after the clip's end at {clock.seconds:g} seconds")
+    attempt = SpanAttempt(prompt.id, truth, seconds=clock.seconds)
+    if template is not None and not keeps_format(text, template):
+        return replace(attempt, keeps_format=False)
+    # an annotation may end a little after the file does; a prediction of just that is no worse for it
+    most = float("inf") if clock.seconds is None else max((clock.seconds, *(span.end for span in truth)))
+    written = [seconds for span in parse_intervals(text, unit) if (seconds := _in_seconds(span, clock)) is not None]
+    kept = tuple(cut for span in dict.fromkeys(written) if (cut := span.clamped(most)) is not None)
+    times = tuple(step * time for time in parse_times(text, unit, wanted=unit))
+    return replace(
+        attempt, predicted=kept, times=times, outside=len(kept) < len(dict.fromkeys(written)), says_nothing=says_nothing(text)
+    )
+
+
+def clock_of(prompt: Prompt, sample: Sample) -> Clock:
+    """The clock of the prompt's first clip."""
+    if sample.clips:
+        clip = sample.clips[0]
+        return Clock(clip.seconds, clip.fps, clip.frames / clip.seconds)
+    seconds, fps = (_number(prompt, name) for name in ("duration", "fps"))
+    return Clock(seconds, fps, fps)
+
+
+def true_spans(prompt: Prompt) -> tuple[Interval, ...]:
+    """The prompt's answer as spans; ValueError if it is something else."""
+    answer: object = prompt.answer
+    found = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
+    spans = tuple(span for span in found if isinstance(span, Interval))
+    if len(spans) < len(found):
+        raise ValueError(f"the answer is {answer!r}: temporal rewards need an Interval or a tuple of Intervals")
+    return spans
+
+
+def _number(prompt: Prompt, column: str) -> float | None:
+    value = prompt.columns.get(column)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"prompt {prompt.id!r}: column {column} is {value!r}, it must be a number above 0")
+    return float(value)
+
+
+def _in_seconds(span: Interval, clock: Clock) -> Interval | None:
+    """The span in seconds; None for a unit that the text brought up itself and nothing here can convert."""
+    try:
+        return span.to("seconds", clock.seconds, clock.seen_fps)
+    except ValueError:
+        return None

@@ -1,0 +1,59 @@
+"""Measures of how well predicted spans of time fit true ones. All spans of one call must share one unit."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, match
+from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
+
+RECALL_THRESHOLDS = (0.3, 0.5, 0.7)
+"""The IoU from which Charades-STA and ActivityNet Captions count a span as found."""
+
+
+def recall_at(pairs: Sequence[tuple[Sequence[Interval], Interval]], threshold: float, top: int = 1) -> float:
+    """R@n, IoU=m over (predicted spans, true span): the share where one of the first `top` spans has IoU >= threshold.
+
+    Raises ValueError for no pairs.
+    """
+    if not pairs:
+        raise ValueError("recall over no spans is undefined: give at least one pair")
+    hits = [any(temporal_iou(span, truth) >= threshold for span in predicted[:top]) for predicted, truth in pairs]
+    return sum(hits) / len(hits)
+
+
+def mean_average_precision(
+    predicted: Sequence[Interval],
+    truth: Sequence[Interval],
+    thresholds: Sequence[float] = COCO_THRESHOLDS,
+    ties: Ties = "order",
+) -> float:
+    """AP over 101 recall points, averaged over IoU thresholds, in one clip; 1 when both sides are empty.
+
+    Spans rank as they are written (`order`), as moment retrieval has it; `together` lets every false span cost precision.
+    """
+    if not predicted and not truth:
+        return 1.0
+    overlaps = iou_matrix(predicted, truth)
+    return sum(average_precision(overlaps, threshold, ties) for threshold in thresholds) / len(thresholds)
+
+
+def f1(predicted: Sequence[Interval], truth: Sequence[Interval], threshold: float = 0.5) -> float:
+    """2 TP / (predicted + true), with one-to-one pairs of IoU >= threshold as TP; 1 when both are empty."""
+    if not predicted and not truth:
+        return 1.0
+    return 2 * len(match(iou_matrix(predicted, truth), threshold)) / (len(predicted) + len(truth))
+
+
+def key_frame_hit(times: Sequence[float], truth: Sequence[Interval]) -> float:
+    """Share of the named times that lie in a true span, borders included; 0 if none is named."""
+    if not times:
+        return 0.0
+    spans = merge_spans(truth)
+    return sum(any(span.contains(time) for span in spans) for time in times) / len(times)
+
+
+def iou_matrix(rows: Sequence[Interval], columns: Sequence[Interval]) -> np.ndarray:
+    """IoU of every pair, (rows, columns)."""
+    found = [[temporal_iou(row, column) for column in columns] for row in rows]
+    return np.array(found, dtype=np.float64).reshape(len(rows), len(columns))

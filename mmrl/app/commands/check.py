@@ -1,0 +1,259 @@
+"""`mmrl check`: load everything, sample a few prompts, score them, evaluate them again; train nothing, leave nothing behind."""
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from mmrl.algorithms.planners.base import Once
+from mmrl.app.commands.plan import Plan, draw_up
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.planning.memory import advice, room, sized
+from mmrl.app.run.build import Job, build, held_out_prompts, load_prompts, seen
+from mmrl.app.run.context import RUNS, distributed_run
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Prompt, Rollouts, Scores, Status
+from mmrl.training.collect import Collected
+from mmrl.training.ratio_gate import Gap
+
+FEW = 4
+"""Prompts that are sampled."""
+TESTED = 16
+"""Prompts on which rewards are tested."""
+console = Console(highlight=False)
+
+
+@dataclass
+class Findings:
+    """What was looked at, line by line."""
+
+    rows: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    """What, ok or FAIL or note, and what was seen or what to do."""
+
+    def add(self, what: str, said: str, verdict: str = "ok") -> None:
+        self.rows.append((what, verdict, said))
+
+    @contextmanager
+    def looking(self, what: str) -> Iterator[None]:
+        """A mistake inside becomes a line."""
+        try:
+            yield
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            self.add(what, str(error), "FAIL")
+
+    @property
+    def fine(self) -> bool:
+        return all(verdict != "FAIL" for _, verdict, _ in self.rows)
+
+    def show(self) -> None:
+        colours = {"ok": "green", "FAIL": "bold red", "note": "yellow"}
+        grid = Grid("", "", "", box=None, show_header=False)
+        for what, verdict, said in self.rows:
+            grid.add_row(what, Text(verdict, style=colours[verdict]), Text(said))
+        console.print(grid)
+
+
+def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> bool:
+    """Print what was found; True if nothing is wrong.
+
+    Args:
+        card: memory of a card, such as 24GB; None: that of this machine.
+
+    Raises:
+        FileNotFoundError: there is no such config.
+        ValueError: it does not describe a run, or `card` is no size.
+    """
+    resolved, size, found = configs.load(name, overrides), room(card), Findings()
+    given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
+    found.add("config", f"{resolved.config.algorithm.label}; {given} values given, the rest are defaults (mmrl show {name})")
+    with found.looking("data"):
+        look_at_data(resolved, found)
+    if found.fine:
+        with found.looking("plan"):
+            look_at_plan(draw_up(resolved), size, found)
+    if found.fine:
+        with found.looking("model and rewards"), distributed_run() as (accelerator, _):
+            look_at_job(build(resolved, accelerator=accelerator), resolved, found)
+    if found.fine:
+        with found.looking("reward test"):
+            test_rewards(name, overrides, resolved, found)
+    found.show()
+    return found.fine
+
+
+def look_at_data(resolved: Resolved, found: Findings) -> None:
+    """Every row can be read, and no prompt to evaluate on is trained on."""
+    config, plug_ins = resolved.config, read_plug_ins(resolved)
+    prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
+    looked_at, held_out = seen(prompts), held_out_prompts(config, plug_ins.held_out)
+    count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
+    found.add("data", f"{count} prompts to train on")
+    if held_out is None:
+        found.add("held-out data", "none: set [evaluation.data], or nobody knows whether the model got better", "note")
+        return
+    known = {contents(prompt) for prompt in looked_at}
+    evaluated = [held_out[i] for i in range(min(len(held_out), config.evaluation.num_prompts))]
+    shared = [prompt.id for prompt in evaluated if contents(prompt) in known]
+    if shared:
+        named = ", ".join(map(repr, shared[:3]))
+        found.add(
+            "held-out data",
+            f"{len(shared)} of {len(evaluated)} prompts are trained on, too ({named}): take another split, or mmrl data split",
+            "FAIL",
+        )
+    else:
+        found.add("held-out data", f"{len(evaluated)} prompts, none of which is trained on")
+
+
+def contents(prompt: Prompt) -> tuple[Any, ...]:
+    """Equal where two prompts show and ask the same."""
+    return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
+
+
+def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
+    """The geometry is possible, and memory and disk suffice."""
+    config = made.config
+    found.add(
+        "geometry",
+        f"{config.prompts_per_step} prompts x {config.algorithm.algorithm.group_size} samples, updates: {made.usual.updates}, "
+        f"parts of each: {made.usual.counts['update'].parts / made.usual.updates:g}",
+    )
+    trouble = None if size is None else advice(made.memory, size, made.is_text)
+    needed = f"about {sized(made.memory.peak)}"
+    if size is None:
+        found.add("memory", f"{needed}; no accelerator here: give --card 24GB to compare", "note")
+    else:
+        found.add("memory", trouble or f"{needed} of {sized(size)}", "FAIL" if trouble else "ok")
+    each = made.memory.checkpoint(sum(name.startswith("weights kept beside") for name in made.memory.stays))
+    kept = config.checkpoint.keep or max(1, config.steps // (config.save_every or config.steps or 1))
+    folder = existing(Path(config.output).expanduser() if config.output else RUNS)
+    free, needs = shutil.disk_usage(folder).free, (kept + 1) * each
+    said = f"{kept} checkpoints of {sized(each)}, {sized(free)} free"
+    more = "lower checkpoint.keep, or set output to another disk"
+    found.add("disk", said if needs < free else f"{said}: {more}", "ok" if needs < free else "FAIL")
+
+
+def existing(path: Path) -> Path:
+    """The nearest folder that is there already."""
+    path = path.absolute()
+    return path if path.is_dir() else existing(path.parent)
+
+
+def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
+    """One rollout of a few prompts, scored and evaluated again."""
+    trainer = job.trainer
+    found.add("model and rewards", f"loaded {resolved.config.policy.model} and {', '.join(trainer.collector.rewards.names)}")
+    trainer.collector.planner = Once()
+    trainer.collector.num_prompts = min(FEW, resolved.config.prompts_per_step)
+    collected = trainer.collect()
+    rollouts = collected.rollouts
+    sampled = sum(len(group.samples) for group in rollouts.groups)
+    found.add("rollout", f"{len(rollouts.groups)} prompts, {sampled} samples, {collected.times['time/rollout_s']:.1f} s")
+    with found.looking("audit"):
+        trainer.audit(rollouts, 1)
+        found.add("audit", "prompts, their media and completions fit each other")
+    with found.looking("ratio"):
+        look_at_ratio(job, rollouts, found)
+    look_at_rewards(collected, found)
+    look_at_samples(rollouts, modality_of(resolved.config.policy).output, found)
+
+
+def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
+    """Training must see the log-probabilities that the sampler saw."""
+    reader, config = job.trainer.reader, job.config
+    sampled = rollouts.recorded.get(ROLLOUT_LOGPROBS)
+    reader.read(rollouts, check=True)
+    if sampled is None:
+        found.add("ratio", "the method has no log-probabilities to compare")
+        return
+    with torch.no_grad():
+        evaluated = reader.read_rows(rollouts, [OLD_LOGPROBS])[OLD_LOGPROBS]
+    gap = Gap.between(rollouts.action_mask, sampled, evaluated)
+    found.add(
+        "ratio",
+        f"|log ratio| {gap.worst:.1e} at most (bound {config.ratio_bound:g}), {gap.average:.1e} on average "
+        f"(bound {config.mean_ratio_bound:g})",
+    )
+
+
+def look_at_rewards(collected: Collected, found: Findings) -> None:
+    """Every weighted reward answers, and samples of a group differ in it."""
+    scores, ids = collected.scores, collected.rollouts.group_ids
+    for k, name in enumerate(scores.names):
+        share = {kind: float((scores.status[:, k] == kind).float().mean()) for kind in Status}
+        values = torch.where(scores.status[:, k] == Status.OK, scores.values[:, k], math.nan)
+        said = f"mean {float(values.nanmean()):.3f}, spread inside groups {spread(values, ids):.3f}"
+        said += "".join(f", {share[kind]:.0%} {text}" for kind, text in MISSING.items() if share[kind])
+        unparsed = [
+            parts[f"{name}/unparsed"]
+            for table in collected.tables.values()
+            for parts in table.parts
+            if parts.get(f"{name}/unparsed")
+        ]
+        said += f", {len(unparsed) / len(scores.values):.0%} of the samples unparsed" if unparsed else ""
+        weighted = bool(scores.weights[k] != 0)
+        if share[Status.FAILED] and weighted:
+            found.add(f"reward {name}", f"{said}: find out why it fails with mmrl reward test", "FAIL")
+        elif share[Status.NA] == 1 and weighted:
+            found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or mend its columns", "FAIL")
+        else:
+            found.add(f"reward {name}", said, "note" if unparsed else "ok")
+    flat = alike(scores, ids)
+    if flat:
+        said = f"in {flat} of {len(ids.unique())} groups all samples have one total: of those nothing is learned"
+        found.add("spread", said, "note")
+
+
+MISSING = {Status.NA: "None", Status.FAILED: "failed"}
+
+
+def spread(values: torch.Tensor, ids: torch.Tensor) -> float:
+    """Mean over groups of the deviation inside, NaN where there is none."""
+    known = [values[(ids == id) & ~values.isnan()] for id in ids.unique()]
+    found = [float(x.std(correction=0)) for x in known if len(x)]
+    return sum(found) / len(found) if found else math.nan
+
+
+def alike(scores: Scores, ids: torch.Tensor) -> int:
+    """Groups whose totals do not differ."""
+    total = scores.total()
+    return sum(bool((total[ids == id] == total[ids == id][0]).all()) for id in ids.unique())
+
+
+def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
+    """Completions end, and one sample to look at."""
+    group = next(group for group in rollouts.groups if group.samples)
+    if draws == "text":
+        cut = float(rollouts.truncated().float().mean())
+        said = f"{cut:.0%} were cut: raise policy.sampling.max_new_tokens" if cut > 0.5 else f"{cut:.0%} were cut"
+        found.add("completions", said, "note" if cut > 0.5 else "ok")
+        found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
+        return
+    file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
+    group.samples[0].image.save(file)  # type: ignore[union-attr] - who draws pictures has one in every sample
+    found.add("a sample", f"{group.prompt.text!r} -> {file}")
+
+
+def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
+    """What `mmrl reward test` says of the config's rewards; pictures have no truth to test with."""
+    if modality_of(resolved.config.policy).output != "text":
+        found.add("reward test", "pictures have no truth to compare with: mmrl reward score shows what a reward likes", "note")
+        return
+    from mmrl.app.commands.reward import test
+
+    if test(name, overrides, None, num_prompts=TESTED):
+        found.add("reward test", f"the truth wins on {TESTED} prompts")
+    else:
+        found.add("reward test", "a reward has a fault, see above: mend it, or train on another one", "FAIL")

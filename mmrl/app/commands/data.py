@@ -1,0 +1,74 @@
+"""`mmrl data`: from the words of a command line to the functions of mmrl.data."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from mmrl.app.config.run import load
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.run.build import load_data
+from mmrl.app.toml.keys import check_keys
+from mmrl.app.toml.tables import Table
+from mmrl.app.toml.values import plain
+from mmrl.data.grounding import Layout, check_file
+from mmrl.data.split import Part, split
+from mmrl.data.validate import check as check_prompts
+
+
+def check(source: str, settings: Sequence[str]) -> str:
+    """Read every row and picture of a grounding file, every prompt of a config's data sets, or what `use=NAME` makes of a file.
+
+    `settings` are `key=value` for a file's Layout, such as box_format=xywh, for the data set named by `use`, such as
+    videos=clips, or overrides of a config.
+
+    Raises:
+        ValueError: listing what is wrong.
+    """
+    if source.endswith(".toml"):
+        resolved = load(source, settings)
+        named = {("data",): resolved.config.data, ("evaluation", "data"): resolved.config.evaluation.data}
+        for path, data in named.items():
+            if data is not None:
+                load_data(data, path, resolved.table)
+        return f"{source}: {sum(data is not None for data in named.values())} data sets checked, nothing wrong"
+    if any(setting.startswith("use=") for setting in settings):
+        return _check_with(source, settings)
+    report = check_file(source, layout(source, settings))
+    report.raise_if_bad()
+    return str(report)
+
+
+def _check_with(source: str, settings: Sequence[str]) -> str:
+    """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
+    table = Table.of({"path": source}, "default")
+    for assignment in settings:
+        table.override(assignment)
+    arguments = dict(table.values)
+    reader = plugins.load(str(arguments.pop("use")), "datasets")
+    check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
+    report = check_prompts(reader(**arguments))
+    report.source = source
+    report.raise_if_bad()
+    return str(report)
+
+
+def layout(source: str, settings: Sequence[str]) -> Layout:
+    """How a file is to be read; pictures are decoded to their end."""
+    table = Table.of({"image_root": str(Path(source).parent), "decode": True}, "default")
+    for assignment in settings:
+        table.override(assignment)
+    check_keys(table.values, [f.name for f in fields(Layout)], (), table)
+    return plain(Layout, table.values, (), table)
+
+
+def split_by_shares(source: Path, folder: Path, shares: Sequence[str], seed: int, image_root: Path | None) -> list[Part]:
+    """Split a file into parts given as `train=0.9 test=0.1`.
+
+    Raises:
+        ValueError: shares that are no numbers or do not add up.
+    """
+    table = Table()
+    for share in shares:
+        table.override(share)
+    return split(source, folder, plain(dict[str, float], table.values, (), table), seed, image_root)

@@ -1,0 +1,238 @@
+"""`mmrl plan`: what a run will ask of its model and of its card, before weights are loaded; and how long it will take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table as Grid
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
+from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
+from mmrl.app.run.build import build, check_ranks, load_prompts, seen, with_local_model
+from mmrl.app.run.context import distributed_run, updates
+from mmrl.training.rewards import stopwatch
+
+console = Console(highlight=False)
+PHASES = {"rollout": "sampling", "read": "readings without gradient", "update": "updates"}
+TIMES = ("rollout", "reward", "read", "update", "step")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is made of, counted and estimated for one of its processes."""
+
+    config: RunConfig
+    processes: int
+    prompts: int
+    """Looked at to learn how long prompts are."""
+    usual: Calls
+    most: Calls | None
+    """Where the planner may sample again."""
+    memory: Memory
+    readings: Sequence[str]
+    """What is read before the first update."""
+
+    @property
+    def is_text(self) -> bool:
+        return modality_of(self.config.policy).output == "text"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, measured on real steps."""
+
+    steps: Sequence[Mapping[str, float]]
+    """Metrics of every step, the first one left out."""
+    evaluation: float
+    """One evaluation of all held-out prompts, 0 where there are none."""
+    peak: int
+    """Most bytes on the card, 0 without one."""
+
+    def per_step(self, name: str = "step") -> float:
+        values = [step[f"time/{name}_s"] for step in self.steps if f"time/{name}_s" in step]
+        return sum(values) / len(values) if values else 0.0
+
+    def total(self, config: RunConfig) -> float:
+        """Seconds of the whole run, evaluations included, checkpoints not."""
+        return config.steps * self.per_step() + evaluations(config) * self.evaluation
+
+
+def plan(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    calibrate: int = 0,
+    card: str | None = None,
+    processes: int = 1,
+    price: float | None = None,
+) -> bool:
+    """Print the plan of a config; True if it fits the card, or nobody knows the card.
+
+    Args:
+        calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
+        card: memory of a card, such as 24GB; None: that of this machine.
+        price: of an hour of all processes.
+
+    Raises:
+        FileNotFoundError: a plug-in, data file, or the model's config is missing.
+        ValueError: what `mmrl train` would refuse.
+    """
+    resolved, size = configs.load(name, overrides), room(card)
+    made = draw_up(resolved, processes)
+    print_geometry(made)
+    print_calls(made)
+    print_memory(made)
+    trouble = None if size is None else advice(made.memory, size, made.is_text)
+    if trouble is not None:
+        console.print(f"DOES NOT FIT: {trouble}", style="bold red", markup=False)
+    elif size is not None:
+        console.print(f"fits a card of {size / GIB:.1f} GiB", style="green")
+    else:
+        console.print("no accelerator here: give --card 24GB to learn whether it fits one", style="yellow")
+    if calibrate:
+        print_time(timed(resolved, calibrate), made.config, made.memory, price)
+    return trouble is None
+
+
+def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -> Plan:
+    """Count one step and estimate memory, without weights.
+
+    Raises:
+        FileNotFoundError: a plug-in, data file, or the model's config is missing.
+        ValueError: what `mmrl train` would refuse.
+    """
+    check_ranks(resolved.config, processes)
+    plug_ins = read_plug_ins(resolved)
+    prompts = load_prompts(plug_ins.data, f"[data] {resolved.config.data.use}")
+    config = with_local_model(resolved.config)
+    kind = modality_of(config.policy)
+    looked_at = seen(prompts)
+    kind.check_prompts(looked_at)
+    algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
+    few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
+    counted = CountedRun(config, algorithm, few, processes, length)
+    usual = counted.calls()
+    memory = estimate(counted.dry_run, config, processes)
+    most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
+    readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
+    shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
+    return Plan(shown, processes, len(few), usual, most, memory, readings)
+
+
+def evaluations(config: RunConfig) -> int:
+    """How often held-out prompts are answered: before, after, and every so many steps."""
+    if config.evaluation.data is None or config.evaluation.num_prompts == 0:
+        return 0
+    every = config.evaluate_every
+    between = (config.steps - 1) // every if every else 0
+    return 1 + between + (config.steps > 0)
+
+
+def print_geometry(made: Plan) -> None:
+    config, algorithm = made.config, made.config.algorithm.algorithm
+    each, update = config.prompts_per_step // made.processes, made.usual.counts["update"]
+    longest = made.usual.rounds if made.most is None else made.most.rounds
+    rows = {
+        "algorithm": config.algorithm.label,
+        "model": config.policy.model,
+        "parameters": f"{made.memory.parameters:,}, of which {made.memory.trained:,} train",
+        "processes": str(made.processes),
+        "prompts per step": f"{config.prompts_per_step} ({each} per process)",
+        "group size": str(algorithm.group_size),
+        "rounds of sampling": ranged(made.usual.rounds, longest),
+        "samples scored per step": ranged(made.usual.scored, None if made.most is None else made.most.scored),
+        "rows that train": str(made.usual.trained),
+        "updates": updates(algorithm),
+        "parts of an update": f"{update.parts / made.usual.updates:g} of at most {config.micro_batch} "
+        + ("positions" if made.is_text else "denoising steps"),
+        "read before updates": ", ".join(made.readings) or "nothing",
+        "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
+        or "none",
+        "evaluations": str(evaluations(config)),
+    }
+    grid = Grid("geometry", f"from {made.prompts} prompts", box=None, title_justify="left")
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    console.print(grid)
+
+
+def ranged(low: int, high: int | None) -> str:
+    return str(low) if high is None or high == low else f"{low} to {high}"
+
+
+def print_calls(made: Plan) -> None:
+    """Of one process and step; text at its longest: every completion takes max_new_tokens."""
+    passes = "forwards" if made.is_text else "forwards of the transformer"
+    grid = Grid("per step and process", "pieces of work", passes, *(["vision passes"] if made.is_text else []), box=None)
+    grid.add_column("rows" if made.is_text else "latents")
+    grid.add_column("positions" if made.is_text else "image tokens")
+    for phase, said in PHASES.items():
+        low, high = made.usual.counts[phase], None if made.most is None else made.most.counts[phase]
+        names = ["parts", "passes", *(["vision"] if made.is_text else []), "rows", "positions"]
+        grid.add_row(said, *(ranged(getattr(low, name), None if high is None else getattr(high, name)) for name in names))
+    console.print(grid)
+
+
+def print_memory(made: Plan) -> None:
+    grid = Grid("memory of a process", "", box=None)
+    for name, value in made.memory.stays.items():
+        grid.add_row(name, sized(value))
+    for name, value in made.memory.phases.items():
+        mark = "  <- the largest of these counts" if name == made.memory.largest_phase else ""
+        grid.add_row(f"while {PHASES.get(name, name)}", f"+ {sized(value)}{mark}")
+    for name, value in made.memory.parts.items():
+        grid.add_row(f"  part of it: {name}", sized(value))
+    grid.add_row("at most", sized(made.memory.peak), style="bold")
+    console.print(grid)
+    console.print("not counted: models inside rewards" + ("" if made.is_text else "; activations of text encoders"))
+
+
+def timed(resolved: Resolved, count: int) -> Timing:
+    """Real steps of a run of which nothing is kept, and one batch of its evaluation."""
+    with distributed_run() as (accelerator, _):
+        job = build(resolved, accelerator=accelerator)
+        steps = [job.trainer.step() for _ in range(count + 1)][1:]
+        evaluation = 0.0
+        if job.evaluator is not None:
+            everyone, few = job.evaluator.prompts, job.evaluator.prompts[: job.evaluator.settings.batch_size]
+            job.evaluator.prompts = few
+            evaluation = seconds_of(job.evaluator) * len(everyone) / len(few)
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return Timing(steps, evaluation, peak)
+
+
+def seconds_of(evaluator: Any) -> float:
+    times: dict[str, float] = {}
+    with stopwatch(times, "evaluation"):
+        evaluator.run(0)
+    return next(iter(times.values()))
+
+
+def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float | None) -> None:
+    step, hours = timing.per_step(), timing.total(config) / 3600
+    grid = Grid(f"time, from {len(timing.steps)} steps", "seconds", box=None)
+    for name in TIMES:
+        grid.add_row(name, f"{timing.per_step(name):.3f}")
+    if timing.evaluation:
+        grid.add_row("one evaluation", f"{timing.evaluation:.3f}")
+    console.print(grid)
+    actions = sum(one["rollout/actions"] for one in timing.steps) / len(timing.steps)
+    what = "tokens of completions" if modality_of(config.policy).output == "text" else "trained denoising steps"
+    console.print(f"{actions / step:.1f} {what} per second")
+    if timing.peak:
+        off = memory.peak / timing.peak - 1
+        console.print(f"the card held {timing.peak / GIB:.2f} GiB at most, the estimate is {off:+.0%} off")
+    cost = "" if price is None else f", {price * hours:.2f} at {price:g} an hour"
+    console.print(f"the whole run: {config.steps} steps, {evaluations(config)} evaluations, {spoken(hours)}{cost}", style="bold")
+
+
+def spoken(hours: float) -> str:
+    if hours * 60 < 1:
+        return "less than a minute"
+    return f"about {hours * 60:.0f} minutes" if hours < 3 else f"about {hours:.1f} hours"

@@ -1,0 +1,290 @@
+"""`mmrl reward test` and `mmrl reward score`: from the words of a command line to rewards, data, tables and pages."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, cast, get_args
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.console import Console
+from rich.table import Table as Grid
+
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.box import SPACES, Space
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_reward
+from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.catalog import find_config
+from mmrl.app.reward_test import probes
+from mmrl.app.reward_test.rows import Task, read_tasks
+from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
+from mmrl.app.run.build import TINY, load_data, with_local_model
+from mmrl.app.toml.tables import Table
+from mmrl.core.types import Group, Prompt
+from mmrl.training.rewards import NamedReward, RewardRunner
+
+MOST_CARDS = 200
+THUMBNAIL = 320
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A reward of a command line or config, loaded."""
+
+    name: str
+    use: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+
+
+def test(
+    target: str,
+    settings: Sequence[str],
+    data: str | None,
+    space: str | None = None,
+    template: str | None = None,
+    num_prompts: int = 32,
+    served: bool = False,
+) -> bool:
+    """Print what the probes show; True if no fault was found.
+
+    Raises:
+        ValueError: no such reward or config, no data, or data without truth.
+    """
+    chosen("--space", space, SPACES)
+    chosen("--template", template, get_args(Template))
+    style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
+    rewards, prompts, tasks, style = gathered(target, settings, data, style, space is not None)
+    if tasks and any(task.draws for task in tasks):
+        names, groups = probes.image_groups(tasks[:num_prompts], style.seed)
+    else:
+        names, groups = probes.text_groups([*prompts, *(task.prompt for task in tasks)][:num_prompts], style)
+    found = [examine(tried.name, tried.function, names, groups, tried.use) for tried in rewards]
+    compare_ranges(found)
+    if served:
+        for one, tried in zip(found, rewards, strict=True):
+            one.faults += [difference for difference in [served_agrees(tried.name, tried.function, groups)] if difference]
+    for one in found:
+        print_findings(one, len(groups), served)
+    return not any(one.faults for one in found)
+
+
+def gathered(
+    target: str, settings: Sequence[str], data: str | None, style: probes.Style, space_given: bool
+) -> tuple[list[Tried], list[Prompt], list[Task], probes.Style]:
+    """Rewards, prompts or tasks, and how answers are written."""
+    if not is_config(target):
+        if data is None:
+            raise ValueError(f"give the data to test {target} on: --data FILE, or a data set of `mmrl ls datasets`") from None
+        tried = one_reward(target, settings, style.space)
+        declared = getattr(tried.function, "space", None)
+        if declared in SPACES and not space_given:
+            style = probes.Style(cast(Space, declared), style.template)
+        return [tried], *data_of(data), style
+    resolved = configs.load(target, settings)
+    config, table = resolved.config, resolved.table
+    if not space_given:
+        space = space_of(config)
+        style = probes.Style(cast(Space, space or style.space), style.template or getattr(config.policy, "answer_format", None))
+    loaded = [
+        Tried(
+            r.label,
+            r.use,
+            in_space(read_reward(r, ("reward", str(i)), table)(), style.space),
+            r.weight,
+        )
+        for i, r in enumerate(config.reward)
+    ]
+    if data is not None:
+        return loaded, *data_of(data), style
+    return loaded, list(islice(load_data(config.data, ("data",), table), 1000)), [], style
+
+
+def is_config(target: str) -> bool:
+    """Whether a word of the command line is a config and not a reward, of which Python files and addresses are."""
+    if target.endswith(".toml"):
+        return True
+    if target.endswith(".py") or ":" in target:
+        return False
+    try:
+        find_config(target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def space_of(config: RunConfig) -> str | None:
+    """How the config's model writes boxes; the demo's model is not taught for that, a random one of its family will do."""
+    if config.policy.model == f"{TINY}grounding":
+        config = replace(config, policy=replace(config.policy, model=f"{TINY}qwen3_vl"))
+    policy = with_local_model(config).policy
+    return modality_of(policy).box_space(policy)
+
+
+def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
+    """A reward by name, path or address, with its settings as `key=value`."""
+    table = Table.of({"reward": [{"use": use}]}, "command line")
+    for assignment in settings:
+        table.override(f"reward.0.{assignment}")
+    args = {key: value for key, value in table.values["reward"][0].items() if key != "use"}
+    function = read_reward(RewardConfig(use, args=args), ("reward", "0"), table)()
+    return Tried(plugins.default_name(use), use, in_space(function, space))
+
+
+def in_space(function: Any, space: Space) -> Any:
+    """A box reward that would take the policy's space reads this one."""
+    if getattr(function, "space", None) != "auto":
+        return function
+    return replace(function, space=space)
+
+
+def data_of(data: str) -> tuple[list[Prompt], list[Task]]:
+    """Prompts of a data set by name, or the rows of a file or folder."""
+    if Path(data).exists() and not data.endswith(".py"):
+        return [], read_tasks(Path(data))
+    table = Table.of({"data": {"use": data}}, "command line")
+    return list(islice(load_data(DataConfig(data), ("data",), table), 1000)), []
+
+
+def score(target: str, settings: Sequence[str], data: str, html: Path | None = None, out: Path | None = None) -> None:
+    """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
+
+    Raises:
+        ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
+    """
+    tasks = [task for task in read_tasks(Path(data)) if task.samples]
+    if not tasks:
+        raise ValueError(f"{data} has no outputs to score: give rows a `completion` or an `image`")
+    tried = one_reward(target, settings, "norm1000")
+    runner = RewardRunner([NamedReward(tried.name, tried.function, max_failed=1.0)])
+    groups = [Group(i, task.prompt, task.samples) for i, task in enumerate(tasks)]
+    cards = [
+        card(task, i, float(table.values[i, 0]), int(table.status[i, 0]), table.parts[i])
+        for task, table in zip(tasks, runner.score(groups), strict=True)
+        for i in range(len(task.samples))
+    ]
+    cards.sort(key=lambda c: -math.inf if c["score"] is None else c["score"], reverse=True)
+    print_scores(tried.name, cards)
+    if out is not None:
+        lines = [json.dumps({key: value for key, value in c.items() if key != "image"}) for c in cards]
+        out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        console.print(f"scores: {out}")
+    if html is not None:
+        write_gallery(html, tried.name, data, cards)
+        console.print(f"gallery: {html}")
+    if all(c["score"] is None for c in cards):
+        raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
+
+
+def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[str, Any]:
+    sample = task.samples[index]
+    said = {0: None, 1: "does not apply", 2: "failed"}[status]
+    shown = {name.partition("/")[2]: number for name, number in parts.items()}
+    return {
+        "id": task.prompt.id,
+        "output": task.names[index],
+        "prompt": task.prompt.text,
+        "completion": sample.text,
+        "score": None if said else value,
+        "status": said or "ok",
+        "parts": shown,
+        "image": sample.image,
+    }
+
+
+def print_scores(name: str, cards: Sequence[dict[str, Any]]) -> None:
+    grid = Grid("score", "prompt", "output", "parts", title=f"{name}, best first", title_justify="left", box=None)
+    for c in cards[:20] if len(cards) > 40 else cards:
+        add_card(grid, c)
+    if len(cards) > 40:
+        grid.add_row("...", f"{len(cards) - 40} more", "", "")
+        for c in cards[-20:]:
+            add_card(grid, c)
+    console.print(grid)
+    values = [c["score"] for c in cards if c["score"] is not None]
+    missing = len(cards) - len(values)
+    if values:
+        console.print(f"{len(values)} scored, mean {sum(values) / len(values):.4g}, {min(values):.4g} to {max(values):.4g}")
+    if missing:
+        console.print(f"{missing} without a score (failed, or the reward does not apply)", style="yellow")
+
+
+def add_card(grid: Grid, c: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    value = "-" if c["score"] is None else f"{c['score']:.4g}"
+    parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
+    grid.add_row(value, Text(shortened(c["prompt"])), Text(shortened(c["completion"] or c["output"])), Text(parts))
+
+
+def shortened(text: str, most: int = 60) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else flat[: most - 3] + "..."
+
+
+def write_gallery(file: Path, name: str, source: str, cards: Sequence[dict[str, Any]]) -> None:
+    """One HTML file, best first; of many outputs the best and the worst."""
+    from mmrl.app.report.page import ASSETS
+
+    kept = [*cards[: MOST_CARDS // 2], *cards[-MOST_CARDS // 2 :]] if len(cards) > MOST_CARDS else list(cards)
+    shown = [c | {"image": None if c["image"] is None else data_url(c["image"])} for c in kept]
+    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("gallery.html.j2").render(
+        name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text()
+    )
+    file.write_text(page, encoding="utf-8")
+
+
+def data_url(image: Any) -> str:
+    """A picture inside the page, at most THUMBNAIL pixels wide."""
+    copy = image.convert("RGB")
+    copy.thumbnail((THUMBNAIL, THUMBNAIL))
+    buffer = io.BytesIO()
+    copy.save(buffer, "PNG" if max(copy.size) <= 128 else "JPEG")
+    kind = "png" if max(copy.size) <= 128 else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
+    grid = Grid(
+        "probe", "mean", "zero", "failed", "None", title=f"{found.name} on {num_prompts} prompts", title_justify="left", box=None
+    )
+    for i, probe in enumerate(found.probes if len(found.values) else ()):
+        values, status = found.values[:, i], found.status[:, i]
+        shares = [float(x.float().mean()) for x in (values == 0, status == 2, status == 1)]
+        grid.add_row(probe, f"{float(values.nanmean()):.3f}", *(f"{share:.0%}" for share in shares))
+    console.print(grid)
+    if found.seconds:
+        fifty, ninety_five = percentiles(found.seconds)
+        inside = float(found.values.std(dim=1).nanmean())
+        console.print(f"  spread inside a group {inside:.3f}; one group takes {fifty:.2f} ms (p50), {ninety_five:.2f} ms (p95)")
+        agreement = "; served scores equal local ones" if served and not any("served" in f for f in found.faults) else ""
+        console.print(f"  {'can' if found.picklable else 'cannot'} be pickled{agreement}")
+    for warning in found.warnings:
+        console.print(f"  note: {warning}", style="yellow", markup=False)
+    for fault in found.faults:
+        console.print(f"  FAULT: {fault}", style="red", markup=False)
+    if not found.faults:
+        console.print("  no fault found", style="green")
+
+
+def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """p50 and p95 in milliseconds."""
+    if len(seconds) == 1:
+        return seconds[0] * 1e3, seconds[0] * 1e3
+    cuts = quantiles(seconds, n=20, method="inclusive")
+    return cuts[9] * 1e3, cuts[18] * 1e3
+
+
+def chosen(option: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise ValueError(f"{option} is {value!r}: use one of {', '.join(known)}")

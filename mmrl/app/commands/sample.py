@@ -1,0 +1,275 @@
+"""`mmrl sample`: one prompt's samples of a run drawn again, and compared with what the run noted of them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from mmrl.app.config import run as configs
+from mmrl.app.modality.prompt_view import seen
+from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import distributed_run
+from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
+from mmrl.app.run.sample_files import digest, encoded
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.core.types import Group, Request, Sample
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.collect import Collector
+from mmrl.training.determinism import deterministic
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A group that was drawn again, and how it was asked for."""
+
+    group: Group
+    request: Request
+    scores: tuple[str, ...] = ()
+    """One text per sample, where it was scored again."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sample beside what the run noted of it."""
+
+    is_same: bool | None
+    """None: nothing was noted."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """What `mmrl sample` prints."""
+
+    lines: Sequence[str]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def differs(self) -> bool:
+        return any(verdict.is_same is False for verdict in self.verdicts)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def resample(
+    path: Path,
+    step: int,
+    prompt: str,
+    split: Split = "train",
+    index: int | None = None,
+    out: Path | None = None,
+    whole: bool = False,
+) -> Resampled:
+    """Draw the samples of a prompt at a step again.
+
+    Args:
+        path: the run's folder.
+        step: whose samples: those of training were drawn with the weights after the step before.
+        prompt: its id.
+        split: train, or eval for held-out prompts.
+        index: only this sample is shown; None: all of the group.
+        out: a folder for what the model saw and drew, as pictures.
+        whole: sample the whole step as training did, and score it: where a planner looks at scores before it samples again, or
+            where the last bits depend on what is sampled together.
+
+    Raises:
+        ValueError: no such step, prompt or sample, or no checkpoint of the weights that drew them.
+    """
+    run = RunDir.open(path)
+    resolved = configs.load(str(run.config_file))
+    before = step - 1 if split == "train" else step
+    check_step(run, step, split, resolved.config.steps)
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, _):
+        job = build(resolved, accelerator=accelerator)
+        if before:
+            job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(before))
+        noted = {(line["group"], line["sample"]): line for line in noted_lines(run, split, step) if line["prompt"] == prompt}
+        if split == "eval":
+            drawn = held_out(job, prompt, run)
+        else:
+            drawn = whole_step(job, prompt, step) if whole else alone(job, prompt, step, max((g for g, _ in noted), default=-1))
+        lines, verdicts = [f"{run.path}, {split} step {step}, prompt {prompt}, drawn with the weights after step {before}"], []
+        for one in drawn:
+            lines += described(job, one, out)
+            for place, text, verdict in compared(one, noted, run, index, out):
+                lines += [f"{place}: {verdict.text}", *text]
+                verdicts.append(verdict)
+        if not verdicts:
+            raise ValueError(f"prompt {prompt!r} has {len(drawn[0].group.samples)} samples, numbered from 0: there is no {index}")
+    if any(verdict.is_same is False for verdict in verdicts):
+        lines += advice(run, whole)
+    return Resampled(lines, verdicts)
+
+
+def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
+    """Raise ValueError unless the weights that drew this step's samples are there: built anew, or in a checkpoint."""
+    shift = 1 if split == "train" else 0
+    known = [at + shift for at in (0, *Checkpoints(run.checkpoints).steps()) if at + shift <= steps]
+    if step not in known:
+        raise ValueError(
+            f"{run.path} kept no weights that drew the {split} samples of step {step}: {split} samples can be drawn again at "
+            f"step {', '.join(map(str, known))}; save_every = 1 and checkpoint.keep = 0 keep all"
+        )
+
+
+def noted_lines(run: RunDir, split: Split, step: int) -> list[Line]:
+    """What the run wrote of this step's samples; nothing where it wrote none."""
+    return read_lines(run.samples_file(split, step)).lines
+
+
+def alone(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:
+    """The prompt's groups, planned as the step planned them and sampled without the others."""
+    collector, config = job.trainer.collector, job.config
+    asked = planned(collector, config.prompts_per_step, last_group)
+    mine = [request for request in asked if request.prompt.id == prompt]
+    if not mine:
+        again = "; rounds after the first drew others: --whole samples them too" if collector.planner.max_rounds > 1 else ""
+        raise ValueError(f"step {step} drew no prompt {prompt!r}: {did_you_mean(prompt, [r.prompt.id for r in asked])}{again}")
+    rollouts = job.policy.rollout(mine, plan_of(job, step))
+    return [Drawn(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
+
+
+def planned(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
+    """All requests of the step up to a group: later rounds draw the prompts that come next."""
+    requests = collector.plan(num_prompts)
+    while collector.next_group <= last_group:
+        requests += collector.plan(num_prompts)
+    return requests
+
+
+def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
+    """The prompt's groups after the whole step was sampled and scored."""
+    collector = job.trainer.collector
+    collected = collector.collect(plan_of(job, step))
+    groups = [group for group in collected.rollouts.groups if group.prompt.id == prompt]
+    if not groups:
+        ids = [group.prompt.id for group in collected.rollouts.groups]
+        raise ValueError(f"step {step} trained on no group of prompt {prompt!r}: {did_you_mean(prompt, ids)}")
+    names = collector.rewards.names
+    return [
+        Drawn(
+            group,
+            Request(group.prompt, len(group.samples), group.id),
+            tuple(
+                ", ".join(f"{name} {value:.4g}" for name, value in zip(names, row, strict=True))
+                for row in collected.tables[group.id].values.tolist()
+            ),
+        )
+        for group in groups
+    ]
+
+
+def plan_of(job: Job, step: int) -> Any:
+    """How training sampled at this step; None where it always samples alike."""
+    schedule = job.trainer.algorithm.schedule
+    return None if schedule is None else schedule.at(step - 1)
+
+
+def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
+    """The held-out prompt, answered as evaluation does."""
+    if job.evaluator is None:
+        raise ValueError(f"{run.path} has no held-out prompts: leave --split eval out")
+    prompts = job.evaluator.prompts
+    places = [i for i, one in enumerate(prompts) if one.id == prompt]
+    if not places:
+        raise ValueError(f"no held-out prompt is called {prompt!r}: {did_you_mean(prompt, [one.id for one in prompts])}")
+    requests = [job.evaluator.request(i, job.evaluator.settings.weights) for i in places]
+    groups = job.policy.rollout(requests, job.evaluator.sampling).groups
+    return [Drawn(group, request) for group, request in zip(groups, requests, strict=True)]
+
+
+def described(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
+    """What the model was shown for a group."""
+    shown = seen(job.policy, drawn.request)
+    seed = f", seed {drawn.request.seed}" if drawn.request.seed else ""
+    yield f"group {drawn.group.id}{seed}; {shown.lines()[0]}"
+    yield from shown.lines()[1:]
+    files = [kept(out, f"group-{drawn.group.id}-{name}", picture) for name, picture in shown.pictures if out is not None]
+    if files:
+        yield f"    {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
+
+
+def compared(
+    drawn: Drawn, noted: dict[tuple[int, int], Line], run: RunDir, index: int | None, out: Path | None
+) -> Iterator[tuple[str, list[str], Verdict]]:
+    """Every sample wanted of a group: its name, what it is, and what the run noted."""
+    for i, sample in enumerate(drawn.group.samples):
+        if index is not None and i != index:
+            continue
+        line = noted.get((drawn.group.id, i))
+        text = [f"    {part}" for part in (sample.text or "").splitlines()]
+        if isinstance(sample.image, Image.Image) and out is not None:
+            text.append(f"    {kept(out, f'group-{drawn.group.id}-sample-{i}', sample.image)}")
+        if drawn.scores:
+            text.append(f"    scored again: {drawn.scores[i]}")
+        if line is not None:
+            text.append(f"    noted scores: {', '.join(f'{name} {told(value)}' for name, value in line['scores'].items())}")
+        tokens = f", {len(sample.token_ids)} tokens" if sample.token_ids is not None else ""
+        yield f"sample {i} ({sample.role}{tokens})", text, verdict(sample, line, run)
+
+
+def told(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def kept(out: Path, name: str, picture: Image.Image) -> Path:
+    """The file the picture was written to."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"{name}.png"
+    picture.save(file)
+    return file
+
+
+def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
+    """Is it what was noted, and if not, where does it begin to differ?"""
+    if line is None:
+        return Verdict(None, "the run noted no such sample (samples_every, or its group was dropped)")
+    if sample.text is not None and sample.text != line["completion"]:
+        return Verdict(False, f"differs {first_letter(line['completion'], sample.text)}")
+    if line.get("digest") is not None:
+        if line["digest"] == digest(sample):
+            return Verdict(True, "identical to what the run noted")
+        where = "in tokens that read alike" if sample.text is not None else first_pixel(line["image"], sample.image, run)
+        return Verdict(False, f"differs {where}")
+    if sample.text is not None:
+        return Verdict(True, "the same text as the run noted")
+    return Verdict(None, "the run noted nothing that could be compared")
+
+
+def first_letter(was: str, now: str) -> str:
+    place = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+    return f"from letter {place + 1} on: noted {was[place : place + 40]!r}, now {now[place : place + 40]!r}"
+
+
+def first_pixel(line: Line, picture: Image.Image, run: RunDir) -> str:
+    """Where the stored picture, small and perhaps compressed as it is, begins to differ."""
+    suffix = encoded(picture)[1]
+    file = run.samples / line["file"]
+    if suffix != ".png" or not file.is_file() or (line["width"], line["height"]) != picture.size:
+        return "in some pixels (the run kept it too small or compressed to say which)"
+    with Image.open(file) as stored:
+        was, now = np.asarray(stored.convert("RGB"), dtype=int), np.asarray(picture.convert("RGB"), dtype=int)
+    rows, columns = np.nonzero(np.abs(was - now).max(axis=2))
+    if not len(rows):
+        return "outside of what RGB shows"
+    most, count = np.abs(was - now).max(), picture.width * picture.height
+    return f"in {len(rows)} of {count} pixels by up to {most} of 255, first at ({columns[0]}, {rows[0]})"
+
+
+def advice(run: RunDir, whole: bool) -> Iterator[str]:
+    """What may be the reason."""
+    then = json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.is_file() else {}
+    now = installed_versions()
+    changed = [f"{name} {then[name]}, now {now.get(name)}" for name in then if now.get(name) != then[name]]
+    if changed:
+        yield f"the run was made with {'; '.join(changed)}"
+    if not whole:
+        yield "sums depend in their last bits on what is sampled together: --whole samples the step as training did"

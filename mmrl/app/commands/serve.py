@@ -1,0 +1,124 @@
+"""`mmrl reward serve spec.toml`: the rewards of a spec behind HTTP. Imports no torch, so it runs where torch is not installed.
+
+port = 8500
+[[reward]]
+use = "./mine.py"
+threshold = 0.5         # the reward's own fields
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.serving.reward_server import Limits, Served, create_app, fingerprint
+
+TOKEN = "MMRL_REWARD_TOKEN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OWN = ("use", "name")
+
+
+@dataclass(frozen=True)
+class ServeSpec:
+    """Where a server listens, what it serves and what it refuses."""
+
+    rewards: Mapping[str, Served]
+    host: str = "127.0.0.1"
+    port: int = 8500
+    limits: Limits = field(default_factory=Limits)
+
+
+def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        ValueError: the spec is wrong, or it listens beyond this machine without a token.
+    """
+    import typer
+    import uvicorn
+
+    spec = read_spec(file)
+    host, port = host or spec.host, spec.port if port is None else port
+    token = os.environ.get(TOKEN)
+    if host not in LOOPBACK and not token:
+        raise ValueError(
+            f"{file} listens on {host}, which other machines reach, without a token: set the environment variable {TOKEN}, "
+            'here and where the run starts, or host = "127.0.0.1"'
+        )
+    for name in spec.rewards:
+        typer.echo(f'use = "http://{host}:{port}/{name}"')
+    uvicorn.run(
+        create_app(spec.rewards, spec.limits, token), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5
+    )
+
+
+def read_spec(file: Path) -> ServeSpec:
+    """The spec with its rewards loaded; their files are looked for as in a config.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: naming the key that is unknown, missing or of the wrong type.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"reward spec {file} does not exist")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+    limit_keys = [f.name for f in fields(Limits)]
+    known = ["host", "port", "reward", *limit_keys]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{file}: unknown key {key!r}: {did_you_mean(key, known)}")
+    entries = table.get("reward")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
+    rewards: dict[str, Served] = {}
+    for index, entry in enumerate(entries):
+        reward = served(entry, f"{file}: reward.{index}")
+        if reward.name in rewards:
+            raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
+        rewards[reward.name] = reward
+    limits = made(Limits, {key: table[key] for key in limit_keys if key in table}, str(file))
+    listening = {key: table[key] for key in ("host", "port") if key in table}
+    return ServeSpec(rewards, limits=limits, **listening)
+
+
+def served(entry: Mapping[str, Any], where: str) -> Served:
+    """One [[reward]] of a spec."""
+    if "use" not in entry:
+        raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
+    use = entry["use"]
+    style, plug_in = adapters.split(use)
+    function = plugins.load(plug_in, "rewards")
+    settings = {key: value for key, value in entry.items() if key not in OWN}
+    reward = adapters.adapt(style, function, settings, where) if style else made(function, settings, where)
+    if getattr(reward, "space", None) == "auto":
+        raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
+    file, _ = plugins.locate(plug_in, "rewards")
+    return Served(entry.get("name") or plugins.default_name(use), reward, fingerprint(file, settings))
+
+
+def made(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
+    """A dataclass with its fields filled in and checked; a function as it is."""
+    if not (isinstance(cls, type) and is_dataclass(cls)):
+        if settings:
+            raise ValueError(f"{where}: {cls.__name__} is a function and has no settings, so {sorted(settings)} mean nothing")
+        return cls() if isinstance(cls, type) else cls
+    from pydantic import TypeAdapter, ValidationError
+
+    known = [f.name for f in fields(cls) if f.init]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, known)}")
+    try:
+        return TypeAdapter(cls).validate_python(dict(settings))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}.{place} is {first['input']!r}: {first['msg']}") from None

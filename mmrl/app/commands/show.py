@@ -1,0 +1,78 @@
+"""`mmrl show`: an algorithm or a run, resolved, with the file of every part and the origin of every value."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.run import algorithm_origin, algorithm_table, load
+from mmrl.app.plugins.catalog import preset_documents
+from mmrl.app.toml.tables import Table, dotted, leaves
+
+
+def shown(name: str, overrides: Sequence[str] = ()) -> str:
+    """What `name` (a preset, or a config by path or name) stands for.
+
+    Raises:
+        FileNotFoundError: it is neither.
+        ValueError: it does not resolve.
+    """
+    documents = preset_documents()
+    if name in documents and not Path(name).is_file():
+        return "\n".join(algorithm_lines(name, documents[name], overrides))
+    resolved = load(name, overrides)
+    rows = [(key, str(value), origin) for key, value, origin in resolved.rows()]
+    return "\n".join([resolved.config.algorithm.label, "", *columns(rows), "", *part_lines(resolved.config.algorithm)])
+
+
+def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Iterator[str]:
+    table = Table.of({"algorithm": {"preset": name}}, "asked for")
+    for assignment in overrides:
+        table.override(assignment)
+    assembly = assemble(table)
+    yield assembly.label
+    yield ""
+    yield document.strip()
+    yield ""
+    rows = [
+        (dotted(path), str(value), table.origin(path) or algorithm_origin(path, name, table))
+        for path, value in leaves({"algorithm": algorithm_table(assembly)})
+    ]
+    yield from columns(rows)
+    yield ""
+    yield from part_lines(assembly)
+
+
+def part_lines(assembly: Assembly) -> list[str]:
+    """Slot, class, file and line, and the formula of every part."""
+    rows = [(slot, type(part).__name__, place(part)) for slot, part in parts(assembly.algorithm)]
+    formulas = [(inspect.getdoc(part) or "").split("\n")[0] for _, part in parts(assembly.algorithm)]
+    return [line for row, formula in zip(columns(rows), formulas, strict=True) for line in (row, f"    {formula}")]
+
+
+def parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+    """Every part with the name of its slot."""
+    for slot in PART_SLOTS:
+        value = getattr(algorithm, slot)
+        for item in value if isinstance(value, tuple) else (value,):
+            part = item[1] if isinstance(item, tuple) else item
+            if part is not None:
+                yield slot, part
+
+
+def place(part: Any) -> str:
+    """File and line of a part's definition."""
+    definition = type(part) if is_dataclass(part) else part
+    file = Path(inspect.getsourcefile(definition) or "?")
+    base = Path(__file__).resolve().parents[3]
+    shortest = file.relative_to(base) if file.is_relative_to(base) else file
+    return f"{shortest}:{inspect.getsourcelines(definition)[1]}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(max(map(len, rows), default=0))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,209 @@
+"""What `mmrl train` and `mmrl eval` do, from the words of a command line to the last line they print."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.tasks import one_line
+from mmrl.app.report.data import changes
+from mmrl.app.report.data import load as load_run
+from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import RUNS, console, distributed_run, updates
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.launch import alone, check_same
+from mmrl.app.run.signals import listening
+from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.determinism import deterministic
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """The words of `mmrl train`."""
+
+    arguments: Sequence[str]
+    """A config's name, unless its work is done by the options; then overrides."""
+    task: str | None = None
+    model: str | None = None
+    data: str | None = None
+    rewards: Sequence[str] = ()
+    output: Path | None = None
+    resume: Path | None = None
+
+    def resolve(self) -> Resolved:
+        """The run they describe.
+
+        Raises:
+            ValueError: no config and no task, both, or options that belong to a task only.
+        """
+        words = list(self.arguments)
+        name = words.pop(0) if words and "=" not in words[0] else None
+        if self.output is not None:
+            words.append(f"output={str(self.output)!r}")
+        if self.task is not None:
+            if name is not None:
+                raise ValueError(f"give a config ({name}) or --task {self.task}, not both; settings are written key=value")
+            return one_line(self.task, self.model, self.data, self.rewards, words)
+        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
+            if given:
+                raise ValueError(f"{option} goes with --task; in a config write policy.model=..., data.use=... or [[reward]]")
+        if name is not None:
+            return configs.load(name, words)
+        if self.resume is not None:
+            return configs.load(str(RunDir.open(self.resume).config_file), words)
+        raise ValueError("give a config (see `mmrl ls configs`), a --task, or a run to --resume")
+
+
+def train(given: TrainArguments) -> RunDir:
+    """Train, write the report, and print what changed on the held-out prompts."""
+    return run_training(given.resolve(), given.resume)
+
+
+def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
+    """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint."""
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+        check_same(ranks, resolved)
+        run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
+        job = build(resolved, run, accelerator)
+        with alone(run.path, ranks):
+            if resume is not None:
+                continue_from(job, run, ranks)
+            elif ranks.is_main:
+                RunDir.create(run.path)
+            if ranks.is_main:
+                configs.save(replace(job.config, output=str(run.path)), run.config_file)
+                console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+                console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
+            fit(job, run, ranks)
+        if ranks.is_main:
+            announce(run)
+    return run
+
+
+def new_run(resolved: Resolved, ranks: Ranks) -> RunDir:
+    """The new run's folder, the same on all ranks and not made yet: `output`, or the next free one of runs/<config>.
+
+    Raises:
+        ValueError: `output` holds a run.
+    """
+    path = Path(resolved.config.output).expanduser() if resolved.config.output else next_free(RUNS / resolved.name)
+    run = RunDir(ranks.gather(path)[0])
+    if run.exists():
+        raise ValueError(f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}")
+    return run
+
+
+def next_free(path: Path) -> Path:
+    """`runs/image`, or `runs/image-2` where that holds a run, ..."""
+    number = 1
+    candidate = path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
+def continue_from(job: Job, run: RunDir, ranks: Ranks) -> None:
+    """Put the trainer where the run's last whole checkpoint stands, and forget what was written after it.
+
+    A run that was killed before its first checkpoint starts again.
+    """
+    checkpoints = Checkpoints(run.checkpoints)
+    step = ranks.gather(checkpoints.recover() if ranks.is_main else None)[0]
+    if step is not None:
+        job.trainer.load_state_dict(checkpoints.load_whole(step))
+    if ranks.is_main:
+        run.truncate(-1 if step is None else step)
+        where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
+        console.print(f"continuing {run.path} {where}", highlight=False)
+
+
+def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
+    """Train; whatever happens, trackers are closed. SIGTERM and Ctrl-C save, say how to go on, and end the program with 0."""
+    try:
+        with listening(job.trainer.stop):
+            if ranks.is_main:
+                with run.recording_warnings(lambda: job.trainer.index):
+                    job.trainer.fit()
+            else:
+                job.trainer.fit()
+    finally:
+        if job.tracker is not None:
+            job.tracker.close()
+    if job.trainer.is_stopped:
+        if ranks.is_main:
+            text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
+            console.print(f"{text}\nmmrl train --resume {run.path}", highlight=False, markup=False)
+        ranks.close()
+        sys.exit(0)
+
+
+def announce(run: RunDir) -> None:
+    """Numbers before and after on the held-out prompts, and where the report is."""
+    found = changes(load_run(run.path))
+    if found:
+        grid = Grid("held out", "before", "after", "change", "95 % interval", box=None)
+        for change in found:
+            interval = f"{change.low:+.3f} to {change.high:+.3f}"
+            grid.add_row(change.name, f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}", interval)
+        console.print(grid)
+    if find_spec("jinja2") is None:
+        console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}', markup=False, highlight=False)
+        return
+    from mmrl.app.report.page import write_report
+
+    console.print(f"report: {write_report(run.path)}", highlight=False)
+
+
+def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
+    """Score held-out prompts with a run's checkpoint, or with a config's model as it is, and print the numbers.
+
+    Raises:
+        ValueError: the config names no held-out prompts, or `step` is given without a run.
+    """
+    run = RunDir.open(name) if Path(name).is_dir() else None
+    if run is None and step is not None:
+        raise ValueError(f"--step {step} needs a run's folder; {name} is a config")
+    resolved = configs.load(str(run.config_file) if run else name, overrides)
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+        job = build(resolved, accelerator=accelerator)
+        if job.evaluator is None:
+            missing = resolved.table.at(("evaluation", "data"))
+            raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
+        index = 0
+        if run is not None:
+            state = Checkpoints(run.checkpoints).load(step)
+            job.policy.load_state_dict(wanted_part(state["policy"], job.policy.shadows, run))
+            index = int(state["index"])
+        metrics = job.evaluator.run(index)[0]
+        if ranks.is_main:
+            where = f"{run.path}, step {index}" if run else f"{resolved.config.policy.model} as it is"
+            print_metrics(f"{where}: {len(job.evaluator.prompts)} held-out prompts", metrics)
+    return metrics
+
+
+def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
+    """A policy's state without the averages and references that this evaluation has no use for.
+
+    Raises:
+        ValueError: the run did not keep one that it has.
+    """
+    missing = sorted(shadows - set(state["shadows"]))
+    if missing:
+        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
+    return state | {"shadows": {name: state["shadows"][name] for name in shadows}}
+
+
+def print_metrics(title: str, metrics: Mapping[str, float]) -> None:
+    grid = Grid(title=title, title_justify="left", box=None, show_header=False)
+    for name, value in metrics.items():
+        grid.add_row(name, f"{value:.4f}")
+    Console().print(grid)

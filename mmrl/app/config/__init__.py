@@ -1,0 +1,1 @@
+"""From a TOML table to typed settings."""

@@ -1,0 +1,179 @@
+"""`[algorithm]` of a config -> an Algorithm: a preset, and the parts that replace or alter the preset's own.
+
+A part's kind is its class name, and its slot the folder it lies in, so a new part needs no entry anywhere.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, get_type_hints
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.keys import check_keys, check_slip
+from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
+from mmrl.app.toml.tables import KeyPath, Table, dotted
+from mmrl.app.toml.values import plain
+
+TOP: KeyPath = ("algorithm",)
+DEFAULT_PRESET = "grpo"
+PART_SLOTS = tuple(name for name, slot in SLOTS.items() if not slot.top)
+"""The slots of an algorithm."""
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """An algorithm with its pedigree."""
+
+    preset: str
+    algorithm: Algorithm
+    label: str
+    """`dapo + advantage.scale`: the preset and every part or field of a part that differs from it."""
+    uses: Mapping[str, str] = field(default_factory=dict)
+    """`algorithm.advantage` -> `my.py:Mine`, for parts of the user's own."""
+
+
+def assemble(table: Table) -> Assembly:
+    """The algorithm that a config's `[algorithm]` describes.
+
+    Raises:
+        ValueError: an unknown preset, slot, kind or key, or a value of the wrong type; the message names file and key.
+    """
+    values = table.values.get("algorithm", {})
+    if not isinstance(values, Mapping):
+        raise ValueError(f'{table.at(TOP)} is {values!r}: write [algorithm] with preset = "{values}"')
+    name = values.get("preset", DEFAULT_PRESET)
+    base = preset(name, table.at((*TOP, "preset")))
+    known = ("preset", *(f.name for f in fields(Algorithm)))
+    check_keys(values, known, TOP, table)
+    uses: dict[str, str] = {}
+    builder = _Builder(table, uses)
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in PART_SLOTS:
+            changes[key] = builder.slot(key, value, getattr(base, key))
+        elif key != "preset":
+            hint = get_type_hints(Algorithm)[key]
+            changes[key] = plain(hint, read(hint, value, (*TOP, key), table), (*TOP, key), table)
+    algorithm = replace(base, **changes)
+    differing = [path for slot in PART_SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]
+    return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
+
+
+def preset(name: Any, where: str = "algorithm.preset") -> Algorithm:
+    """The preset of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    known = presets()
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), known)}")
+    return known[name]
+
+
+def presets() -> Mapping[str, Algorithm]:
+    """All presets by name, those of text first."""
+    from mmrl.algorithms.presets import PRESETS
+
+    return PRESETS
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Turns the tables of one config into parts."""
+
+    table: Table
+    uses: dict[str, str]
+
+    def slot(self, name: str, value: Any, own: Any) -> Any:
+        """What sits in a slot of the algorithm after the config has spoken; `own` is the preset's."""
+        path = (*TOP, name)
+        if not SLOTS[name].many:
+            return self.part(name, value, path, own)
+        if isinstance(value, Mapping):
+            return self._altered(name, value, path, own)
+        if not isinstance(value, list):
+            raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted(path)}]]")
+        return tuple(self._entry(name, item, (*path, str(i)), None) for i, item in enumerate(value))
+
+    def part(self, slot: str, value: Any, path: KeyPath, own: Any) -> Any:
+        """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted(path)}] with kind = "..."')
+        given = {key: item for key, item in value.items() if key not in ("kind", "use")}
+        words = RESERVED if slot == "objective" else ("kind", "use")
+        if "use" in value and "kind" in value:
+            raise ValueError(f"{self.table.at(path)} has both kind and use: keep kind for a part of mmrl, use for one of yours")
+        if "use" in value:
+            return self._own(slot, plain(str, value["use"], (*path, "use"), self.table), given, path, words)
+        if "kind" in value:
+            cls = check_kind(slot, value["kind"], self.table.at((*path, "kind")))
+            return make(cls, given, path, self.table, beside=words, reserved=RESERVED)
+        if own is None:
+            check_slip(given, "kind", path, self.table)
+            raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
+        return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
+
+    def _own(self, slot: str, use: str, given: Mapping[str, Any], path: KeyPath, words: Sequence[str]) -> Any:
+        """A part of the user's own, which must answer the slot's call."""
+        where, found = self.table.at(path), plugins.load(use, "algorithms")
+        check_fit(slot, found, where)
+        self.uses[dotted(path)] = use
+        part = part_of(found, given, path, self.table, words, len(SLOTS[slot].arguments))
+        check_declared(slot, part, where)
+        return part
+
+    def _altered(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
+        """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
+        entries = list(own)
+        for key, item in value.items():
+            places = [str(i) for i in range(len(entries))]
+            if key not in places:
+                raise ValueError(
+                    f"{self.table.at((*path, key))} is not there: {dotted(path)} of the preset has {len(entries)} entries, "
+                    f"counted from 0 ({dotted(path)}.0...): {did_you_mean(key, places)}; "
+                    f"to replace them all write [[{dotted(path)}]]"
+                )
+            entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
+        return tuple(entries)
+
+    def _entry(self, name: str, item: Any, path: KeyPath, own: Any) -> Any:
+        if name != "objective":
+            return self.part(name, item, path, own)
+        coef, term = own or (1.0, None)
+        rest = item
+        if isinstance(item, Mapping):
+            at = (*path, "coef")
+            coef = plain(float, read(float, item.get("coef", coef), at, self.table), at, self.table)
+            rest = {key: value for key, value in item.items() if key != "coef"}
+        return coef, self.part(name, rest, path, term)
+
+
+def part_of(
+    found: Callable[..., Any], given: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str], skip: int
+) -> Any:
+    """An object of a class of the user's own, or the function with its settings, which come after `skip` arguments."""
+    if inspect.isclass(found) and is_dataclass(found):
+        return make(found, given, path, table, beside=beside, reserved=RESERVED)
+    if inspect.isclass(found):
+        return found(**settings(found, given, path, table, beside=beside))
+    values = settings(found, given, path, table, skip=skip, beside=beside)
+    refuse_missing(found, values, path, table, skip)
+    return partial(found, **values) if values else found
+
+
+def differences(before: Any, after: Any, path: str) -> list[str]:
+    """Dotted paths of what differs between two slots' contents."""
+    if before == after:
+        return []
+    if isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after):
+        if isinstance(before[0], float):
+            return [f"{path}.coef"] * (before[0] != after[0]) + differences(before[1], after[1], path)
+        return [d for i, (a, b) in enumerate(zip(before, after, strict=True)) for d in differences(a, b, f"{path}.{i}")]
+    if is_dataclass(before) and type(before) is type(after):
+        return [f"{path}.{f.name}" for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+    return [path]

@@ -1,0 +1,232 @@
+"""The rewards, data sets and sampler that a config names: found and their settings checked once, made where they are needed.
+
+Making one may load a model, ask a server or read a data set; what can be refused without is refused before.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, get_type_hints
+
+from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.toml.keys import check_keys
+from mmrl.app.toml.objects import read, refuse_missing, settings, typed
+from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.values import plain
+from mmrl.core.protocols import PromptSampler
+from mmrl.core.types import Prompt
+from mmrl.serving.reward_client import RemoteReward, is_url
+
+SERVED = ("deadline_s", "token_env")
+"""Keys of a reward behind HTTP."""
+SEQUENCES, STREAMS = "Shuffled", "Streamed"
+"""The samplers of configs that name none."""
+Prompts = Sequence[Prompt] | Iterable[Prompt]
+Function = Callable[..., Any]
+"""A reward as it is called: with a group, for an answer per sample."""
+
+
+@dataclass(frozen=True)
+class PlugIns:
+    """What a config names, each ready to be made."""
+
+    rewards: tuple[Callable[[], Function], ...]
+    watched: tuple[Callable[[], Function], ...]
+    """The rewards of [evaluation]."""
+    data: Callable[[], Prompts]
+    held_out: Callable[[], Prompts] | None
+    sampler: Callable[[Prompts, int], PromptSampler]
+    """From prompts and the run's seed."""
+
+
+def read_plug_ins(resolved: Resolved) -> PlugIns:
+    """Find what a config names and check its settings.
+
+    Raises:
+        FileNotFoundError: no such plug-in file.
+        ValueError: no such plug-in, an unknown or missing key, or a value of the wrong type; the message names place and key.
+    """
+    config, table, known = resolved.config, resolved.table, dict[str, Callable[[], Function]]()
+    held_out = config.evaluation.data
+    return PlugIns(
+        rewards=tuple(read_rewards(config.reward, ("reward",), table, known)),
+        watched=tuple(read_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)),
+        data=read_data(config.data, ("data",), table),
+        held_out=None if held_out is None else read_data(held_out, ("evaluation", "data"), table),
+        sampler=read_sampler(config.sampler, table),
+    )
+
+
+def read_rewards(
+    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], Function]]
+) -> list[Callable[[], Function]]:
+    """A list of rewards; equal entries are one object, which `known` remembers."""
+    found: list[Callable[[], Function]] = []
+    for i, reward in enumerate(rewards):
+        key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
+        fresh = read_reward(reward, (*path, str(i)), table)
+        found.append(known.setdefault(key, once(fresh)))
+    return found
+
+
+def once(make: Callable[[], Function]) -> Callable[[], Function]:
+    """The same object at every call."""
+    made: list[Function] = []
+
+    def remembered() -> Function:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return remembered
+
+
+def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], Function]:
+    """A reward of a config, its own fields aside from those by which it is called."""
+    own = [f.name for f in fields(reward) if f.name != "args"]
+    return reward_of(reward.use, reward.args, path, table, own)
+
+
+def reward_of(
+    use: str, args: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()
+) -> Callable[[], Function]:
+    """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`.
+
+    A reward behind HTTP is made once its server has said that it serves it.
+
+    Raises:
+        FileNotFoundError: no such plug-in file.
+        ValueError: no such reward, or a setting that it does not know; the message names place and key.
+    """
+    inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if has_reward(value)}
+    given = {key: value for key, value in args.items() if key not in inside}
+    if is_url(use):
+        check_keys(args, [*beside, *SERVED], path, table)
+        remote = {"url": use, **settings(RemoteReward, given, path, table, beside=beside)}
+        return lambda: made(RemoteReward, remote, path, table).connect()
+    style, plug_in = adapters.split(use)
+    function = plugins.load(plug_in, "rewards")
+    if style:
+        return lambda: adapters.adapt(style, function, given | made_inside(inside), table.at(path))
+    adapters.refuse_foreign(function, use, table.at(path))
+    values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
+    check_keys(inside, known_keys(function), path, table)
+    if inspect.isclass(function):
+        refuse_missing(function, [*values, *inside], path, table)
+        return lambda: made(function, values | made_inside(inside), path, table, is_checked=not inside)
+    return lambda: partial(function, **values, **made_inside(inside)) if args else function
+
+
+def known_keys(function: Function) -> list[str]:
+    """The settings of a reward: a function's first argument is the group."""
+    return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
+
+
+def made(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
+    """An object of a class.
+
+    Args:
+        is_checked: the values are of the fields' types; False: they hold rewards, which the fields may not be for.
+
+    Raises:
+        ValueError: the class refuses the values; the message names who said them.
+    """
+    if not is_checked and inspect.isclass(cls) and is_dataclass(cls):
+        return plain(cls, dict(values), path, table)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise ValueError(f"{table.origin(path) or 'config'}: {error}") from error
+
+
+def rewards_inside(value: Any, path: KeyPath, table: Table) -> Callable[[], Any]:
+    """A setting of a reward, in which every table with a `use` will be the reward it names."""
+    if isinstance(value, Mapping):
+        inside = {key: item for key, item in value.items() if key != "use"}
+        if isinstance(value.get("use"), str):
+            return reward_of(value["use"], inside, path, table, ("use",))
+        entries = {key: rewards_inside(item, (*path, key), table) for key, item in value.items()}
+        return lambda: made_inside(entries)
+    if isinstance(value, list):
+        items = [rewards_inside(item, (*path, str(i)), table) for i, item in enumerate(value)]
+        return lambda: [item() for item in items]
+    return lambda: value
+
+
+def made_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    return {key: make() for key, make in entries.items()}
+
+
+def has_reward(value: Any) -> bool:
+    """Does a setting hold a table with a `use`, at any depth?"""
+    if isinstance(value, list):
+        return any(map(has_reward, value))
+    return isinstance(value, Mapping) and (isinstance(value.get("use"), str) or any(map(has_reward, value.values())))
+
+
+def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Prompts]:
+    """A data set whose `load` is given everything it needs, of the types it names.
+
+    Raises:
+        FileNotFoundError: no such plug-in file.
+        ValueError: no such data set, or a key that is unknown, missing or of the wrong type.
+    """
+    load = plugins.load(data.use, "datasets")
+    parameters, hints = inspect.signature(load).parameters, get_type_hints(load)
+    check_keys(data.args, [*parameters, "use"], path, table)
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in data.args]
+    if missing:
+        raise ValueError(f"{table.at((*path, missing[0]))} is missing: the data set {data.use!r} needs {', '.join(missing)}")
+    for key, value in data.args.items():
+        hint, at = hints.get(key, object), (*path, key)
+        typed(hint, read(hint, value, at, table), at, table)
+    return partial(load, **data.args)
+
+
+def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int], PromptSampler]:
+    """The sampler of a config.
+
+    Raises:
+        FileNotFoundError: no such plug-in file.
+        ValueError: no such kind, a part of another slot, or a setting that it does not know.
+    """
+    path: KeyPath = ("sampler",)
+    where, given = table.at(path), config.args
+    if config.kind and config.use:
+        raise ValueError(f"{where} has both kind and use: keep kind for a sampler of mmrl, use for one of yours")
+    if not config.kind and not config.use:
+        if given:
+            key = next(iter(given))
+            raise ValueError(f'{table.at((*path, key))} is a setting of one sampler: name it, such as kind = "{STREAMS}"')
+        return usual_sampler
+    if config.use:
+        cls: Callable[..., Any] = plugins.load(config.use, "algorithms")
+        check_fit("sampler", cls, where)
+    else:
+        cls = check_kind("sampler", config.kind, table.at((*path, "kind")))
+    num_given = len(SLOTS["sampler"].made_with)
+    values = settings(cls, given, path, table, skip=num_given, beside=("kind", "use"))
+    refuse_missing(cls, values, path, table, num_given)
+
+    def make(prompts: Prompts, seed: int) -> PromptSampler:
+        if config.kind == SEQUENCES and not isinstance(prompts, Sequence):
+            raise ValueError(f'{where}: {SEQUENCES} needs all prompts at once, and the data set is a stream: take "{STREAMS}"')
+        sampler = made(partial(cls, prompts, seed), values, path, table)
+        check_declared("sampler", sampler, where)
+        return sampler
+
+    return make
+
+
+def usual_sampler(prompts: Prompts, seed: int) -> PromptSampler:
+    """Shuffled epochs of a sequence, or a stream shuffled within a buffer."""
+    return check_kind("sampler", SEQUENCES if isinstance(prompts, Sequence) else STREAMS, "sampler.kind")(prompts, seed)
+
+
+def with_kind(config: SamplerConfig, sampler: PromptSampler) -> SamplerConfig:
+    """The config of the sampler that was made, by its kind."""
+    return config if config.use else replace(config, kind=type(sampler).__name__)

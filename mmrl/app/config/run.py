@@ -1,0 +1,353 @@
+"""A run as data: frozen dataclasses, read from TOML and the command line, checked once at this boundary.
+
+Unknown keys, wrong types and impossible values are errors that name where the value was given and its key.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import InstanceOf
+
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
+from mmrl.app.config.slots import SLOTS
+from mmrl.app.files import replace_text
+from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
+from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import default_name
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.keys import check_keys
+from mmrl.app.toml.objects import NONE, RESERVED, make
+from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
+from mmrl.policies.text.settings import Sampling
+from mmrl.training.evaluate import EvaluationSettings, Weights
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import Transform
+from mmrl.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A data set: which plug-in, and what its `load` is called with."""
+
+    use: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """Which prompts come next: a sampler of mmrl by its kind, or one of the user's own, and its settings."""
+
+    kind: str = ""
+    """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams."""
+    use: str = ""
+    """`mine.py:Mine`, called with the prompts and the run's seed."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+
+@dataclass(frozen=True)
+class WatchedReward:
+    """A reward that is only looked at: which plug-in, how it is called, and its own fields."""
+
+    use: str
+    name: str = ""
+    """Empty: the callable's name if `use` gives one, else the file's."""
+    timeout_s: float | None = None
+    """Per group; longer counts as failed."""
+    max_failed: float = 0.5
+    """Share of a step's samples that may fail before the run stops."""
+    call: Calling = field(default_factory=Calling)
+    transform: Transform | None = None
+    """None: the reward counts as it is."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """All other keys of the table."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_failed <= 1:
+            raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+
+    @property
+    def label(self) -> str:
+        """What metrics call it."""
+        return self.name or default_name(self.use)
+
+
+@dataclass(frozen=True)
+class RewardConfig(WatchedReward):
+    """A reward to train on, and how much it counts."""
+
+    weight: float = 1.0
+    """0 = logged, never trained on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.weight):
+            raise ValueError(f"the weight of reward {self.use!r} is {self.weight}: it must be finite")
+
+
+@dataclass(frozen=True)
+class VariantConfig:
+    """Flow only: one more way to draw the held-out prompts; its figures are eval/<name>/..."""
+
+    name: str
+    num_steps: int | None = None
+    """None: as evaluation.num_steps."""
+    guidance: float | None = None
+    """None: as evaluation.guidance."""
+    weights: Weights | None = None
+    """None: as evaluation.weights."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise ValueError(f"evaluation.also.name is {self.name!r}: give it a name without a slash")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig(EvaluationSettings):
+    """Held-out prompts, and how they are answered there."""
+
+    data: DataConfig | None = None
+    """None: nothing is evaluated."""
+    reward: tuple[WatchedReward, ...] = ()
+    """Held-out rewards, for watching only: what the run does not train on but might ruin."""
+    sampling: Sampling | None = None
+    """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
+    num_steps: int | None = None
+    """Flow only: deterministic denoising steps of a picture; 28 unless given."""
+    guidance: float | None = None
+    """Flow only: 1 = none; None = policy.guidance."""
+    also: tuple[VariantConfig, ...] = ()
+    """Flow only: further ways to draw the same prompts, such as without guidance."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_prompts", 0), ("num_samples", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"evaluation.{name} is {getattr(self, name)}: it must be {least} or more")
+        for one, place in ((self, "evaluation"), *((one, f"evaluation.also {one.name!r}") for one in self.also)):
+            if one.num_steps is not None and one.num_steps < 1:
+                raise ValueError(f"{place}.num_steps is {one.num_steps}: it must be 1 or more")
+            if one.guidance is not None and not one.guidance >= 1:
+                raise ValueError(f"{place}.guidance is {one.guidance}: it must be 1 (none) or more")
+        names = [one.name for one in self.also]
+        if len(set(names)) < len(names):
+            raise ValueError(f"evaluation.also has the names {names}: give each its own")
+
+    @property
+    def all_weights(self) -> frozenset[str]:
+        """Of all ways to answer."""
+        return frozenset({self.weights, *(one.weights or self.weights for one in self.also)})
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Which checkpoints stay."""
+
+    keep: int = 2
+    """Newest ones; 0 = all."""
+    keep_every: int = 0
+    """Those of steps that this divides stay for good; 0 = none."""
+    keep_best: str = ""
+    """A metric, higher being better, such as eval/total: the checkpoint where it was best stays too. It is known where a step is
+    both evaluated and saved."""
+    asynchronous: bool = True
+    """Written beside the run, which waits for the copy of its state only; costs memory for that copy."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}: it must be 0 or more")
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where metrics go beside the run's own files and the terminal."""
+
+    names: tuple[str, ...] = ()
+    """Any of tensorboard, wandb, trackio."""
+    project: str = "mmrl"
+    num_examples: int = 8
+    """Groups shown each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainSettings):
+    """Everything a run is made of."""
+
+    algorithm: InstanceOf[Assembly]
+    policy: PolicyConfig
+    data: DataConfig
+    reward: tuple[RewardConfig, ...]
+    sampler: SamplerConfig = SamplerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: TrackerConfig = TrackerConfig()
+    output: str = ""
+    """The run's folder; empty: the next free one of runs/<name of the config>."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config with the memory of who said what."""
+
+    config: RunConfig
+    table: Table
+    name: str
+    """Of the config's file; names the run's folder unless `output` does."""
+
+    def rows(self) -> Iterator[tuple[str, Any, str]]:
+        """Dotted key, value and origin of everything, defaults included."""
+        for path, value in leaves(as_table(self.config)):
+            yield dotted(path), value, self.origin(path)
+
+    def origin(self, path: KeyPath) -> str:
+        said = self.table.origin(path)
+        if said is not None:
+            return said
+        if path[0] == "algorithm":
+            return algorithm_origin(path, self.config.algorithm.preset, self.table)
+        modality = modality_of(self.config.policy)
+        if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
+            return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
+        by_modality = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in modality.evaluation_keys)
+        return f"default for {modality.name}" if by_modality else "default"
+
+
+def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
+    """Of a value of the algorithm that nobody said: the preset's, or the default of a part that was put in the preset's place."""
+    for depth in range(len(path) - 1, 1, -1):
+        named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
+        if named:
+            return f"default of {value_at(table.values, (*path[:depth], named[0]))}"
+    return f"preset {preset}"
+
+
+def value_at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values[int(key)] if isinstance(values, list) else values[key]
+    return values
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
+    """A config by path or shipped name, with `key=value` overrides.
+
+    Raises:
+        FileNotFoundError: there is no such config.
+        ValueError: it does not describe a run; the message names file (or command line) and key.
+    """
+    file = find_config(name)
+    table = Table.read(file)
+    if is_of_a_run(file):
+        translate(table)
+    return resolve(table, overrides, file.stem)
+
+
+def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
+    """The run that a table describes once the command line has spoken.
+
+    Raises:
+        ValueError: it does not describe one; the message names file (or command line) and key.
+    """
+    for assignment in overrides:
+        table.override(assignment)
+    refuse_old_names(table)
+    check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
+    ready: dict[str, object] = {"algorithm": assemble(table)}
+    if isinstance(table.values.get("policy"), Mapping):
+        policy = ready["policy"] = read_policy(table.values["policy"], table)
+        ready |= by_modality(policy, table)
+    return Resolved(make(RunConfig, table.values, (), table, ready=ready), table, name)
+
+
+def read_policy(given: Mapping[str, Any], table: Table) -> PolicyConfig:
+    """The settings of `[policy]`, by its kind.
+
+    Raises:
+        ValueError: there is no such kind, or its settings are not like this.
+    """
+    kind = given.get("kind", "text")
+    if not isinstance(kind, str) or kind not in POLICIES:
+        raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
+    return make(POLICIES[kind], given, ("policy",), table, beside=["kind"])
+
+
+def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
+    """The parts of a run whose defaults depend on the policy's modality.
+
+    Raises:
+        ValueError: [evaluation] has a key of another modality, or is not like this.
+    """
+    modality, found = modality_of(policy), dict[str, object]()
+    if "ratio_bound" not in table.values:
+        found["ratio_bound"] = modality.ratio_bound
+    given = table.values.get("evaluation", {})
+    if not isinstance(given, Mapping):
+        return found
+    for other in MODALITIES.values():
+        for key in other.evaluation_keys if other is not modality else ():
+            if given.get(key) not in (None, [], (), NONE):
+                raise ValueError(
+                    f"{table.at(('evaluation', key))} is for policy.kind = {other.name!r}, and this is {modality.name!r}: "
+                    f"use evaluation.{modality.evaluation_keys[0]}"
+                )
+    usual = EvaluationConfig(**modality.evaluation_defaults(policy))
+    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual)}
+
+
+def as_table(config: RunConfig) -> dict[str, Any]:
+    """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back."""
+    table: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.name == "algorithm":
+            table[f.name] = algorithm_table(value)
+        elif f.name == "policy":
+            table[f.name] = {"kind": modality_of(value).name} | as_plain(value)
+        elif value is not None:
+            table[f.name] = as_plain(value)
+    return table
+
+
+def algorithm_table(assembly: Assembly) -> dict[str, Any]:
+    table: dict[str, Any] = {"preset": assembly.preset}
+    for f in fields(assembly.algorithm):
+        value = getattr(assembly.algorithm, f.name)
+        path = f"algorithm.{f.name}"
+        if f.name == "objective":
+            entries = enumerate(value)
+            table[f.name] = [{"coef": coef} | part_table(term, f"{path}.{i}", assembly) for i, (coef, term) in entries]
+        elif f.name in PART_SLOTS and SLOTS[f.name].many:
+            table[f.name] = [part_table(part, f"{path}.{i}", assembly) for i, part in enumerate(value)]
+        elif f.name in PART_SLOTS and value is not None:
+            table[f.name] = part_table(value, path, assembly)
+        elif value is not None:
+            table[f.name] = value
+    return table
+
+
+def part_table(part: Any, path: str, assembly: Assembly) -> dict[str, Any]:
+    named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
+    own = as_plain(part).items() if is_dataclass(part) else ()
+    return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
+
+
+def as_plain(value: Any) -> Any:
+    """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
+    if is_dataclass(value) and not isinstance(value, type):
+        pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}
+        unneeded = [f.name for f in fields(value) if f.default is None and pairs.get(f.name, "") is None]
+        return {name: as_plain(x) for name, x in pairs.items() if name not in unneeded} | dict(getattr(value, "args", {}))
+    if isinstance(value, tuple | list):
+        return [as_plain(item) for item in value]
+    return NONE if value is None else value
+
+
+def save(config: RunConfig, file: Path) -> None:
+    """Write the resolved config."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, f"# {config.algorithm.label}\n" + tomli_w.dumps(as_table(config)))

@@ -1,0 +1,19 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    replace_bytes(file, text.encode())
+
+
+def replace_bytes(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    fresh = file.with_name(file.name + ".new")
+    with fresh.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(fresh, file)

@@ -1,0 +1,122 @@
+"""What the app must know of a kind of policy: its settings, its part of [evaluation], how it is built, how its files load."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Policy, View
+from mmrl.core.types import Prompt
+from mmrl.training.evaluate import Variant
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a model card says of the exported files."""
+
+    task: str
+    """pipeline_tag of the Hugging Face hub."""
+    library: str
+    """Loads a whole model."""
+    adapter_library: str
+    adapter_note: str
+
+
+@runtime_checkable
+class Modality(Protocol):
+    """One kind of policy."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> type: ...
+    @property
+    def evaluation_keys(self) -> tuple[str, ...]:
+        """The keys of [evaluation] that belong to this kind alone; the first is the one to use."""
+        ...
+
+    @property
+    def output(self) -> str:
+        """What its samples are: text or image."""
+        ...
+
+    @property
+    def ratio_bound(self) -> float:
+        """Of runs that do not say; clip ranges of flow objectives are 1e-4 and less."""
+        ...
+
+    @property
+    def index_file(self) -> str:
+        """The file every model folder of this kind holds."""
+        ...
+
+    @property
+    def loading(self) -> Loading: ...
+
+    def evaluation_defaults(self, policy: Any) -> dict[str, Any]:
+        """What [evaluation] starts from, by key."""
+        ...
+
+    def eval_sampling(self, evaluation: Any) -> Any:
+        """What Policy.rollout is given to evaluate."""
+        ...
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        """Further ways to evaluate."""
+        ...
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """ValueError for a prompt that this kind cannot answer."""
+        ...
+
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        """A look at the loaded model before training: warn of what will be cut or clipped.
+
+        Raises:
+            ValueError: the model cannot do what algorithm or evaluation want.
+        """
+        ...
+
+    def adapt_algorithm(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
+        """The algorithm as this run uses it.
+
+        Raises:
+            ValueError: it is not for this kind of policy.
+        """
+        ...
+
+    def build(
+        self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
+    ) -> Policy: ...
+
+    def build_dry_run(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> "DryRun":
+        """A policy without weights that counts what it is asked; completions have `length` tokens."""
+        ...
+
+    def box_space(self, policy: Any) -> str | None:
+        """How the model writes boxes, from its own config alone; None where its makers do not say, or it writes none."""
+        ...
+
+    def refuse_box_reward(self, reward: str) -> None:
+        """ValueError where nothing can be read by a reward that reads boxes."""
+        ...
+
+    def with_box_space(self, policy: Any, space: str | None) -> Any:
+        """The settings with the space that was found."""
+        ...
+
+    def build_tiny(self, family: str, folder: Path) -> object:
+        """Save a small random model."""
+        ...
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Python that loads the exported files of a policy, or of its adapter onto `base`."""
+        ...
+
+    def merge(self, folder: Path, policy: Any) -> None:
+        """Replace the adapter in `folder` by the whole model."""
+        ...

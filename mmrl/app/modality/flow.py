@@ -1,0 +1,148 @@
+"""Policies that draw pictures, as the commands see them."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.base import Loading
+from mmrl.app.modality.flow_checks import check_objective, refuse_pictures, warn_of_clip_ranges, warn_of_half_precision
+from mmrl.app.modality.merge import merge_lora
+from mmrl.core.protocols import Policy, View
+from mmrl.core.types import Prompt
+from mmrl.flow.layout import lay_out
+from mmrl.flow.plan import evaluation_plan
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.training.evaluate import Variant
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
+
+EVALUATION_STEPS = 28
+
+LOADING = Loading(
+    task="text-to-image",
+    library="diffusers",
+    adapter_library="diffusers",
+    adapter_note="This needs the base model; to run without it, export with --merge.",
+)
+
+
+@dataclass(frozen=True)
+class FlowModality:
+    """Image generators that integrate noise to pictures along a schedule."""
+
+    name: str = "flow"
+    settings: type = FlowPolicyConfig
+    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
+    output: str = "image"
+    ratio_bound: float = 1e-6
+    index_file: str = "model_index.json"
+    loading: Loading = LOADING
+
+    def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
+        return {"num_steps": EVALUATION_STEPS}
+
+    def eval_sampling(self, evaluation: Any) -> Any:
+        return evaluation_plan(evaluation.num_steps, guidance=evaluation.guidance)
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        return [
+            Variant(
+                one.name,
+                evaluation_plan(
+                    one.num_steps or evaluation.num_steps,
+                    guidance=evaluation.guidance if one.guidance is None else one.guidance,
+                ),
+                one.weights or evaluation.weights,
+            )
+            for one in evaluation.also
+        ]
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        refuse_pictures(prompts)
+
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        for plan in (
+            *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
+            self.eval_sampling(evaluation),
+            *(one.sampling for one in self.variants(evaluation)),
+        ):
+            policy.sigmas(plan)
+        policy.encoder.warn([prompt.text for prompt in prompts])
+        warn_of_half_precision(algorithm, policy.config)
+        warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
+
+    def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
+        """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
+        if algorithm.schedule is None:
+            raise ValueError(
+                f"algorithm {label} has no schedule, but policy.kind is 'flow', and an image generator samples along one: "
+                'take a preset for flow models such as flow_grpo, or set [algorithm.schedule] with kind = "Full"'
+            )
+        if algorithm.views:
+            raise ValueError(
+                f"algorithm {label} shows prompts in other ways ({', '.join(algorithm.views)}), but policy.kind is 'flow', whose "
+                "prompts are texts: take a preset for flow models such as flow_grpo"
+            )
+        plan = algorithm.schedule.at(0)
+        lay_out(plan, [algorithm.group_size], [0])
+        check_objective(algorithm, plan, label)
+        return algorithm
+
+    def build(
+        self,
+        policy: FlowPolicyConfig,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+    ) -> Policy:
+        from diffusers.utils import logging
+
+        from mmrl.policies.flow.policy import FlowPolicy
+
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()
+        return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
+
+    def build_dry_run(
+        self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
+    ) -> "DryRun":
+        from mmrl.policies.flow.dry_run import FlowDryRun
+
+        return FlowDryRun(policy, shadows)
+
+    def box_space(self, policy: FlowPolicyConfig) -> str | None:
+        return None
+
+    def refuse_box_reward(self, reward: str) -> None:
+        raise ValueError(
+            f"reward {reward!r} reads boxes that a model wrote, but policy.kind is 'flow', which draws pictures: "
+            "take a reward of pictures such as jpeg_size"
+        )
+
+    def with_box_space(self, policy: FlowPolicyConfig, space: Any) -> FlowPolicyConfig:
+        return policy
+
+    def build_tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny import pipelines
+
+        return pipelines.build(family, folder)
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
+        pipeline = policy.pipeline
+        absent = [name for name, part in pipeline.components.items() if part is None]
+        named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
+        return (
+            "from diffusers import DiffusionPipeline",
+            "",
+            f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
+            *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+        )
+
+    def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
+        merge_lora(folder, policy)

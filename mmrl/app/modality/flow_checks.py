@@ -1,0 +1,81 @@
+"""What is refused or said of an image generator's run before it costs time."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Clipping
+from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
+from mmrl.core.types import Prompt
+from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.flow.settings import FlowPolicyConfig
+
+OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}
+"""Quantities that only noisy steps have."""
+USUAL_ELEMENTS = 65536
+"""Of a latent of 512 x 512 pixels, which published clip ranges are for."""
+PLAIN, NORMALIZED = (1e-5, 1e-4), (2e-6, 4e-6)
+"""(narrowest, usual) published clip ranges there, of plain ratios and of those that RatioNorm takes."""
+
+log = logging.getLogger("mmrl")
+
+
+def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
+    """Does the schedule have what the objective reads, and does anything train?
+
+    Raises:
+        ValueError: it does not.
+    """
+    read = {reading.quantity for reading in algorithm.all_reads}
+    noisy = any(step.trained for step in plan.steps)
+    schedule = type(algorithm.schedule).__name__
+    if read & OF_NOISE and not noisy:
+        raise ValueError(
+            f"algorithm {label} compares densities of noisy steps (it reads {', '.join(sorted(read & OF_NOISE))}), but its "
+            f"schedule {schedule} has no noisy step that trains: take the schedule Full, Window, Tree or Branching, or an "
+            "objective on velocities such as diffusion_nft's"
+        )
+    if TARGET_VELOCITY.quantity in read and plan.forward is None:
+        raise ValueError(
+            f"algorithm {label} trains on noised copies of its samples, but its schedule {schedule} makes none: "
+            'set algorithm.schedule.kind = "Forward"'
+        )
+    if not noisy and plan.forward is None:
+        raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
+
+
+def refuse_pictures(prompts: Sequence[Prompt]) -> None:
+    """ValueError for prompts with pictures: generators here draw from text alone."""
+    bad = [prompt.id for prompt in prompts if prompt.media]
+    if bad:
+        raise ValueError(
+            f"{len(bad)} of {len(prompts)} prompts have pictures (the first is {bad[0]!r}), but policy.kind is 'flow', which "
+            "draws from text alone: remove the pictures, or take a model that looks at them with policy.kind = 'text'"
+        )
+
+
+def warn_of_half_precision(algorithm: Algorithm, policy: FlowPolicyConfig) -> None:
+    """In bfloat16 batches of another size give other numbers, so ratios start at 1 only where forwards are alike."""
+    if policy.dtype == "bfloat16" and not policy.equal_forwards and "logprobs" in {r.quantity for r in algorithm.live_reads}:
+        log.warning(
+            "policy.dtype is 'bfloat16', where forwards of different size differ by more than a clip range of 1e-4: ratios may "
+            "not start at 1 (training stops if so): set policy.equal_forwards = true"
+        )
+
+
+def warn_of_clip_ranges(algorithm: Algorithm, num_elements: int) -> None:
+    """Say so where latents are too small for a clip range: log-ratios, means over a latent, spread as 1 / sqrt(elements)."""
+    wider = math.sqrt(USUAL_ELEMENTS / num_elements)
+    for i, (_, term) in enumerate(algorithm.objective):
+        if not isinstance(term, Clipping):
+            continue
+        clipped = term.clip_range
+        narrowest, usual = NORMALIZED if clipped.of == "scaled_ratio" else PLAIN
+        if clipped.narrowest < 0.7 * narrowest * wider:
+            log.warning(
+                f"algorithm.objective.{i}: the clip range {clipped.narrowest:g} of {type(term).__name__} is narrow for latents "
+                f"of {num_elements} elements, so nearly everything is clipped after one update (log-ratios are means over "
+                f"elements and spread as 1 / sqrt(elements); {usual:g} at {USUAL_ELEMENTS} is {usual * wider:.1g} here): "
+                "set low and high to it"
+            )

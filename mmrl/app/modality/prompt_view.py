@@ -1,0 +1,82 @@
+"""What a policy is shown of a prompt: its text as tokens, and its pictures and frames."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from PIL import Image
+
+from mmrl.core.types import Prompt, Request
+from mmrl.policies.text.encode import open_picture
+from mmrl.policies.text.rollout import view_seed
+from mmrl.policies.video.input import as_video, shuffle_frames
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One prompt as the model reads it."""
+
+    text: str
+    """With the chat template and all special tokens; runs of a picture's or clip's tokens are counted: <|image_pad|>*64."""
+    num_tokens: int
+    num_cut: int = 0
+    """Tokens that the model does not read because the prompt is too long."""
+    pictures: tuple[tuple[str, Image.Image], ...] = ()
+    """By name, at the size the model sees. Pictures are resized by PIL, whose greys may differ a little from the processor's."""
+
+    def lines(self) -> list[str]:
+        cut = f", {self.num_cut} more are cut" if self.num_cut else ""
+        media = f", {len(self.pictures)} pictures and frames" if self.pictures else ""
+        return [f"the model reads {self.num_tokens} tokens{cut}{media}:", *(f"    {line}" for line in self.text.splitlines())]
+
+
+def seen(policy: Any, request: Request) -> Seen:
+    """What the policy is shown for a request, under the request's view."""
+    return LOOKS["text" if hasattr(policy, "tokenizer") else "flow"](policy, request)
+
+
+def seen_by_writer(policy: Any, request: Request) -> Seen:
+    """Of a model that writes: the processor's own tokens."""
+    seed = view_seed(request)
+    prompt = request.prompt if request.view == "plain" else policy.views[request.view](request.prompt, seed)
+    encoded = policy.encode.encode(prompt, seed)
+    pieces = [(token, len(list(run))) for token, run in groupby(encoded.token_ids.tolist())]
+    text = told(pieces, policy.media_token_ids, policy.tokenizer)
+    sizes = [(size.seen_width, size.seen_height) for size in encoded.sizes]
+    return Seen(text, len(encoded), pictures=tuple(pictures(policy, prompt, sizes)))
+
+
+def told(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokenizer: Any) -> str:
+    """Tokens as text; several of one that stands for pictures are counted."""
+    parts: list[str] = []
+    for is_media, run in groupby(pieces, key=lambda piece: piece[0] in media and piece[1] > 1):
+        if is_media:
+            parts += [f"{tokenizer.decode([token])}*{count}" for token, count in run]
+        else:
+            parts.append(tokenizer.decode([token for token, count in run for _ in range(count)], skip_special_tokens=False))
+    return "".join(parts)
+
+
+def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> list[tuple[str, Image.Image]]:
+    """The pictures at the sizes the model sees, and the frames of clips."""
+    found: list[tuple[str, Image.Image]] = []
+    left = list(sizes)
+    for i, media in enumerate(prompt.media):
+        video = as_video(media)
+        if video is None:
+            found.append((f"picture-{i}", open_picture(media, prompt.id).resize(left.pop(0), Image.Resampling.BICUBIC)))
+            continue
+        frames = shuffle_frames(policy.encode.videos(replace(video, shuffle=None)), video.shuffle)
+        named = zip(frames.times, frames.pixels, strict=True)
+        found += [(f"clip-{i}-frame-{k:03d}-at-{time:.2f}s", Image.fromarray(pixels)) for k, (time, pixels) in enumerate(named)]
+    return found
+
+
+def seen_by_painter(policy: Any, request: Request) -> Seen:
+    """Of a model that draws: its text, as far as its encoder reads it."""
+    count, most = policy.family.count_tokens(request.prompt.text)
+    return Seen(request.prompt.text, min(count, most), max(0, count - most))
+
+
+LOOKS: Mapping[str, Callable[[Any, Request], Seen]] = {"text": seen_by_writer, "flow": seen_by_painter}

@@ -1,0 +1,112 @@
+"""Policies that write text, as the commands see them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.base import Loading
+from mmrl.app.modality.merge import merge_adapter
+from mmrl.core.protocols import Policy, View
+from mmrl.core.types import Prompt
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.training.evaluate import Variant
+from mmrl.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from mmrl.policies.shared.call_log import DryRun
+
+LOADING = Loading(
+    task="image-text-to-text",
+    library="transformers",
+    adapter_library="peft",
+    adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
+)
+
+
+@dataclass(frozen=True)
+class TextModality:
+    """Models that write: sampled token by token, greedily when they are evaluated."""
+
+    name: str = "text"
+    settings: type = TextPolicyConfig
+    evaluation_keys: tuple[str, ...] = ("sampling",)
+    output: str = "text"
+    ratio_bound: float = TrainSettings.ratio_bound
+    index_file: str = "config.json"
+    loading: Loading = LOADING
+
+    def evaluation_defaults(self, policy: TextPolicyConfig) -> dict[str, Any]:
+        """The training's sampling at temperature 0."""
+        return {"sampling": replace(policy.sampling, temperature=0.0)}
+
+    def eval_sampling(self, evaluation: Any) -> Sampling:
+        return evaluation.sampling
+
+    def variants(self, evaluation: Any) -> Sequence[Variant]:
+        return ()
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Pictures are looked at where they are read."""
+
+    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+        """The policy looks at itself while sampling."""
+
+    def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
+        if algorithm.schedule is not None:
+            raise ValueError(
+                f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
+                "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
+            )
+        return algorithm.with_length(policy.sampling.max_new_tokens)
+
+    def build(
+        self,
+        policy: TextPolicyConfig,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+    ) -> Policy:
+        from mmrl.policies.shared.weights import USUAL_DECAY
+        from mmrl.policies.text.policy import TextPolicy
+
+        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views)
+
+    def build_dry_run(
+        self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
+    ) -> "DryRun":
+        from mmrl.policies.text.dry_run import TextDryRun
+
+        return TextDryRun(policy, shadows, views, length)
+
+    def box_space(self, policy: TextPolicyConfig) -> str | None:
+        if policy.box_space != "auto":
+            return policy.box_space
+        from mmrl.policies.text.families import family_of
+        from mmrl.policies.text.loading import load_config
+
+        return family_of(load_config(policy)).box_space
+
+    def refuse_box_reward(self, reward: str) -> None:
+        """All may be read."""
+
+    def with_box_space(self, policy: TextPolicyConfig, space: Any) -> TextPolicyConfig:
+        return replace(policy, box_space=space or "auto")
+
+    def build_tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny import vlms
+
+        return vlms.build(family, folder)
+
+    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+        """Transformers loads both alike."""
+        return (
+            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            "",
+            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
+            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        )
+
+    def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
+        merge_adapter(folder, policy.model, policy.trust_remote_code)

@@ -1,0 +1,1 @@
+"""Counts and bytes for `mmrl plan`."""

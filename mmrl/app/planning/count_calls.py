@@ -1,0 +1,146 @@
+"""One step of a run, gone through by the real trainer with a policy that only counts how often and on how much a model works."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.planners.video import DifficultyAware
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.config.run import RunConfig
+from mmrl.app.modality.registry import modality_of
+from mmrl.core.protocols import Planner, Policy
+from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.policies.shared.call_log import CallCount, DryRun
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.trainer import Trainer
+
+FEWEST = 32
+"""Prompts that are looked at, where a step needs fewer."""
+
+
+@dataclass
+class Calls:
+    """What a step asks of the policy of one process."""
+
+    counts: dict[str, CallCount]
+    """By phase: rollout, read (no gradient) and update (gradient)."""
+    rounds: int
+    scored: int
+    """Samples that rewards see, probes included."""
+    trained: int
+    """Rows that a pass over the step's rollouts trains on."""
+    updates: int
+    """Optimizer steps."""
+
+
+@dataclass
+class Stubborn:
+    """A planner whose groups show no difference before its last round: the most it can ask for."""
+
+    planner: Planner
+    looked: int = 0
+    """Rounds of this step that are over."""
+
+    @property
+    def max_rounds(self) -> int:
+        return self.planner.max_rounds
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return self.planner.first(prompts, group_size, first_id, seed)
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        self.looked = round_index + 1
+        return self.planner.revise(groups, scores, group_ids, wanted, round_index)
+
+
+@dataclass
+class StandIn:
+    """A reward that tells the samples of a group apart, once `planner` has come to its last round."""
+
+    planner: Stubborn | None = None
+    scored: int = 0
+
+    def __call__(self, group: Group) -> list[float]:
+        count = len(group.samples)
+        self.scored += count
+        if self.planner is not None and self.planner.looked + 1 < self.planner.max_rounds:
+            return [0.0] * count
+        return [(i + 1) / count for i in range(count)]
+
+
+@dataclass
+class CountedRun:
+    """A run without weights: the policy that counts, and the trainer that asks it."""
+
+    config: RunConfig
+    """With the folder of the model in place of a name such as tiny:qwen3_vl."""
+    algorithm: Algorithm
+    prompts: Sequence[Prompt]
+    processes: int = 1
+    length: int | None = None
+    """Of every completion; None: max_new_tokens."""
+    dry_run: DryRun = field(init=False)
+    policy: Policy[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
+        modality = modality_of(self.config.policy)
+        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, self.length)
+        self.policy = self.dry_run.policy
+
+    def calls(self, worst: bool = False) -> Calls:
+        """Of the second step: the first one also looks whether sampling and training agree.
+
+        Args:
+            worst: the planner samples as often as it can.
+        """
+        trainer, rewards = self.trainer(worst)
+        self.dry_run.log.clear()
+        with quiet():
+            trainer.step()
+            self.dry_run.log.clear()
+            for reward in rewards:
+                reward.scored = 0
+                if reward.planner is not None:
+                    reward.planner.looked = 0
+            metrics = trainer.step()
+        updates = self.algorithm.epochs * self.algorithm.minibatches
+        trained = round(metrics["rollout/actions"] / metrics["rollout/length"])
+        return Calls(self.dry_run.log.counts, int(metrics["rollout/rounds"]), rewards[0].scored, trained, updates)
+
+    def trainer(self, worst: bool) -> tuple[Trainer, list[StandIn]]:
+        """A trainer of one process's share of the prompts, and what stands for its rewards."""
+        stand_ins = [StandIn() for _ in self.config.reward]
+        rewards = [
+            NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(self.config.reward, stand_ins, strict=True)
+        ]
+        settings = replace(self.config, prompts_per_step=self.config.prompts_per_step // self.processes)
+        sampler = Shuffled(self.prompts, self.config.seed)
+        trainer = Trainer(self.policy, self.algorithm, sampler, RewardRunner(rewards), settings)
+        if worst:
+            planner = trainer.collector.planner
+            if isinstance(planner, DifficultyAware):
+                planner.memory.rewards.extend([1.0] * planner.window)
+            trainer.collector.planner = stubborn = Stubborn(planner)
+            for stand_in in stand_ins:
+                stand_in.planner = stubborn
+        return trainer, stand_ins
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, warnings of training are not shown, and chance outside is left alone."""
+    log = logging.getLogger("mmrl")
+    before, state = log.level, torch.get_rng_state()
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        torch.set_rng_state(state)

@@ -1,0 +1,131 @@
+"""How much memory of a card a run takes, from models without weights."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmrl.app.config.run import RunConfig
+from mmrl.policies.shared.call_log import DryRun
+from mmrl.policies.shared.meta_models import size_of
+from mmrl.training.optim import OptimizerSettings
+
+GIB = 2**30
+CONTEXT = GIB // 2
+"""What CUDA and its libraries take before anything is computed, about."""
+SPARE = 0.05
+"""Share of a card that fragments of its memory may take."""
+UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process. What stays adds up; of the phases only the largest counts."""
+
+    stays: Mapping[str, int]
+    phases: Mapping[str, int]
+    """Most bytes at a time beyond what stays."""
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What some of the phases are mostly made of."""
+    parameters: int = 0
+    """Of the network that trains."""
+    trained: int = 0
+    """Parameters of it that do."""
+
+    @property
+    def peak(self) -> int:
+        return sum(self.stays.values()) + max(self.phases.values(), default=0)
+
+    @property
+    def largest_phase(self) -> str:
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    def checkpoint(self, shadows: int) -> int:
+        """Bytes of one checkpoint: what trains, what the optimizer remembers of it, and weights kept beside."""
+        remembered = sum(size for name, size in self.stays.items() if name.startswith("optimizer"))
+        return remembered + self.stays.get("gradients", 0) * (1 + shadows)
+
+
+def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
+    """The memory of a run of which a step was gone through: its log says how large the largest pieces of work are."""
+    weights = list(dry_run.network.parameters())
+    trained = [weight for weight in weights if weight.requires_grad]
+    size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
+    stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
+    stays |= dry_run.beside()
+    stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
+    stays |= {f"weights kept beside: {name}": size for name in shadows}
+    if processes > 1:
+        stays["gradients on their way between processes"] = size
+    phases = dict(dry_run.activations())
+    if shadows and "read" in phases:
+        # The live weights are put aside while others are looked through.
+        phases["read"] += size
+    if config.optimizer.kind == "adamw":
+        # Its updates of all weights are computed together on a card.
+        phases["optimizer step"] = size
+    counts = (sum(weight.numel() for weight in some) for some in (weights, trained))
+    return Memory(stays, phases, dry_run.parts_of_activations(), *counts)
+
+
+def states(optimizer: OptimizerSettings) -> int:
+    """How often the optimizer remembers a weight."""
+    return 2 if optimizer.kind == "adamw" else int(optimizer.momentum != 0)
+
+
+def dtypes(weights: list[Any]) -> list[torch.dtype]:
+    return list(dict.fromkeys(weight.dtype for weight in weights))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def sized(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
+
+
+def room(card: str | None) -> int | None:
+    """Bytes of a card that is told ("24GB"), of the smallest one of this machine, or None where there is none.
+
+    Raises:
+        ValueError: not a size.
+    """
+    if card is not None:
+        found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", card)
+        if found is None or found[2].upper() not in UNITS:
+            raise ValueError(f"--card is {card!r}: write its memory as in --card 24GB")
+        return int(float(found[1]) * UNITS[found[2].upper()])
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count()))
+
+
+def advice(memory: Memory, room: int, is_text: bool) -> str | None:
+    """Why a run does not fit into a card and what to change, or None where it fits."""
+
+    usable = int(room * (1 - SPARE)) - CONTEXT
+    if memory.peak <= usable:
+        return None
+    largest = sorted({**memory.stays, memory.largest_phase: memory.phases[memory.largest_phase]}.items(), key=lambda x: -x[1])
+    named = ", ".join(f"{name} {sized(size)}" for name, size in largest[:3])
+    phase = memory.largest_phase
+    if sum(memory.stays.values()) > usable:
+        remedy = (
+            'what stays is too much by itself: set policy.dtype = "bfloat16" and [policy.lora], freeze parts, or shard (FSDP)'
+        )
+    elif phase == "update":
+        remedy = "lower micro_batch, or set policy.gradient_checkpointing = true"
+        remedy += " or lower policy.logit_chunk" if is_text else " and lower policy.forward_rows"
+    elif phase == "rollout":
+        remedy = "lower policy.rollout_rows or policy.sampling.max_new_tokens" if is_text else "lower policy.forward_rows"
+    elif phase == "decode":
+        remedy = "lower policy.decode_rows, or set policy.vae_slicing = true"
+    else:
+        remedy = "lower micro_batch" if is_text else "lower policy.forward_rows"
+    return (
+        f"it needs about {sized(memory.peak + CONTEXT)} of the card's {sized(room)}, {SPARE:.0%} of it left for fragments; "
+        f"most: {named}. {remedy}"
+    )

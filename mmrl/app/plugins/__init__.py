@@ -1,0 +1,1 @@
+"""Names and files -> rewards, data sets, parts, configs."""

@@ -1,0 +1,133 @@
+"""What `mmrl ls` lists beside plug-ins: configs and algorithms, read without importing anything."""
+
+import ast
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+from mmrl.app.plugins.resolve import Listed, folders, listing
+from mmrl.app.toml.did_you_mean import did_you_mean
+
+KINDS = ("rewards", "datasets", "algorithms", "configs")
+FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
+"""What a reward's documentation says in lines of its own, each beginning with the word and a colon."""
+
+
+def catalog(kind: str) -> list[Listed]:
+    """Names, summaries and files of one kind, sorted by name.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if kind in ("rewards", "datasets"):
+        return listing(kind)
+    if kind == "configs":
+        return configs()
+    if kind == "algorithms":
+        return presets()
+    raise ValueError(f"nothing of the kind {kind!r} can be listed: {did_you_mean(kind, KINDS)}")
+
+
+def details(file: Path) -> dict[str, str]:
+    """The fields of a reward's documentation, in the order of FIELDS; those it does not name are left out.
+
+    A field goes on over the lines below it, up to the next field or a blank line. Nothing is imported.
+    """
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except SyntaxError:
+        return {}
+    found: dict[str, list[str]] = {}
+    current = ""
+    for line in text.splitlines():
+        word, colon, rest = line.partition(":")
+        if colon and word in FIELDS:
+            current = word
+            found[current] = [rest.strip()]
+        elif not line.strip():
+            current = ""
+        elif current:
+            found[current].append(line.strip())
+    return {name: " ".join(found[name]).strip() for name in FIELDS if name in found}
+
+
+def find_config(name: str) -> Path:
+    """The file of a config given by path or by its name among the shipped ones: `tiny/image`.
+
+    Raises:
+        FileNotFoundError: it is neither.
+    """
+    file = Path(name).expanduser()
+    if file.is_file():
+        return file
+    known = {listed.name: listed.file for listed in configs()}
+    if name in known:
+        return known[name]
+    raise FileNotFoundError(f"no config {name!r}: it is not a file, and of the shipped ones {did_you_mean(name, known)}")
+
+
+def configs() -> list[Listed]:
+    """The runs in ./configs and the shipped ones, by path without ending: `image/qwen3vl_4b_refcoco_24gb`."""
+    found: dict[str, Listed] = {}
+    for folder in folders("configs"):
+        for file in sorted(folder.rglob("*.toml")):
+            name = file.relative_to(folder).with_suffix("").as_posix()
+            found.setdefault(name, Listed(name, first_comment(file), file))
+    return sorted(found.values(), key=lambda listed: listed.name)
+
+
+def first_comment(file: Path) -> str:
+    """The first line of a TOML file, where it is a comment."""
+    first = file.read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def presets() -> list[Listed]:
+    """The algorithms: name, first line of the documentation with the paper's id, and the file."""
+    return [
+        Listed(name, f"{text.strip().splitlines()[0]} {paper(text)}".rstrip(), file) for name, (text, file) in documents().items()
+    ]
+
+
+def paper(text: str) -> str:
+    """The first arXiv id of a text, in brackets; empty where it names none."""
+    found = re.search(r"arXiv:\d{4}\.\d{4,5}", text)
+    return f"({found[0]})" if found else ""
+
+
+def preset_documents() -> dict[str, str]:
+    """Preset -> the string under its assignment."""
+    return {name: text for name, (text, _) in documents().items()}
+
+
+def documents() -> dict[str, tuple[str, Path]]:
+    """Preset -> the string under its assignment, and the file."""
+    found: dict[str, tuple[str, Path]] = {}
+    for file in sorted((Path(__file__).resolve().parents[2] / "algorithms" / "presets").glob("*.py")):
+        for statement, below in pairwise(ast.parse(file.read_text(encoding="utf-8")).body):
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name) and isinstance(below, ast.Expr):
+                found[statement.targets[0].id] = (str(ast.literal_eval(below.value)), file)
+    return found
+
+
+def copy(thing: str, target: Path) -> Path:
+    """Copy a reward, data set or config to a file that does not exist yet.
+
+    Raises:
+        ValueError: nothing, or more than one kind of thing, is called so.
+        FileExistsError: the file exists.
+    """
+    kind, _, name = thing.partition("/")
+    kinds = ("rewards", "datasets", "configs")
+    everything = {f"{kind}/{listed.name}": listed.file for kind in kinds for listed in catalog(kind)}
+    wanted = [thing] if kind in kinds and name else [full for full in everything if full.partition("/")[2] == thing]
+    if not wanted or wanted[0] not in everything:
+        raise ValueError(f"there is no {thing!r} to copy: {did_you_mean(thing, everything)}")
+    if len(wanted) > 1:
+        raise ValueError(f"{thing!r} may mean {' or '.join(wanted)}: write it in full")
+    if target.exists():
+        raise FileExistsError(f"{target} exists already: choose another name or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(everything[wanted[0]], target)
+    return target

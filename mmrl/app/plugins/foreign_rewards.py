@@ -1,0 +1,249 @@
+"""Reward functions written for other trainers, unchanged: `use = "trl:./mine.py:fn"`, `use = "flow_grpo:./mine.py:fn"`.
+
+Which trainer a function was written for is said, not guessed; one that looks foreign and says nothing is refused with the remedy.
+Imports no torch before pictures are scored.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.core.samples import Group, Prompt, Scored
+
+STYLES = ("trl", "flow_grpo")
+Answers = list[list[Any]]
+
+
+def split(use: str) -> tuple[str, str]:
+    """Style and plug-in of a reward's `use`; the style of mmrl's own is empty."""
+    style, colon, rest = use.partition(":")
+    return (style, rest) if colon and style in STYLES else ("", use)
+
+
+def adapt(style: str, function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Any:
+    """The function as a reward.
+
+    Args:
+        settings: the other keys of its table.
+        where: the table, for errors.
+
+    Raises:
+        ValueError: an unknown key.
+    """
+    if style == "flow_grpo":
+        return FlowGrpoReward(*drawn_by(function, settings, where))
+    refuse_unknown(settings, ("conversational", "columns"), where)
+    return TrlReward(function, **settings)
+
+
+def refuse_foreign(function: Any, use: str, where: str) -> None:
+    """ValueError for a function that another trainer would call: it needs its prefix, or a wrapper."""
+    if inspect.isclass(function):
+        return
+    names = list(inspect.signature(function).parameters)
+    if "completions" in names:
+        raise ValueError(f'{where}: {use} takes `completions` as TRL\'s rewards do: write use = "trl:{use}"')
+    if names[:2] == ["images", "prompts"]:
+        raise ValueError(f'{where}: {use} takes images, prompts, metadata as flow_grpo\'s do: write use = "flow_grpo:{use}"')
+    if "solution_str" in names or "reward_inputs" in names:
+        raise ValueError(
+            f"{where}: {use} is written for verl or EasyR1 (it takes {', '.join(names)}): wrap it in a function of a group, "
+            "def mine(group): return [... for sample in group.samples]"
+        )
+
+
+@dataclass(frozen=True)
+class TrlReward:
+    """fn(prompts, completions, **columns) as TRL calls it: once per step, columns as lists with one entry per completion."""
+
+    function: Callable[..., Any]
+    conversational: bool = True
+    """Prompts and completions as lists of messages, which TRL gives for chat data and for all data with pictures; False: as
+    plain texts."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
+
+    def __call__(self, group: Group) -> Any:
+        return first_of(self.score_all([group]))
+
+    def score_all(self, groups: Sequence[Group]) -> Any:
+        """Raises ValueError for a column the function needs and no prompt has."""
+        pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
+        log = Log([{} for _ in pairs])
+        given: dict[str, Any] = {
+            "prompts": [self._prompt(prompt) for prompt, _ in pairs],
+            "completions": [self._completion(sample.text or "") for _, sample in pairs],
+            "completion_ids": [list(sample.token_ids or ()) for _, sample in pairs],
+            "log_extra": log.extra,
+            "log_metric": log.metric,
+            **self._columns([prompt for prompt, _ in pairs]),
+        }
+        parameters = inspect.signature(self.function).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given = {name: value for name, value in given.items() if name in parameters}
+        missing = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in VARIADIC and p.name not in given]
+        if missing:
+            known = sorted({"answer", *(name for prompt, _ in pairs for name in prompt.columns)})
+            raise ValueError(
+                f"the function needs the column {missing[0]!r}, and the prompts have {', '.join(known)}: "
+                f'name the one it means, columns = {{ {missing[0]} = "answer" }}'
+            )
+        try:
+            outcome = self.function(**given)
+        except (TypeError, AttributeError) as error:
+            kind = "lists of messages" if self.conversational else "plain texts"
+            other = str(not self.conversational).lower()
+            raise type(error)(
+                f"{error} (completions were given as {kind}; for the other kind set conversational = {other})"
+            ) from error
+        return then(outcome, lambda answers: by_group(groups, [log.scored(i, x) for i, x in enumerate(answers)]))
+
+    def _prompt(self, prompt: Prompt) -> Any:
+        if not self.conversational:
+            return prompt.text
+        pictures: list[dict[str, Any]] = [{"type": "image", "image": opened(media)} for media in prompt.media]
+        content: Any = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
+        return [{"role": "user", "content": content}]
+
+    def _completion(self, text: str) -> Any:
+        return [{"role": "assistant", "content": text}] if self.conversational else text
+
+    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+        tables = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
+        names = dict.fromkeys(name for table in tables for name in table)
+        found = {name: [table.get(name) for table in tables] for name in names}
+        for theirs, ours in self.columns.items():
+            if ours not in found:
+                raise ValueError(f"columns.{theirs} = {ours!r}, but the prompts have {', '.join(sorted(found))}")
+            found[theirs] = found[ours]
+        return found
+
+
+@dataclass(frozen=True)
+class FlowGrpoReward:
+    """fn(images, prompts, metadata) as flow_grpo calls it: images (n, 3, h, w) from 0 to 1, metadata the prompts' columns."""
+
+    function: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, group: Group) -> Any:
+        return first_of(self.score_all([group]))
+
+    def score_all(self, groups: Sequence[Group]) -> Any:
+        """Raises ValueError for samples without pictures, or of different sizes."""
+        pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
+        images = stacked([(prompt.id, sample.image) for prompt, sample in pairs])
+        metadata = [dict(prompt.columns) for prompt, _ in pairs]
+        outcome = self.function(images, [prompt.text for prompt, _ in pairs], metadata, **self.settings)
+        return then(outcome, lambda answer: by_group(groups, scores_of(answer)))
+
+
+VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass
+class Log:
+    """What TRL hands a reward for its log: numbers become named parts."""
+
+    parts: list[dict[str, float]]
+
+    def metric(self, name: str, value: float) -> None:
+        self.extra(name, [value] * len(self.parts))
+
+    def extra(self, name: str, values: Sequence[Any]) -> None:
+        for parts, value in zip(self.parts, values, strict=True):
+            if isinstance(value, int | float):
+                parts[name] = float(value)
+
+    def scored(self, i: int, answer: Any) -> Any:
+        own = self.parts[i] if i < len(self.parts) else {}
+        return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
+
+
+def drawn_by(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
+    names = list(inspect.signature(function).parameters)
+    if names[:1] == ["images"]:
+        refuse_unknown(settings, names[3:], where)
+        return function, dict(settings)
+    refuse_unknown(settings, names, where)
+    scorer = function(**settings)
+    if not callable(scorer):
+        raise ValueError(f"{where}: {function.__name__} takes no images and makes no scorer: it is not a reward of flow_grpo")
+    return scorer, {}
+
+
+def refuse_unknown(settings: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
+
+
+def scores_of(answer: Any) -> list[Any]:
+    """The scores of (scores, extras), of GenEval's five values, or bare; of a table of scores its `avg`, others as parts."""
+    scores = answer[0] if isinstance(answer, tuple) else answer
+    if not isinstance(scores, Mapping):
+        return listed(scores)
+    columns = {name: listed(values) for name, values in scores.items()}
+    if "avg" not in columns:
+        raise ValueError(f"the function answered scores named {', '.join(columns)} without `avg`, the one that counts")
+    names = [name for name in columns if name != "avg"]
+    return [Scored(value, {name: float(columns[name][i]) for name in names}) for i, value in enumerate(columns["avg"])]
+
+
+def listed(scores: Any) -> list[Any]:
+    return list(scores.tolist() if hasattr(scores, "tolist") else scores)
+
+
+def stacked(pictures: Sequence[tuple[str, Any]]) -> Any:
+    """Pictures as one tensor."""
+    import numpy as np
+    import torch
+
+    bare = [prompt_id for prompt_id, picture in pictures if not hasattr(picture, "convert")]
+    if bare:
+        raise ValueError(f"a sample of prompt {bare[0]!r} has no picture: this reward is for policies that draw")
+    sizes = {picture.size for _, picture in pictures}
+    if len(sizes) > 1:
+        raise ValueError(f"flow_grpo's rewards take pictures of one size, not {', '.join(map(str, sorted(sizes)))}")
+    arrays = [np.asarray(picture.convert("RGB")) for _, picture in pictures]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
+
+
+def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
+    """Answers of all samples, cut into groups.
+
+    Raises:
+        ValueError: not one answer per sample.
+    """
+    count = sum(len(group.samples) for group in groups)
+    if len(flat) != count:
+        raise ValueError(f"the function answered {len(flat)} values for {count} samples: it must return one per sample, in order")
+    rest = iter(flat)
+    return [list(islice(rest, len(group.samples))) for group in groups]
+
+
+def then(outcome: Any, read: Callable[[Any], Answers]) -> Any:
+    """`read` of the outcome, or of what it will be."""
+    return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
+
+
+async def later(outcome: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
+    return read(await outcome)
+
+
+def first_of(answers: Any) -> Any:
+    return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
+
+
+def opened(media: Any) -> Any:
+    """A picture by path as a picture, read when it is looked at."""
+    if not isinstance(media, str | Path):
+        return media
+    from PIL import Image
+
+    return Image.open(media)

@@ -1,0 +1,212 @@
+"""Plug-in files: a reward or a data set is one Python file with one public callable, shipped or yours alike.
+
+`iou` is looked up in ./rewards of the working directory, then among the shipped files; `./mine.py` is a file of yours,
+`./mine.py:short` one callable in it. This file imports neither torch nor the plug-ins it lists.
+"""
+
+import ast
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmrl.app.toml.did_you_mean import did_you_mean
+
+SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
+
+REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
+"""What the extra `rewards` brings."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One line of `mmrl ls`."""
+
+    name: str
+    summary: str
+    file: Path
+
+
+def load(spec: str, kind: str, base: Path | None = None) -> Callable[..., Any]:
+    """The callable that `spec` names.
+
+    Args:
+        spec: `name`, `path.py`, or either followed by `:Callable`.
+        kind: rewards, datasets or algorithms: the folder bare names are looked up in, and the word errors use.
+        base: where relative paths start; the working directory by default.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no such name, no public callable or several, or the file does not load.
+    """
+    file, wanted = locate(spec, kind, base)
+    module = execute(file, kind)
+    if wanted:
+        found = getattr(module, wanted, None)
+        if not callable(found):
+            raise ValueError(f"{file} has no callable {wanted!r}: {did_you_mean(wanted, public_callables(module))}")
+        return found
+    names = public_callables(module)
+    if not names:
+        raise ValueError(
+            f"{file} has no public function or class: define the {SINGULAR[kind]} there, without a leading underscore"
+        )
+    if len(names) > 1:
+        raise ValueError(
+            f"{file} has {len(names)} public callables ({', '.join(names)}): name one in __all__, start the others with an "
+            f"underscore, or write {spec}:{names[0]}"
+        )
+    return getattr(module, names[0])
+
+
+def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
+    """File and callable (or "") of a spec."""
+    place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
+    if place.endswith(".py"):
+        file = (base or Path.cwd()) / Path(place).expanduser()
+        if not file.is_file():
+            raise FileNotFoundError(f"no file {file} for the {SINGULAR[kind]} {spec!r}: check the path")
+        return file.resolve(), wanted
+    for folder in folders(kind):
+        file = folder / f"{place}.py"
+        if file.is_file():
+            return file.resolve(), wanted
+    names = [listed.name for listed in listing(kind)]
+    raise ValueError(
+        f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write ./{place}.py"
+    )
+
+
+def default_name(spec: str) -> str:
+    """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
+    if "://" in spec:
+        return spec.rstrip("/").rpartition("/")[2]
+    spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
+    place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
+    return wanted or Path(place).stem
+
+
+def folders(kind: str) -> list[Path]:
+    """Where bare names are looked up, first come first served."""
+    found = [Path.cwd() / kind, shipped(kind)]
+    return [folder for folder in dict.fromkeys(path.resolve() for path in found) if folder.is_dir()]
+
+
+def shipped(kind: str) -> Path:
+    """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    inside = package / "_shipped" / kind
+    return inside if inside.is_dir() else package.parent / kind
+
+
+def execute(file: Path, kind: str) -> ModuleType:
+    """Run a plug-in file as a module, once per process.
+
+    The module is registered before it runs and its name has no dots: otherwise dataclasses with postponed annotations
+    fail, and its objects cannot be pickled.
+    """
+    name = f"mmrl_plugin__{kind}__{_identifier(file.stem)}"
+    if file.parent not in folders(kind):
+        name += "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(file):
+        return known
+    reach_neighbours(file)
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, SyntaxError):
+            raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
+        if isinstance(error, ModuleNotFoundError) and error.name is None:
+            raise ValueError(f"{file}: {error}") from None
+        if isinstance(error, ModuleNotFoundError):
+            package = (error.name or "").partition(".")[0]
+            remedy = 'pip install "mmrl[rewards]"' if package in REWARD_PACKAGES else "pip install it first"
+            raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy}") from None
+        raise
+    return module
+
+
+def reach_neighbours(file: Path) -> None:
+    """Let a plug-in import the Python files beside it, as it could as a script.
+
+    Raises:
+        ValueError: a neighbour has the name of something else that can be imported, which would come in its place.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError:
+        return
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    for name in sorted({name.partition(".")[0] for name in names} - {"mmrl"}):
+        beside = next((f for f in (file.parent / f"{name}.py", file.parent / name / "__init__.py") if f.is_file()), None)
+        if beside is None:
+            continue
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))
+        found = find_spec(name)
+        if found is None or found.origin is None or Path(found.origin).resolve() != beside.resolve():
+            other = found.origin if found else "nothing"
+            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
+
+
+def modalities(function: Any) -> tuple[str, ...]:
+    """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
+    owner = function if hasattr(function, "__module__") else type(function)
+    document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
+    found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)
+    return tuple(word.strip() for word in found[1].split(",")) if found else ()
+
+
+def public_callables(module: ModuleType) -> list[str]:
+    """Functions and classes a file offers: those in `__all__`, else the public ones it defines itself."""
+    if hasattr(module, "__all__"):
+        return [name for name in module.__all__ if callable(getattr(module, name, None))]
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == module.__name__
+    ]
+
+
+def listing(kind: str) -> list[Listed]:
+    """Names and first docstring lines of what bare names can mean, read without importing anything."""
+    found: dict[str, Listed] = {}
+    for folder in folders(kind):
+        for file in sorted(folder.glob("*.py")):
+            if not file.stem.startswith("_"):
+                found.setdefault(file.stem, Listed(file.stem, summary(file), file))
+    return sorted(found.values(), key=lambda listed: listed.name)
+
+
+def summary(file: Path) -> str:
+    """First line of a Python file's docstring; of a file that is not Python, where it stops being so."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        return f"(not Python: {error.msg}, line {error.lineno})"
+    return (ast.get_docstring(tree) or "").strip().split("\n")[0]
+
+
+def _identifier(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in text)
+
+
+def _has_drive(spec: str) -> bool:
+    """`C:\\mine.py`: the colon belongs to the path."""
+    return len(spec) > 2 and spec[1] == ":" and spec[2] in "\\/"

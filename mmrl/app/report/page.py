@@ -1,0 +1,386 @@
+"""One HTML file that shows what a run did: no address in it, no script needed to read it, nothing loaded from elsewhere."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.files import replace_text
+from mmrl.app.report.charts import Series, histogram, line_chart
+from mmrl.app.report.data import EVAL, TRAIN, Change, Row, RunData, Spans, changes, column, extremes, load, mean, pairs, read_rows
+from mmrl.app.run.folder import Line
+from mmrl.app.run.trackers import duration, is_reward
+
+ASSETS = Path(__file__).parent / "assets"
+NUM_PAIRS = 12
+NUM_EXTREMES = 4
+MAX_FILES = 40
+"""Samples files read for a curve; of more, so many are picked evenly."""
+HEALTH = (
+    (
+        "Actions per sample",
+        "rollout/length",
+        "Tokens of a completion; a sudden drop or climb means the model games its length. Steps of a picture that train.",
+    ),
+    ("KL to the reference", "policy/kl", "How far the policy has moved from where it began."),
+    ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
+    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled, which estimates the entropy."),
+    ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large."),
+    ("Gradient norm", "policy/grad_norm", "Before clipping. Spikes come with unstable steps."),
+    ("Groups without spread", "reward/no_spread", "All samples got the same reward: nothing to learn from them."),
+    ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
+)
+"""Title, metric, and how to read it."""
+DIVERSITY = ("train/diversity", "eval/diversity")
+HELD_OUT_LENGTH = "eval/completion_length"
+"""Tokens of held-out completions, even where a reward is called length."""
+PHASES = (
+    ("rollout", "time/rollout_s"),
+    ("reward", "time/reward_s"),
+    ("reading old and reference weights", "time/read_s"),
+    ("update", "time/update_s"),
+)
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A box as the page draws it: percent of the picture's width and height."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page with what is drawn over it."""
+
+    source: str
+    """A data URI; empty when the file is missing."""
+    width: int
+    height: int
+    kind: str
+    truth: list[Rectangle] = field(default_factory=list)
+    predicted: list[Rectangle] = field(default_factory=list)
+    film: "Film | None" = None
+    """What is drawn under the strip of a clip."""
+
+    @property
+    def small(self) -> bool:
+        """Enlarged pixels should stay sharp."""
+        return max(self.width, self.height) <= 128
+
+
+@dataclass(frozen=True)
+class Film:
+    """Spans of time as bars under a strip of frames: (left, width) in percent of the clip."""
+
+    seconds: float
+    truth: list[tuple[float, float]]
+    predicted: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    svg: Markup
+    note: str = ""
+
+
+def write_report(run: Path | str) -> Path:
+    """Write report.html into the run's folder and return its path.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ValueError: a file of the run is damaged; the message says which and what to do.
+    """
+    data = load(run)
+    figures = changes(data)
+    both = pairs(data)
+    best, worst = extremes(data, NUM_EXTREMES)
+    page = (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            data=data,
+            name=data.run.path.resolve().name,
+            sentence=description(data.config),
+            facts=facts(data),
+            figures=figures,
+            verdict=verdict(figures),
+            training=training_change(data) if not figures else None,
+            pairs=[Pair(data, before, after) for before, after in both[:NUM_PAIRS]],
+            num_pairs=len(both),
+            has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
+            has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),
+            curves=curves(data),
+            health=health(data),
+            others=others(data),
+            rewards=reward_histogram(data),
+            best=[Example(data, row) for row in best],
+            worst=[Example(data, row) for row in worst],
+            phases=phases(data.train),
+        )
+    )
+    replace_text(data.run.report_file, page)
+    return data.run.report_file
+
+
+def environment() -> Environment:
+    """Templates that escape everything a model, a prompt or a config wrote."""
+    env = Environment(
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    env.filters |= {"number": number, "percent": percent, "signed": signed, "points": points, "duration": duration}
+    env.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
+    env.globals["script_hash"] = script_hash
+    return env
+
+
+def script_hash(name: str) -> str:
+    """The only script that a page's policy lets a browser run, as such policies name it."""
+    digest = hashlib.sha256((ASSETS / name).read_bytes()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+class Example:
+    """One sample as the page shows it."""
+
+    def __init__(self, data: RunData, row: Row) -> None:
+        self.row = row
+        self.shown = [picture_of(data, media, None if i else row) for i, media in enumerate(row.line["media"])]
+        self.made = [picture_of(data, row.line[kind], None) for kind in ("image", "video") if row.line[kind]]
+        self.iou = row.iou
+        self.answer = row.line["answer"] if not row.truth and row.spans is None else None
+        self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
+
+
+class Pair:
+    """The same held-out prompt before and after."""
+
+    def __init__(self, data: RunData, before: Row, after: Row) -> None:
+        self.before, self.after = Example(data, before), Example(data, after)
+        self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
+        self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
+        self.change = self.values[1] - self.values[0]
+
+    @property
+    def direction(self) -> str:
+        """better, worse or same, for the filter buttons; a difference below 0.01 is the same."""
+        if not math.isfinite(self.change) or abs(self.change) < 0.01:
+            return "same"
+        return "better" if self.change > 0 else "worse"
+
+
+def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Picture:
+    """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
+    if media["file"] is None:
+        return Picture("", 1, 1, media["what"])
+    file = data.run.samples / media["file"]
+    kind = "image/png" if file.suffix == ".png" else "image/jpeg"
+    source = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else ""
+    size = row.size if row else None
+    if row is not None and row.spans is not None and media["kind"] == "video":
+        return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans))
+    if row is None or size is None or media["kind"] != "picture":
+        return Picture(source, media["width"], media["height"], media["kind"])
+    truth, predicted = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in (row.truth, row.predicted))
+    return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
+
+
+def film(spans: Spans) -> Film:
+    truth, predicted = (
+        [(100 * span.start / spans.seconds, 100 * (min(span.end, spans.seconds) - span.start) / spans.seconds) for span in each]
+        for each in (spans.truth, spans.predicted)
+    )
+    return Film(spans.seconds, truth, predicted)
+
+
+def rectangle(box: Box, width: int, height: int) -> Rectangle:
+    return Rectangle(
+        100 * box.x1 / width,
+        100 * box.y1 / height,
+        100 * (box.x2 - box.x1) / width,
+        100 * (box.y2 - box.y1) / height,
+        box.label or "",
+    )
+
+
+def description(config: Mapping[str, Any]) -> str:
+    """'grpo, model Qwen/Qwen2.5-VL-3B-Instruct, data geometry3k, rewards math_answer and short'."""
+
+    def setting(table: str, *names: str) -> str:
+        found = config.get(table, {})
+        return next((str(found[name]) for name in names if name in found), "") if isinstance(found, Mapping) else ""
+
+    rewards = config.get("reward", [])
+    names = (
+        [str(reward.get("name") or reward.get("use")) for reward in rewards if isinstance(reward, Mapping)]
+        if isinstance(rewards, list)
+        else []
+    )
+    parts = [
+        setting("algorithm", "preset", "name"),
+        (model := setting("policy", "model", "kind")) and f"model {model}",
+        (source := setting("data", "use", "path")) and f"data {source}",
+        f"{'reward' if len(names) == 1 else 'rewards'} {' and '.join(names)}" if names else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def facts(data: RunData) -> list[tuple[str, str]]:
+    """What a reader asks first: how many steps, how long, how many held-out prompts."""
+    wanted = data.steps_wanted
+    seconds = sum(value for value in column(data.train, "time/step_s")[1] if math.isfinite(value))
+    found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(data.steps_done))]
+    algorithm = data.config.get("algorithm", {})
+    if isinstance(algorithm, Mapping) and {"epochs", "minibatches"} <= set(algorithm):
+        found.append(("updates per step", str(int(algorithm["epochs"]) * int(algorithm["minibatches"]))))
+    if seconds:
+        found.append(("in training steps", duration(seconds)))
+    if data.before:
+        found.append(("held-out prompts", str(len({row.prompt for row in data.before}))))
+    if data.warnings:
+        found.append(("warnings", str(len(data.warnings))))
+    return found
+
+
+def verdict(figures: Sequence[Change]) -> str:
+    """One sentence on the first figure."""
+    if not figures:
+        return ""
+    first = figures[0]
+    name = first.name[:1].lower() + first.name[1:]
+    values = f"from {number(first.before)} to {number(first.after)}"
+    interval = f"{signed(first.low)} to {signed(first.high)}"
+    where = f"on {first.num_prompts} held-out prompts"
+    if not first.clear:
+        return f"No clear change: the {name} {where} went {values}, and the 95 % interval of the change, {interval}, includes 0."
+    return f"The {name} {where} {'rose' if first.difference > 0 else 'fell'} {values} (95 % interval of the change: {interval})."
+
+
+def training_change(data: RunData) -> tuple[float, float, int] | None:
+    """Mean reward of the first and last tenth of the steps, for runs without a second evaluation."""
+    values = column(data.train, "reward/total")[1]
+    if not values:
+        return None
+    size = max(1, len(values) // 10)
+    return mean(values[:size]), mean(values[-size:]), size
+
+
+def curves(data: RunData) -> list[Chart]:
+    """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
+    charts = [both_splits(data, "Reward", "reward/total", "eval/total"), iou_chart(data)]
+    for name in reward_names(data):
+        twin = f"eval/{name}"
+        charts.append(both_splits(data, name, f"reward/{name}", "" if twin == HELD_OUT_LENGTH else twin))
+    charts.append(both_splits(data, "Length, held out", "", HELD_OUT_LENGTH))
+    charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
+    return [chart for chart in charts if chart is not None]
+
+
+def reward_names(data: RunData) -> list[str]:
+    """Names of the rewards that training or evaluation logged, without their parts."""
+    names = [name for line in (*data.train, *data.evals) for name in line]
+    held_out = [
+        n for n in names if n.startswith("eval/") and n.count("/") == 1 and n not in ("eval/total", HELD_OUT_LENGTH, DIVERSITY[1])
+    ]
+    return list(dict.fromkeys(name.partition("/")[2] for name in (*filter(is_reward, names), *held_out)))
+
+
+def both_splits(data: RunData, title: str, train: str, held_out: str) -> Chart | None:
+    series = [
+        Series(label, *points, style, dots)
+        for label, points, style, dots in (
+            ("training", column(data.train, train), TRAIN, False),
+            ("held out", column(data.evals, held_out), EVAL, True),
+        )
+        if points[0]
+    ]
+    return Chart(title, line_chart(series, f"{title} over training steps")) if series else None
+
+
+def iou_chart(data: RunData) -> Chart | None:
+    """Mean IoU of the samples that were kept, by the same definition as the headline."""
+    series: list[Series] = []
+    for split, name, dots in ((TRAIN, "training samples", False), (EVAL, "held out", True)):
+        steps = data.run.sample_steps(split)
+        steps = steps[:: max(1, -(-len(steps) // MAX_FILES))]
+        means = [mean(row.iou for row in read_rows(data.run, split, [step], data.box_space)) for step in steps]
+        if any(map(math.isfinite, means)):
+            series.append(Series(name, [float(step) for step in steps], means, split, dots))
+    return Chart("Mean IoU", line_chart(series, "Mean IoU over training steps")) if series else None
+
+
+def health(data: RunData) -> list[Chart]:
+    return [
+        Chart(title, line_chart([Series("training", *column(data.train, metric), TRAIN)], f"{title} over training steps"), note)
+        for title, metric, note in HEALTH
+        if column(data.train, metric)[0]
+    ]
+
+
+def others(data: RunData) -> list[Chart]:
+    """Every metric that no other chart shows; parts of rewards with their held-out twin."""
+    shown = {"step", "reward/total", "reward/length", "reward/diversity", DIVERSITY[0], *(metric for _, metric, _ in HEALTH)}
+    shown |= {f"reward/{name}" for name in reward_names(data)}
+    names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
+    charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]
+    return [chart for chart in charts if chart is not None]
+
+
+def reward_histogram(data: RunData) -> Chart | None:
+    """Total rewards of the first and last samples kept: held-out ones, else those of training."""
+    for split, first, last in (("held-out", data.before, data.after), ("training", data.first_train, data.last_train)):
+        if first:
+            groups = [
+                (f"step {rows[0].line['step']}", [row.total for row in rows], style)
+                for rows, style in ((first, "a"), (last, "b"))
+                if rows
+            ]
+            title = f"Rewards of {split} samples, first and last" if last else f"Rewards of {split} samples"
+            return Chart(title, histogram(groups, title))
+    return None
+
+
+def phases(train: Sequence[Line]) -> list[tuple[str, str, float, float]]:
+    """(name, style, seconds per step, share) of every phase and of the rest of the step."""
+    whole = mean(column(train, "time/step_s")[1])
+    if not math.isfinite(whole) or whole <= 0:
+        return []
+    found = [(name, f"p{i}", mean(column(train, metric)[1])) for i, (name, metric) in enumerate(PHASES)]
+    found = [phase for phase in found if math.isfinite(phase[2])]
+    rest = max(0.0, whole - sum(seconds for _, _, seconds in found))
+    return [(*phase, phase[2] / whole) for phase in [*found, ("everything else", "p4", rest)]]
+
+
+def number(value: float) -> str:
+    """Three decimals below 10, fewer above, powers of ten for what would vanish; a dash for what is not a number."""
+    if not math.isfinite(value):
+        return "\N{EN DASH}"
+    if 0 < abs(value) < 0.0005:
+        return f"{value:.1e}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
+    digits = 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.0f} %" if math.isfinite(value) else "\N{EN DASH}"
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{value * 100:+.0f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: float) -> str:
+    return ("+" if value >= 0 else "") + number(value)

@@ -1,0 +1,1 @@
+"""`mmrl reward test`: probes, rows and the verdict."""

@@ -1,0 +1,186 @@
+"""Outputs whose worth is known, to test a reward with: the truth, another prompt's, nonsense, and the truth written otherwise."""
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Any, cast
+
+import numpy as np
+
+from mmrl.answers.block import Template
+from mmrl.answers.boxes.box import Box, Space, extent
+from mmrl.answers.spans.interval import Interval
+from mmrl.app.reward_test.rows import Task, size_of
+from mmrl.core.types import Group, MediaSize, Prompt, Sample
+
+TRUTH, OTHER, RANDOM, EMPTY, MALFORMED = "truth", "shuffled truth", "random", "empty", "malformed"
+SWAPPED, DECIMALS, TAGGED = "x and y swapped", "with decimals", "in tags"
+REPEATED, PADDED = "truth three times", "truth and chatter"
+PROMPT, BLANK, NOISE = "swapped prompt", "blank", "noise"
+IN_SPACE = "in space "
+CHATTER = " To be quite sure, let us look at it once more, and then again from the other side." * 8
+LETTERS = string.ascii_uppercase[:5]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the policy writes its answers."""
+
+    space: Space = "norm1000"
+    template: Template | None = None
+    seed: int = 0
+
+
+def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], list[Group]]:
+    """Names of the probes, and one group per prompt that has an answer, with one sample per probe in that order.
+
+    Raises:
+        ValueError: no prompt has an answer.
+    """
+    answered = [prompt for prompt in prompts if prompt.answer is not None]
+    if not answered:
+        raise ValueError("no prompt of the data has an answer, so there is no truth to test the reward with")
+    rng = random.Random(style.seed)
+    shifted = islice(cycle(answered), 1, None)
+    tables = [text_probes(prompt, other, style, rng) for prompt, other in zip(answered, shifted, strict=False)]
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    groups = [
+        Group(i, prompt, tuple(_written(prompt, table[name]) for name in names))
+        for i, (prompt, table) in enumerate(zip(answered, tables, strict=True))
+    ]
+    return names, groups
+
+
+def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random) -> dict[str, str]:
+    """Probe -> completion."""
+    size = size_of(prompt)
+    truth, plain = written(prompt.answer, style.space, size), lambda text: wrapped(text, style.template)
+    swapped = elsewhere(other.answer, size_of(other), size)
+    probes = {
+        TRUTH: plain(truth),
+        OTHER: plain(written(swapped, style.space, size)),
+        RANDOM: plain(written(nonsense(prompt, size, rng), style.space, size)),
+        EMPTY: "",
+        MALFORMED: truth[: len(truth) // 3].rstrip("0123456789.") if len(truth) > 9 else "?",
+        REPEATED: plain(" ".join([truth] * 3)),
+        PADDED: plain(truth) + CHATTER,
+        DECIMALS: plain(written(prompt.answer, style.space, size, decimals=True)),
+    }
+    if style.template is None:
+        probes[TAGGED] = wrapped(truth, "think")
+    if boxes_of(prompt.answer):
+        flipped = [[int(x) for x in (b.y1, b.x1, b.y2, b.x2)] for b in _in(prompt.answer, style.space, size)]
+        probes[SWAPPED] = plain(json.dumps([{"bbox_2d": corners} for corners in flipped]))
+        for space in cast(tuple[Space, ...], ("pixel", "norm1000", "norm1")):
+            if space != style.space and (size is not None or space != "pixel"):
+                probes[IN_SPACE + space] = plain(written(prompt.answer, space, size))
+    return probes
+
+
+def written(answer: Any, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
+    """An answer as models write it: boxes as JSON in their space, spans in seconds, all else as itself."""
+    if boxes_of(answer):
+        digits = 3 if space == "norm1" else 1 if decimals else 0
+        boxes = [box.rounded(digits) for box in _in(answer, space, size)]
+        numbers = [[x if decimals or space == "norm1" else int(x) for x in box.corners] for box in boxes]
+        entries = [{"bbox_2d": n} | ({"label": b.label} if b.label else {}) for n, b in zip(numbers, boxes, strict=True)]
+        return json.dumps(entries)
+    if isinstance(answer, Interval):
+        digits = 4 if answer.unit == "norm" else 2 if decimals else 1
+        return f"from {answer.start:.{digits}f} to {answer.end:.{digits}f}"
+    if isinstance(answer, bool | str):
+        return str(answer)
+    if isinstance(answer, int | float):
+        return f"{answer:.2f}" if decimals else f"{answer:g}"
+    if isinstance(answer, list | tuple):
+        return ", ".join(written(item, space, size, decimals) for item in cast(Sequence[Any], answer))
+    return json.dumps(answer, default=str)
+
+
+def wrapped(text: str, template: Template | None) -> str:
+    """The answer as the template wants it."""
+    if template is None or template == "json":
+        return text
+    return f"<think>This is clear.</think><answer>{text}</answer>" if template == "think" else f"<answer>{text}</answer>"
+
+
+def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
+    """A random answer of the same kind."""
+    answer = prompt.answer
+    if boxes := boxes_of(answer):
+        return tuple(_random_box(box, size, rng) for box in boxes)
+    if isinstance(answer, Interval):
+        return _random_span(answer, prompt, rng)
+    if isinstance(answer, tuple) and answer and all(isinstance(span, Interval) for span in answer):
+        return tuple(_random_span(span, prompt, rng) for span in answer)
+    if isinstance(answer, bool):
+        return rng.random() < 0.5
+    if isinstance(answer, int | float):
+        return type(answer)(answer + rng.choice([-1, 1]) * (abs(answer) + 1) * rng.uniform(1, 10))
+    if isinstance(answer, str):
+        if set(answer) <= set(string.ascii_uppercase + ", ") and len(answer) <= 10:
+            return rng.choice([letter for letter in LETTERS if letter != answer])
+        return "".join(rng.choice(string.ascii_lowercase + " ") for _ in answer) or "x"
+    return "".join(rng.choice(string.ascii_lowercase) for _ in range(8))
+
+
+def elsewhere(answer: Any, old: MediaSize | None, new: MediaSize | None) -> Any:
+    """Another prompt's answer; its boxes at the same place of this prompt's picture."""
+    if not boxes_of(answer) or old is None or new is None:
+        return answer
+    return tuple(replace(box.to("norm1", old), label=box.label).to("pixel", new) for box in boxes_of(answer))
+
+
+def boxes_of(answer: Any) -> tuple[Box, ...]:
+    items = tuple(cast(Sequence[Any], answer)) if isinstance(answer, list | tuple) else (answer,)
+    return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
+
+
+def image_groups(tasks: Sequence[Task], seed: int) -> tuple[list[str], list[Group]]:
+    """The same for pictures: each prompt's own, another prompt's, blank and noise.
+
+    Raises:
+        ValueError: fewer than two prompts have a picture.
+    """
+    drawn = [task for task in tasks if task.samples]
+    if len(drawn) < 2:
+        raise ValueError("testing a reward of pictures takes rows with `prompt` and `image`, at least two of them")
+    rng = np.random.default_rng(seed)
+    groups = []
+    for i, (task, other) in enumerate(zip(drawn, islice(cycle(drawn), 1, None), strict=False)):
+        image = task.samples[0].image
+        blank = _picture(np.full((image.height, image.width, 3), 127, np.uint8))
+        noise = _picture(rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8))
+        pictures = (image, other.samples[0].image, blank, noise)
+        groups.append(Group(i, task.prompt, tuple(Sample(image=picture) for picture in pictures)))
+    return [TRUTH, PROMPT, BLANK, NOISE], groups
+
+
+def _written(prompt: Prompt, text: str) -> Sample:
+    size = size_of(prompt)
+    return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
+
+
+def _in(answer: Any, space: Space, size: MediaSize | None) -> list[Box]:
+    return [box.to(space, size) for box in boxes_of(answer)]
+
+
+def _random_box(box: Box, size: MediaSize | None, rng: random.Random) -> Box:
+    width, height = extent(box.space, size)
+    (x1, x2), (y1, y2) = (sorted(rng.uniform(0.0, side) for _ in range(2)) for side in (width, height))
+    return replace(box, x1=x1, y1=y1, x2=max(x2, x1 + 0.02 * width), y2=max(y2, y1 + 0.02 * height)).to(box.space, size)
+
+
+def _random_span(span: Interval, prompt: Prompt, rng: random.Random) -> Interval:
+    most = 1.0 if span.unit == "norm" else float(prompt.columns.get("duration", span.end))
+    start = rng.uniform(0.0, 0.9 * most)
+    return replace(span, start=start, end=rng.uniform(start + 0.01 * most, most))
+
+
+def _picture(pixels: Any) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(pixels)

@@ -1,0 +1,149 @@
+"""Files of finished outputs, for `mmrl reward test` and `mmrl reward score`: pictures with prompts, or completions with answers.
+
+A folder holds pictures, each with its prompt in a .txt file of the same name, or a metadata.jsonl with file_name and text.
+A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
+grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, and whatever columns
+the rewards need. Without answer and completions, the images are what a generator drew; otherwise they are what the question is
+about.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from mmrl.answers.spans.interval import Interval
+from mmrl.core.types import MediaSize, Prompt, Sample
+from mmrl.data.files import path_below
+from mmrl.data.grounding import Layout
+from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
+from mmrl.data.readers import Row, read_rows
+from mmrl.data.validate import FILE_ROW, Report
+
+TEXT = ("prompt", "question", "problem", "text")
+ANSWER = ("answer", "solution", "target_answer")
+BOXES = ("boxes", "box", "bbox")
+SPANS = ("spans", "span")
+OUTPUTS = ("completion", "completions", "image", "images")
+CAPTIONS = "metadata.jsonl"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, and outputs of somebody for it, perhaps none."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...] = ()
+    names: tuple[str, ...] = ()
+    """What each sample is called: a picture's file, or its number."""
+
+    @property
+    def draws(self) -> bool:
+        """True for outputs that are pictures."""
+        return any(sample.image is not None for sample in self.samples)
+
+
+def read_tasks(source: Path) -> list[Task]:
+    """All rows of a file or folder.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: listing the rows that cannot be read.
+    """
+    report = Report(str(source))
+    tasks: list[Task] = []
+    for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
+        report.num_rows += 1
+        with report.collecting(row.place):
+            tasks.append(_task(row, source if source.is_dir() else source.parent))
+    report.raise_if_bad()
+    if not tasks:
+        raise ValueError(f"{source} holds no rows to score")
+    return tasks
+
+
+def size_of(prompt: Prompt) -> MediaSize | None:
+    """The size of the prompt's first picture, seen as it is."""
+    known = prompt.columns.get("size")
+    if known is None and prompt.media and isinstance(prompt.media[0], str | Path):
+        known = picture_size(str(prompt.media[0]))
+    elif known is None and prompt.media and hasattr(prompt.media[0], "size"):
+        known = prompt.media[0].size
+    return None if known is None else MediaSize(*known, *known)
+
+
+def _folder_rows(folder: Path) -> Iterator[Row]:
+    listed = folder / CAPTIONS
+    if listed.is_file():
+        for row in read_rows(listed, Report(str(listed))):
+            yield Row({**row.values, "image": row.values.get("file_name")}, row.source, row.number)
+        return
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES)
+    for number, file in enumerate(files, start=1):
+        caption = file.with_suffix(".txt")
+        if not caption.is_file():
+            raise ValueError(f"{file} has no prompt: write it into {caption.name} beside it, or list all in {CAPTIONS}")
+        yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), "image": file.name}, file.name, number)
+
+
+def _task(row: Row, root: Path) -> Task:
+    values = row.values
+    if any(values.get(name) is not None for name in BOXES):
+        [prompt, *more] = Layout(image_root=root, columns=_question_column(values)).prompts(row)
+        if more:
+            raise ValueError("one row asks several questions: write one row per question")
+        size = size_of(prompt)
+        return _with_texts(prompt, values, () if size is None else (size,))
+    text = _first(values, TEXT)
+    if not isinstance(text, str):
+        raise ValueError(f"none of the columns {', '.join(TEXT)} holds the prompt (the row has {', '.join(values)})")
+    spans = _first(values, SPANS)
+    answer = _first(values, ANSWER) if spans is None else _spans(spans)
+    images = _listed(values, "image", "images")
+    columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *SPANS, *OUTPUTS, "id")}
+    name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
+    prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
+    if answer is None and not _listed(values, "completion", "completions"):
+        pictures = tuple(Sample(image=open_picture(_located(root, image))) for image in images)
+        return Task(prompt, pictures, tuple(map(str, images)))
+    media = tuple(_located(root, image) for image in images)
+    prompt = Prompt(name, text, media, answer, prompt.columns)
+    size = size_of(prompt)
+    return _with_texts(prompt, values, () if size is None else (size,))
+
+
+def _located(root: Path, image: Any) -> str:
+    return path_below(root, str(image), "the file's folder", anywhere=True)
+
+
+def _spans(found: Any) -> Interval | tuple[Interval, ...]:
+    """One true span or several: `[2.0, 5.5]`, `[[2.0, 5.5], [8.0, 9.0]]`."""
+    pairs: Sequence[Any] = cast(Sequence[Any], found) if isinstance(found, list) else ()
+    single = len(pairs) == 2 and not isinstance(pairs[0], list)
+    try:
+        intervals = tuple(Interval(float(pair[0]), float(pair[1])) for pair in cast(Sequence[Any], [pairs] if single else pairs))
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]] ({error})") from None
+    if not intervals:
+        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]]")
+    return intervals[0] if len(intervals) == 1 else intervals
+
+
+def _with_texts(prompt: Prompt, values: Mapping[str, Any], sizes: tuple[MediaSize, ...]) -> Task:
+    texts = _listed(values, "completion", "completions")
+    samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
+    return Task(prompt, samples, tuple(str(i) for i in range(len(samples))))
+
+
+def _question_column(values: Mapping[str, Any]) -> dict[str, str]:
+    name = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
+    return {"question": name}
+
+
+def _listed(values: Mapping[str, Any], one: str, many: str) -> Sequence[Any]:
+    found = values.get(many, values.get(one))
+    return cast(Sequence[Any], found) if isinstance(found, list) else [] if found is None else [found]
+
+
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((values[name] for name in names if values.get(name) is not None), None)

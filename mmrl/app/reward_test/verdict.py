@@ -1,0 +1,279 @@
+"""`mmrl reward test`: does a reward tell right from wrong, on data whose truth is known? Which common fault does it look like?"""
+
+import ast
+import logging
+import math
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins import resolve as plugins
+from mmrl.app.reward_test import probes
+from mmrl.core.types import Group, Status
+from mmrl.serving.reward_client import RemoteReward, is_url
+from mmrl.serving.reward_server import Served, serving
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+
+CLEAR = 0.15
+"""Share of a reward's range by which one probe must beat another to mean something."""
+FORM = "judges form only"
+
+
+@dataclass
+class Findings:
+    """What the probes said of one reward."""
+
+    name: str
+    probes: Sequence[str]
+    values: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(prompts, probes), NaN where it did not answer."""
+    status: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    seconds: list[float] = field(default_factory=list)
+    """Per group."""
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    needs_answer: bool = True
+    picklable: bool = True
+
+    def of(self, probe: str) -> Tensor:
+        return self.values[:, list(self.probes).index(probe)]
+
+    def mean(self, probe: str) -> float:
+        return float(self.of(probe).nanmean()) if probe in self.probes else math.nan
+
+    @property
+    def spread(self) -> float:
+        """From the lowest to the highest score of all probes."""
+        finite = self.values[self.values.isfinite()]
+        return float(finite.max() - finite.min()) if len(finite) else 0.0
+
+    def beats(self, first: str, second: str) -> bool:
+        """Whether one probe scores above another by more than chance."""
+        gap = (self.of(first) - self.of(second))[(self.of(first) - self.of(second)).isfinite()]
+        if not len(gap):
+            return False
+        error = float(gap.std(correction=1)) / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
+        return float(gap.mean()) > max(2 * error, 1e-6)
+
+    def doubt(self, probe: str) -> str:
+        """What to add where the truth is ahead, but not by more than chance."""
+        ahead = self.mean(probes.TRUTH) - self.mean(probe) > CLEAR * self.spread
+        return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
+
+
+def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
+    """Score all probes several times and look for what is wrong with the answers."""
+    found = Findings(name, names, needs_answer=needs(use, "answer"))
+    found.picklable = can_pickle(reward)
+    try:
+        found.values, found.status, _ = scored(name, reward, groups)
+        # the first time includes loading
+        again, _, found.seconds = scored(name, reward, groups)
+        backwards = [replace(group, samples=group.samples[::-1]) for group in reversed(groups)]
+        mirrored, _, _ = scored(name, reward, backwards)
+    except RewardError as error:
+        found.faults.append(f"it breaks the contract: {error}")
+        return found
+    if not same(again, found.values):
+        found.faults.append("it answers the same samples differently the second time: it is random, or keeps state")
+    elif not same(mirrored.flip(0, 1), found.values):
+        found.faults.append("its answers depend on the order of prompts or samples: it looks at the first one, or keeps state")
+    if bool((found.status == Status.FAILED).all()):
+        found.faults.append(always_fails(name, reward, names, groups[0]))
+        return found
+    found.faults += silent(found)
+    found.faults += look_at_pictures(found) if probes.BLANK in names else look_at_texts(found)
+    low, high = extremes(found)
+    if low < -1 or high > 1:
+        found.warnings.append(f"its range is {low:.3g} to {high:.3g}: beside rewards in 0..1 it drowns them or is drowned")
+    if not found.picklable:
+        found.warnings.append("it cannot be pickled, so it cannot run in a process of its own")
+    return found
+
+
+def scored(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
+    """Values and status of every probe of every prompt, and seconds per group."""
+    runner = RewardRunner([NamedReward(name, reward, max_failed=1.0)])
+    tables, seconds = [], []
+    with quiet():
+        for group in groups:
+            start = time.perf_counter()
+            tables.append(runner.score([group])[0])
+            seconds.append(time.perf_counter() - start)
+    return torch.stack([t.values[:, 0] for t in tables]), torch.stack([t.status[:, 0] for t in tables]), seconds
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warning for each group that fails: the findings count them."""
+    log = logging.getLogger("mmrl.rewards")
+    was, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was
+
+
+def always_fails(name: str, reward: Callable[..., Any], names: Sequence[str], group: Group) -> str:
+    """Which probes make a reward fail that answers for no group, and what it says."""
+    runner, culprits, said = RewardRunner([NamedReward(name, reward, max_failed=0.0)]), [], ""
+    with quiet():
+        for probe, sample in zip(names, group.samples, strict=True):
+            try:
+                runner.score([replace(group, samples=(sample,))])
+            except RewardError as error:
+                culprits.append(probe)
+                said = said or str(error).partition("first error: ")[2]
+    if not culprits:
+        return "it fails on every group, but on none of its samples alone"
+    if len(culprits) == len(names):
+        return f"it fails on every sample; the first error: {said}"
+    kinds = " and ".join(map(repr, culprits))
+    return f"it fails on samples of the kind {kinds}, and the rest of their group with them; the first error: {said}"
+
+
+def silent(found: Findings) -> list[str]:
+    """Failures and None, by probe."""
+    faults = []
+    for i, probe in enumerate(found.probes):
+        failed = int((found.status[:, i] == Status.FAILED).sum())
+        missing = int((found.status[:, i] == Status.NA).sum())
+        if failed:
+            faults.append(f"it fails on {failed} of {len(found.status)} samples of the kind {probe!r}: it raises or answers NaN")
+        if missing and probe == probes.TRUTH:
+            faults.append(f"it answers None for {missing} of {len(found.status)} prompts: it does not apply to this data")
+    return faults
+
+
+def look_at_texts(found: Findings) -> list[str]:
+    """The common faults of rewards that read text."""
+    if found.spread < 1e-6:
+        return ["it gives everything the same score: nothing can be learned from it"]
+    truth, clear = found.mean(probes.TRUTH), CLEAR * found.spread
+    if all(same(found.of(p), found.of(probes.TRUTH)) for p in (probes.OTHER, probes.RANDOM)):
+        form = f"it {FORM}: truth, another prompt's truth and nonsense of the same form score alike"
+        if found.needs_answer:
+            return otherwise_written(found, truth, clear) or [form]
+        found.warnings.append(form)
+        return []
+    if not found.needs_answer:
+        found.warnings += unbeaten(found, truth)
+        return []
+    faults = [*unbeaten(found, truth), *otherwise_written(found, truth, clear)]
+    for probe in (probes.EMPTY, probes.MALFORMED):
+        if found.mean(probe) > truth - clear:
+            faults.append(f"{probe} text scores {found.mean(probe):.3f}, as much as the truth: it pays for saying nothing")
+    for probe in (probes.REPEATED, probes.PADDED):
+        if found.beats(probe, probes.TRUTH) and found.mean(probe) > truth + 0.02 * found.spread:
+            faults.append(f"{probe} scores above the truth ({found.mean(probe):.3f} > {truth:.3f}): it pays for length")
+    return faults
+
+
+def unbeaten(found: Findings, truth: float) -> list[str]:
+    """Wrong answers that the truth does not beat."""
+    faults = []
+    for probe in (probes.RANDOM, probes.OTHER):
+        if found.beats(probe, probes.TRUTH):
+            faults.append(f"{probe} scores above the truth ({found.mean(probe):.3f} > {truth:.3f}): is its sign flipped?")
+        elif not found.beats(probes.TRUTH, probe):
+            faults.append(f"the truth does not beat {probe} ({truth:.3f} against {found.mean(probe):.3f}{found.doubt(probe)})")
+    return faults
+
+
+def otherwise_written(found: Findings, truth: float, clear: float) -> list[str]:
+    """Faults that show when the same truth is written in another way."""
+    faults = []
+    for probe in found.probes:
+        if probe.startswith(probes.IN_SPACE) and found.mean(probe) > truth + clear:
+            space = probe.removeprefix(probes.IN_SPACE)
+            faults.append(
+                f"boxes {probe} score {found.mean(probe):.3f}, as the policy writes them {truth:.3f}: it reads the wrong "
+                f"coordinate space ({space})"
+            )
+    if found.mean(probes.SWAPPED) > truth + clear:
+        faults.append(
+            f"boxes with x and y swapped score {found.mean(probes.SWAPPED):.3f}, the truth {truth:.3f}: it swaps x and y"
+        )
+    if found.mean(probes.TAGGED) > truth + clear:
+        faults.append(
+            f"the truth scores {truth:.3f} as it is and {found.mean(probes.TAGGED):.3f} inside <answer> tags: it wants tags that "
+            "this policy does not write (answer tag missing)"
+        )
+    if found.mean(probes.DECIMALS) < truth - clear:
+        faults.append(
+            f"with decimals it scores {found.mean(probes.DECIMALS):.3f}, without {truth:.3f}: its parser reads integers only"
+        )
+    return faults
+
+
+def look_at_pictures(found: Findings) -> list[str]:
+    """The common faults of rewards that look at pictures."""
+    if found.spread < 1e-6:
+        return ["it gives every picture the same score: nothing can be learned from it"]
+    truth, faults = found.mean(probes.TRUTH), []
+    for probe in (probes.BLANK, probes.NOISE):
+        if not found.beats(probes.TRUTH, probe):
+            numbers = f"{truth:.3f} against {found.mean(probe):.3f}{found.doubt(probe)}"
+            faults.append(f"the data's own pictures do not beat {probe} ({numbers})")
+    swapped = found.mean(probes.PROMPT)
+    differs = not math.isclose(float(found.of(probes.PROMPT).sum()), float(found.of(probes.TRUTH).sum()), rel_tol=1e-6)
+    if not differs:
+        found.warnings.append("it does not look at the prompt: another prompt's picture scores the same")
+    elif not found.beats(probes.TRUTH, probes.PROMPT):
+        numbers = f"{swapped:.3f} against {truth:.3f}{found.doubt(probes.PROMPT)}"
+        faults.append(f"pictures of another prompt score as much ({numbers})")
+    return faults
+
+
+def compare_ranges(all_found: Sequence[Findings]) -> None:
+    """Warn of rewards whose scale hides the others'."""
+    for found in all_found:
+        others = [other for other in all_found if other is not found]
+        if others and found.spread > 2 and all(0 < other.spread <= 1.01 for other in others):
+            low, high = extremes(found)
+            found.faults.append(
+                f"its range is {low:.3g} to {high:.3g} while the other rewards stay within 1: scale it, or it drowns them"
+            )
+
+
+def served_agrees(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> str | None:
+    """What differs when the reward is called through a server; None if nothing does."""
+    here, _, _ = scored(name, reward, groups)
+    with serving({name: Served(name, reward, "")}) as base:
+        there, _, _ = scored(name, RemoteReward(f"{base}/{name}"), groups)
+    return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
+
+
+def needs(use: str, what: str) -> bool:
+    """Whether a reward's file says that it needs `what`; True where it does not say."""
+    if not use or is_url(use):
+        return True
+    file: Path = plugins.locate(adapters.split(use)[1], "rewards")[0]
+    lines = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()
+    said = next((line.removeprefix("Needs:") for line in lines if line.startswith("Needs:")), None)
+    return said is None or (what in said and not said.strip().startswith("nothing"))
+
+
+def can_pickle(reward: Any) -> bool:
+    try:
+        pickle.dumps(reward)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def extremes(found: Findings) -> tuple[float, float]:
+    finite = found.values[found.values.isfinite()]
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)

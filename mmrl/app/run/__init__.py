@@ -1,0 +1,1 @@
+"""Config -> objects -> a run folder."""

@@ -1,0 +1,261 @@
+"""Config -> objects: the only place where names become things, and where what cannot train is refused before it costs time."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from mmrl import __version__
+from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind
+from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
+from mmrl.app.modality.base import Modality
+from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
+from mmrl.app.plugins.resolve import modalities
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
+from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.protocols import Policy, Tracker, View
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Prompt
+from mmrl.data.validate import check
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.state import seed
+from mmrl.training.trainer import Records, Trainer
+
+TINY = "tiny:"
+LOOK = 5000
+"""Prompts of a sequence whose text and pictures are looked at before training."""
+STREAM_LOOK = 64
+"""Prompts of a stream that are looked at before training."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, ready to start."""
+
+    config: RunConfig
+    """With everything the model decided filled in."""
+    policy: Policy
+    trainer: Trainer
+    evaluator: Evaluator | None
+    tracker: Tracker | None
+
+
+def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None) -> Job:
+    """Rewards, then data, then the model, then the trainer: what is cheap to refuse is refused first.
+
+    Args:
+        run: where metrics, samples and checkpoints go; None keeps nothing.
+        accelerator: accelerate's Accelerator; None stays on the CPU in one process.
+
+    Raises:
+        FileNotFoundError: a plug-in, data file or model folder is missing.
+        ValueError: names, settings, data or model do not fit together; the message says which and what to do.
+    """
+    config = resolved.config
+    ranks = Ranks(accelerator) if accelerator is not None else Ranks()
+    seed(config.seed)
+    check_ranks(config, ranks.world)
+    plug_ins = read_plug_ins(resolved)
+    with ranks.main_first():
+        loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+        train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
+        held_out = held_out_prompts(config, plug_ins.held_out)
+    config = with_local_model(config, ranks)
+    modality = modality_of(config.policy)
+    looked_at = [*seen(train_prompts), *(held_out or ())]
+    modality.check_prompts(looked_at)
+    algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
+    to_fetch = not Path(config.policy.model).expanduser().is_dir()
+    with ranks.main_first(to_fetch):
+        space = modality.box_space(config.policy)
+    rewards = RewardRunner([named(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
+    more = [named(*pair, space, modality) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
+    torch.manual_seed(config.seed)
+    shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
+    with ranks.main_first(to_fetch):
+        policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
+    algorithm.check(policy)
+    modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
+    if accelerator is not None:
+        policy.prepare(accelerator)
+    evaluator = None
+    if held_out is not None:
+        sampling, variants = modality.eval_sampling(config.evaluation), modality.variants(config.evaluation)
+        evaluator = Evaluator(policy, held_out, watched, config.evaluation, sampling, ranks, variants)
+    sampler = plug_ins.sampler(train_prompts, config.seed)
+    config = replace(
+        resolved.config,
+        policy=modality.with_box_space(resolved.config.policy, space),
+        sampler=with_kind(resolved.config.sampler, sampler),
+    )
+    records = build_records(config, run, space, ranks)
+    trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
+    return Job(config, policy, trainer, evaluator, records.tracker)
+
+
+def check_ranks(config: RunConfig, processes: int) -> None:
+    if config.prompts_per_step % processes:
+        raise ValueError(
+            f"prompts_per_step is {config.prompts_per_step}, which {processes} processes cannot share evenly: "
+            f"set it to a multiple of {processes}"
+        )
+
+
+def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The rewards, which may load models or ask servers."""
+    return [make() for make in makes]
+
+
+def named(reward: WatchedReward, function: Any, space: str | None, modality: Modality = MODALITIES["text"]) -> NamedReward:
+    """As the run uses it: with its name, and reading boxes as the policy writes them."""
+    function = with_inside(function, lambda inner: named(reward, inner, space, modality).function)
+    name, declared = reward.label, declared_space(function)
+    if declared is not None:
+        modality.refuse_box_reward(name)
+    wanted = modalities(function)
+    if wanted and modality.output not in wanted:
+        raise ValueError(
+            f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {modality.name!r}, whose samples are "
+            f"{modality.output}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
+        )
+    if declared == "auto":
+        if space is None:
+            raise ValueError(
+                f"reward {name!r} reads boxes, and nobody says how this model writes them: "
+                "set policy.box_space to pixel, resized, norm1000 or norm1"
+            )
+        function = replace(function, space=space)
+    elif declared is not None and space is not None and declared != space:
+        raise ValueError(
+            f"reward {name!r} reads boxes in {declared!r}, but the policy writes them in {space!r}: "
+            f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
+        )
+    weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
+    return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
+
+
+def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
+    """A reward whose rewards inside are changed."""
+    if not is_dataclass(function) or isinstance(function, type):
+        return function
+    inside = {f.name: getattr(function, f.name) for f in fields(function) if f.init}
+    held = {name: value for name, value in inside.items() if is_dataclass(value) and callable(value)}
+    changed = {name: change(value) for name, value in held.items()}
+    return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
+
+
+def declared_space(function: Any) -> str | None:
+    """The `space` of a reward that has one."""
+    return getattr(function, "space", None) if is_dataclass(function) else None
+
+
+def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> Sequence[Prompt] | None:
+    """The prompts to evaluate on, or None where nothing is evaluated."""
+    settings = config.evaluation
+    if settings.data is None or load is None or settings.num_prompts == 0:
+        return None
+    prompts = load_prompts(load, f"[evaluation.data] {settings.data.use}")
+    return prompts if isinstance(prompts, Sequence) else list(islice(prompts, settings.num_prompts))
+
+
+def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
+    """The prompts of a data set that a config names, looked at.
+
+    Raises:
+        FileNotFoundError: no such plug-in file, or no data.
+        ValueError: a setting that it does not know, or prompts that cannot be trained on.
+    """
+    return load_prompts(read_data(data, path, table), f"[{'.'.join(path)}] {data.use}")
+
+
+def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
+    """What a data set's `load` gives, looked at: all of a sequence, the beginning of a stream.
+
+    Raises:
+        ValueError: listing the first prompts that cannot be trained on.
+    """
+    prompts = load()
+    report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
+    report.source = source
+    report.raise_if_bad()
+    return prompts
+
+
+def seen(prompts: Prompts) -> Sequence[Prompt]:
+    """The prompts that are looked at before training."""
+    return [*islice(prompts, LOOK if isinstance(prompts, Sequence) else STREAM_LOOK)]
+
+
+def build_policy(
+    config: PolicyConfig,
+    shadows: frozenset[str],
+    ema_decay: Callable[[int], float] | None = None,
+    views: Mapping[str, View] = MappingProxyType({}),
+) -> Policy:
+    return modality_of(config).build(config, shadows, ema_decay, views)
+
+
+def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
+    """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
+    model, modality = config.policy.model, modality_of(config.policy)
+    if not model.startswith(TINY):
+        return config
+    with ranks.main_first():
+        folder = tiny_model(model, modality)
+    return replace(config, policy=replace(config.policy, model=str(folder)))
+
+
+def tiny_model(name: str, modality: Modality = MODALITIES["text"]) -> Path:
+    """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    from mmrl.tiny import grounding
+    from mmrl.tiny.taught import TAUGHT
+
+    family = name.removeprefix(TINY)
+    if family in TAUGHT.get(modality.name, {}):
+        return TAUGHT[modality.name][family](0, None)
+    folder = grounding.cache_folder() / f"random-{__version__}" / family
+    if not (folder / modality.index_file).is_file():
+        partial = folder.with_name(f"{family}.{os.getpid()}.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        modality.build_tiny(family, partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            # Another process was faster; its model is the same.
+            shutil.rmtree(partial)
+    return folder
+
+
+def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:
+    if run is None:
+        return Records()
+    chosen = config.checkpoint
+    checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous)
+    if not ranks.is_main:
+        return Records(checkpoints=checkpoints)
+    trackers: list[Tracker] = [JsonlTracker(run, space), Progress(config.steps, config.prompts_per_step)]
+    if config.trackers.names:
+        trackers.append(build_trackers(config, run))
+    return Records(Several(trackers), checkpoints)
+
+
+def build_trackers(config: RunConfig, run: RunDir) -> Tracker:
+    from mmrl.app.config.run import as_table
+
+    settings: Mapping[str, Any] = as_table(config)
+    chosen = config.trackers
+    return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

@@ -1,0 +1,213 @@
+"""The folder of one run: where everything lies, and the lines of numbers and warnings in it."""
+
+import json
+import logging
+import math
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mmrl import __version__
+from mmrl.app.files import replace_text
+
+PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
+"""What can change a run's numbers."""
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """The lines of a file, and whether its last one was torn (a run killed while writing); a torn line is left out."""
+
+    lines: list[Line]
+    torn: bool = False
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """config.toml, metrics.jsonl, warnings.jsonl, versions.json, samples/, checkpoints/step-N/ and report.html of one run.
+
+    `RunDir(path)` only names the files; `create` starts a run, `open` finds one.
+    """
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path | str) -> "RunDir":
+        """A new run folder with its versions.json.
+
+        Raises:
+            ValueError: the folder already holds a run.
+        """
+        run = cls(Path(path))
+        if run.exists():
+            raise ValueError(
+                f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}"
+            )
+        run.samples.mkdir(parents=True, exist_ok=True)
+        run.versions_file.write_text(json.dumps(installed_versions(), indent=2) + "\n", encoding="utf-8")
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunDir":
+        """A run that is already there.
+
+        Raises:
+            FileNotFoundError: no such folder, or nothing of a run in it.
+        """
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise FileNotFoundError(
+                f"{run.path} is not a folder: give the output folder of a run (it holds config.toml and metrics.jsonl)"
+            )
+        if not run.exists():
+            raise FileNotFoundError(f"{run.path} holds neither config.toml nor metrics.jsonl: give the output folder of a run")
+        return run
+
+    def exists(self) -> bool:
+        return self.config_file.exists() or self.metrics_file.exists()
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def warnings_file(self) -> Path:
+        return self.path / "warnings.jsonl"
+
+    @property
+    def versions_file(self) -> Path:
+        return self.path / "versions.json"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def media(self) -> Path:
+        return self.samples / "media"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    def samples_file(self, split: str, step: int) -> Path:
+        return self.samples / f"{split}-{step:06d}.jsonl"
+
+    def sample_steps(self, split: str) -> list[int]:
+        """The steps at which samples of this split were written, ascending."""
+        return sorted(int(file.stem.rsplit("-", 1)[1]) for file in self.samples.glob(f"{split}-*.jsonl"))
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One more line of metrics.jsonl, on disk when this returns. Numbers that JSON lacks become "NaN", "Infinity"."""
+        append_line(self.metrics_file, {"step": step} | {name: to_json(float(value)) for name, value in metrics.items()})
+
+    def read_metrics(self) -> JsonLines:
+        """All lines as numbers; an absent file has no lines.
+
+        Raises:
+            ValueError: a line before the last is not JSON.
+        """
+        read = read_lines(self.metrics_file)
+        return JsonLines(
+            [{name: float(x) if name != "step" else int(x) for name, x in line.items()} for line in read.lines], read.torn
+        )
+
+    def truncate(self, step: int) -> None:
+        """Forget everything written after `step`, so that a resumed run repeats no line."""
+        for file in (self.metrics_file, self.warnings_file):
+            if file.exists():
+                kept = [line for line in read_lines(file).lines if line["step"] <= step]
+                replace_text(file, "".join(map(as_text, kept)))
+        for file in self.samples.glob("*-*.jsonl"):
+            if int(file.stem.rsplit("-", 1)[1]) > step:
+                file.unlink()
+
+    @contextmanager
+    def recording_warnings(self, step: Callable[[], int]) -> Iterator[None]:
+        """Inside, what the logger `mmrl` warns of is also written to warnings.jsonl, with the step it happened at."""
+        handler = WarningsFile(self.warnings_file, step)
+        logger = logging.getLogger("mmrl")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+class WarningsFile(logging.Handler):
+    """Writes log records from WARNING up as lines {"step", "level", "text"}."""
+
+    def __init__(self, file: Path, step: Callable[[], int]) -> None:
+        super().__init__(logging.WARNING)
+        self.file = file
+        self.step = step
+
+    def emit(self, record: logging.LogRecord) -> None:
+        append_line(self.file, {"step": self.step(), "level": record.levelname.lower(), "text": record.getMessage()})
+
+
+def append_line(file: Path, line: Mapping[str, Any]) -> None:
+    """One more line, on disk when this returns."""
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(as_text(line))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def as_text(line: Mapping[str, Any]) -> str:
+    """The object as one line of JSON, newline included."""
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def read_lines(file: Path) -> JsonLines:
+    """The JSON objects of a .jsonl file; an absent file has none.
+
+    Raises:
+        ValueError: a line before the last is not JSON.
+    """
+    if not file.exists():
+        return JsonLines([])
+    texts = [text for text in file.read_text(encoding="utf-8", errors="replace").split("\n") if text.strip()]
+    lines: list[Line] = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            if number < len(texts):
+                raise ValueError(
+                    f"{file}, line {number} is not JSON: the file was changed by hand or by a full disk; remove the line"
+                ) from None
+            return JsonLines(lines, torn=True)
+    return JsonLines(lines)
+
+
+def to_json(value: float) -> float | str:
+    """The number, or the word for one that JSON lacks; `float` reads both back."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what can change a run's numbers."""
+    found = {"mmrl": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,208 @@
+"""The processes of a run: how accelerate sees them, launches that would silently do something else, and one end for all."""
+
+import fcntl
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl import __version__
+from mmrl.app.config.run import Resolved
+from mmrl.core.ranks import Ranks
+
+PATIENCE = timedelta(hours=2)
+"""How long a process waits for the others: one may download a model, or wait for a slow reward."""
+DECLARED = (
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+"""Where launchers note how many processes they started."""
+REMEDY = "start it with `torchrun --nproc_per_node N -m mmrl ...` or with a file of configs/accelerate"
+NEIGHBOUR = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
+"""What errors speak of when a process can no longer be talked to."""
+
+
+def open_accelerator() -> Any:
+    """Accelerate's processes and devices.
+
+    Raises:
+        ValueError: they are not those that the launcher was asked for, or accelerate would change what is trained.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    refuse_engines(os.environ)
+    # Without cpu=True, accelerate takes several processes on a machine without accelerators for as many single ones.
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(), kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)]
+    )
+    check_launch(accelerator, os.environ)
+    load_whole(accelerator)
+    return accelerator
+
+
+def load_whole(accelerator: Any) -> None:
+    """Under DeepSpeed's ZeRO-3 transformers would spread every model it loads, rewards' models too; policies do it themselves."""
+    if accelerator.distributed_type.value == "DEEPSPEED":
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+
+
+def refuse_engines(environment: Mapping[str, str]) -> None:
+    """ValueError for engines that mmrl does not drive, before they are loaded."""
+    if is_on(environment, "ACCELERATE_USE_MEGATRON_LM"):
+        raise ValueError(
+            "accelerate was asked for Megatron-LM, which keeps gradients and optimizer steps to itself, and mmrl does not "
+            "drive it: take configs/accelerate/fsdp2.yaml, which spreads weights, gradients and optimizer too"
+        )
+
+
+def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
+    """ValueError where the run would silently be another one than was asked for."""
+    world, kind = accelerator.num_processes, accelerator.distributed_type.value
+    asked = {name: int(value) for name in DECLARED if (value := environment.get(name, "")).isdigit()}
+    asked |= {"accelerate launch": asked_of_accelerate(parent_command())} if "ACCELERATE_MIXED_PRECISION" in environment else {}
+    found = next((name for name in asked if asked[name] > 1), None)
+    if world == 1 and found is not None:
+        raise ValueError(
+            f"{found} asks for {asked[found]} processes, but this one stands alone, so each would train a model of its own or "
+            f"only one trains at all: {REMEDY}; for a run of one process, leave the launcher out and unset {found}"
+        )
+    for engine in ("FSDP", "DeepSpeed"):
+        if is_on(environment, f"ACCELERATE_USE_{engine.upper()}") and kind != engine.upper():
+            where = "on CPUs" if accelerator.device.type == "cpu" else f"for {world} process(es)"
+            raise ValueError(
+                f"{engine} was asked for, but accelerate ignores it {where}, so nothing would be sharded: "
+                f"start without {engine} (configs/accelerate/ddp.yaml), or on several accelerators"
+            )
+    if accelerator.mixed_precision != "no":
+        raise ValueError(
+            f"accelerate was asked for mixed precision {accelerator.mixed_precision!r}, which config.toml would not know of: "
+            "set mixed_precision to no, and policy.dtype = 'bfloat16' in the config"
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ValueError(
+            "accelerate was asked for gradient_accumulation_steps = "
+            f"{accelerator.gradient_accumulation_steps}, which would divide every gradient by it: set it to 1; mmrl cuts batches "
+            "to `micro_batch` by itself"
+        )
+
+
+def is_on(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
+def parent_command() -> list[str]:
+    """The words of the command that started this process; none where nobody may know."""
+    try:
+        return Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def asked_of_accelerate(command: Sequence[str]) -> int:
+    """How many processes a command `accelerate launch ...` names, in its options or its config file; 1 where it does not."""
+    if not any("accelerate" in word for word in command):
+        return 1
+    text = " ".join(command)
+    number = re.search(r"--num[-_]processes[= ](\d+)", text)
+    if number is not None:
+        return int(number[1])
+    file = re.search(r"--config[-_]file[= ](\S+)", text)
+    if file is None or not Path(file[1]).is_file():
+        return 1
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    return int(getattr(load_config_from_file(file[1]), "num_processes", None) or 1)
+
+
+def check_same(ranks: Ranks, resolved: Resolved) -> None:
+    """ValueError on all processes when one of them was started with other settings."""
+    mine = {key: repr(value) for key, value, _ in resolved.rows()} | {"mmrl's version": __version__}
+    known = ranks.gather(mine)
+    for rank, own in enumerate(known):
+        for name in {**known[0], **own}:
+            first, other = known[0].get(name, "nothing"), own.get(name, "nothing")
+            if first != other:
+                raise ValueError(
+                    f"process {rank} was started with {name} = {other}, process 0 with {first}: "
+                    "give all processes the same config, overrides and version of mmrl"
+                )
+
+
+@contextmanager
+def alone(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Inside, no other run writes into this folder; the lock goes with the process that holds it.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    file, problem = None, None
+    if ranks.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+        try:
+            # A lock of this kind is not inherited by workers, so none outlives the run.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"another process is training into {folder}: choose another output folder, or wait for its end"
+    try:
+        ranks.agree(problem)
+        yield
+    finally:
+        if file is not None:
+            file.close()
+
+
+@contextmanager
+def ending_together(ranks: Ranks) -> Iterator[None]:
+    """One of several processes that fails says so with its number and ends at once, so that its launcher ends the others."""
+    try:
+        yield
+    except Exception as error:
+        if ranks.world == 1:
+            raise
+        sys.stdout.flush()
+        sys.stderr.write(describe_failure(error, ranks) + "\n")
+        sys.stderr.flush()
+        # An orderly end would wait for the threads of rewards and of gloo.
+        os._exit(2 if is_sentence(error) else 1)
+
+
+def describe_failure(error: Exception, ranks: Ranks) -> str:
+    """A user's mistake as a sentence, the end of a neighbour as another, anything else with its traceback."""
+    from mmrl.app.errors import sentence
+
+    name = f"process {ranks.rank} of {ranks.world}"
+    if is_sentence(error):
+        assert isinstance(error, ValueError | OSError | ModuleNotFoundError)
+        return f"mmrl, {name}: {sentence(error)}"
+    if is_of_a_neighbour(error):
+        reason = str(error).strip().partition("\n")[0]
+        return f"mmrl, {name}: stopped because another process did, whose own message says why ({reason})"
+    return f"{''.join(traceback.format_exception(error))}mmrl, {name} failed (see above)"
+
+
+def is_of_a_neighbour(error: Exception) -> bool:
+    """Did talking to another process fail?"""
+    known = isinstance(error, torch.distributed.DistError)
+    return known or (isinstance(error, RuntimeError) and bool(NEIGHBOUR.search(str(error))))
+
+
+def is_sentence(error: Exception) -> bool:
+    from mmrl.app.errors import EXTRAS, TRACEBACK
+
+    known = not isinstance(error, ModuleNotFoundError) or error.name in EXTRAS
+    return isinstance(error, ValueError | OSError | ModuleNotFoundError) and known and not os.environ.get(TRACEBACK)

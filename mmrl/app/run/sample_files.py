@@ -1,0 +1,262 @@
+"""samples/<split>-<step>.jsonl: one line per sample, and the pictures beside them, small and each stored once.
+
+A line holds step, split, group, sample, prompt (its id), text, completion, total (null when no weighted reward answered),
+scores and status by reward name, truncated, role, answer, answer_boxes ([x1, y1, x2, y2, label] in pixels of the file),
+box_space (how the completion's boxes are written), spans (true and predicted spans of time, null where the answer is none),
+columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares), media ({kind, file, width,
+height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in
+media, or null).
+"""
+
+import dataclasses
+import hashlib
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.spans.attempts import read_spans
+from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.timelines import read_timeline
+from mmrl.app.files import replace_bytes
+from mmrl.app.run.folder import Line, RunDir
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
+from mmrl.data.pictures import PICTURE_SUFFIXES
+from mmrl.policies.video.decode import fetch
+from mmrl.policies.video.sampling import Budget, Plan
+
+MAX_SIDE = 512
+"""Pixels on the long side of a stored picture."""
+SHARP_SIDE = 256
+"""Pictures up to this side are kept as PNG: JPEG would smear what little there is."""
+STRIP_FRAMES = 4
+"""A video is stored as a strip of so many frames, evenly spaced."""
+CLIP_FRAMES = 8
+"""The clip of a prompt, as so many, each from the middle of its part: under such a strip time can be drawn."""
+CLIP_AREA = 96 * 96
+"""Pixels of such a frame at most."""
+
+
+def sample_lines(
+    run: RunDir, step: int, groups: Sequence[Group], scores: Scores, split: str, box_space: str | None
+) -> Iterable[Line]:
+    """The lines of one samples file; pictures are written on the way. `scores` has a row per sample, in order."""
+    totals = scores.total().tolist()
+    values, status = scores.values.tolist(), scores.status.tolist()
+    row = 0
+    for group in groups:
+        prompt = group.prompt
+        shared: Line = {
+            "step": step,
+            "split": split,
+            "group": group.id,
+            "prompt": prompt.id,
+            "text": prompt.text,
+            "answer": as_json(prompt.answer, fallback=str),
+            "box_space": box_space,
+            "columns": {name: as_json(value) for name, value in prompt.columns.items() if is_json(value)},
+            "media": [store(run, media) for media in prompt.media],
+        }
+        for index, sample in enumerate(group.samples):
+            total = totals[row]
+            yield shared | {
+                "sample": index,
+                "completion": sample.text,
+                "total": total if math.isfinite(total) else None,
+                "scores": {
+                    n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)
+                },
+                "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
+                "truncated": sample.truncated,
+                "digest": digest(sample),
+                "role": sample.role,
+                "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
+                "spans": answer_spans(prompt, sample),
+                "media_sizes": [list(size) for size in sample.media_sizes],
+                "image": None if sample.image is None else store(run, sample.image),
+                "video": None if sample.video is None else store(run, sample.video),
+            }
+            row += 1
+
+
+def digest(sample: Sample) -> str | None:
+    """Equal where two samples have the same tokens, or the same picture pixel for pixel; None for what has neither."""
+    if sample.token_ids is not None:
+        data = repr(tuple(sample.token_ids)).encode()
+    elif isinstance(sample.image, Image.Image):
+        data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
+    else:
+        return None
+    return hashlib.sha256(data).hexdigest()[:20]
+
+
+def answer_boxes(answer: Any, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
+    """The true boxes in pixels of the first picture; none when the answer is something else."""
+    boxes = [answer] if isinstance(answer, Box) else list(answer) if isinstance(answer, list | tuple) else []
+    if not boxes or not all(isinstance(box, Box) for box in boxes):
+        return []
+    size = first_size(sample.media_sizes, media)
+    pixels = [(box, box.to("pixel", size)) for box in boxes] if size else [(box, box) for box in boxes if box.space == "pixel"]
+    return [[p.x1, p.y1, p.x2, p.y2, box.label] for box, p in pixels]
+
+
+def answer_spans(prompt: Prompt, sample: Sample) -> Line | None:
+    """{seconds, truth, predicted} in seconds of the prompt's clip; None when the answer is no span or its length is unknown."""
+    answer = prompt.answer
+    spans = [answer] if isinstance(answer, Interval) else list(answer) if isinstance(answer, list | tuple) else []
+    if sample.text is None or not spans or not all(isinstance(span, Interval) for span in spans):
+        return None
+    attempt = read_spans(prompt, sample, "seconds")
+    if attempt.seconds is None:
+        return None
+    truth, predicted = ([[span.start, span.end] for span in each] for each in (attempt.truth, attempt.predicted))
+    return {"seconds": attempt.seconds, "truth": truth, "predicted": predicted}
+
+
+def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> MediaSize | None:
+    """Size of the first picture, as the model reported it or else as its file has it."""
+    if media_sizes:
+        return MediaSize(*media_sizes[0])
+    if media and media[0].get("width"):
+        width, height = media[0]["width"], media[0]["height"]
+        return MediaSize(width, height, width, height)
+    return None
+
+
+def store(run: RunDir, media: Any) -> Line:
+    """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
+
+    What cannot be drawn becomes {kind: "unknown", file: null, what: its type}.
+    """
+    frames, kind = frames_of(media)
+    if not frames:
+        return {"kind": "unknown", "file": None, "what": type(media).__name__}
+    width, height = frames[0].size
+    picture = frames[0] if kind == "picture" else strip(frames)
+    data, suffix = encoded(picture)
+    name = hashlib.sha256(data).hexdigest()[:20] + suffix
+    run.media.mkdir(parents=True, exist_ok=True)
+    if not (run.media / name).exists():
+        replace_bytes(run.media / name, data)
+    return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
+
+
+def frames_of(media: Any) -> tuple[list[Image.Image], str]:
+    """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
+    if isinstance(media, Image.Image):
+        return [ImageOps.exif_transpose(media)], "picture"
+    if isinstance(media, str | Path):
+        path = Path(media)
+        if path.suffix.lower() in PICTURE_SUFFIXES:
+            with Image.open(path) as picture:
+                return [ImageOps.exif_transpose(picture)], "picture"
+        return video_frames(path), "video"
+    if isinstance(media, Video):
+        return clip_frames(media), "video"
+    if isinstance(media, torch.Tensor):
+        return frames_of(channels_last(media))
+    if isinstance(media, np.ndarray) and media.ndim == 3:
+        return [picture_of(media)], "picture"
+    if isinstance(media, np.ndarray) and media.ndim == 4:
+        return [picture_of(media[i]) for i in evenly(len(media))], "video"
+    if isinstance(media, list | tuple):
+        return [frame for i in evenly(len(media)) for frame in frames_of(media[i])[0]], "video"
+    return [], "unknown"
+
+
+@lru_cache(maxsize=1024)
+def clip_frames(video: Video) -> list[Image.Image]:
+    """The middles of CLIP_FRAMES equal parts of what the model is shown of a clip."""
+    if not isinstance(video.source, str):
+        return frames_of(list(video.source))[0]
+    start, stop = read_timeline(video.source).part(video.start, video.end)
+    often = Video(video.source, video.start, video.end, fps=2 * CLIP_FRAMES / (stop - start))
+    small = Plan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
+    return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
+
+
+def channels_last(tensor: torch.Tensor) -> np.ndarray:
+    """(..., 3, h, w) as diffusers and transformers keep pictures, or (..., h, w, 3) already."""
+    array = tensor.detach().float().cpu() if tensor.is_floating_point() else tensor.cpu()
+    if array.ndim >= 3 and array.shape[-3] in (1, 3, 4) and array.shape[-1] not in (1, 3, 4):
+        array = array.movedim(-3, -1)
+    return array.numpy()
+
+
+def picture_of(array: np.ndarray) -> Image.Image:
+    """(h, w, channels), bytes or floats in [0, 1]."""
+    if array.dtype != np.uint8:
+        array = (np.clip(array, 0.0, 1.0) * 255).round().astype(np.uint8) if array.dtype.kind == "f" else array.astype(np.uint8)
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def video_frames(path: Path) -> list[Image.Image]:
+    import av
+
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        count = stream.frames or sum(1 for _ in container.decode(stream))
+        wanted = set(evenly(count))
+        container.seek(0)
+        return [frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in wanted]
+
+
+def evenly(count: int) -> list[int]:
+    """At most STRIP_FRAMES indices below `count`, first and last among them."""
+    return sorted({round(x) for x in np.linspace(0, count - 1, min(count, STRIP_FRAMES))}) if count else []
+
+
+def strip(frames: Sequence[Image.Image]) -> Image.Image:
+    """The frames side by side, two pixels apart."""
+    width, height = frames[0].size
+    sheet = Image.new("RGB", (len(frames) * (width + 2) - 2, height), "white")
+    for i, frame in enumerate(frames):
+        sheet.paste(frame.convert("RGB").resize((width, height)), (i * (width + 2), 0))
+    return sheet
+
+
+def encoded(picture: Image.Image) -> tuple[bytes, str]:
+    """At most MAX_SIDE pixels, on white where transparent; PNG when small, else JPEG."""
+    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        picture = Image.new("RGB", layer.size, "white")
+        picture.paste(layer, mask=layer.getchannel("A"))
+    picture = picture.convert("RGB")
+    picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    if max(picture.size) <= SHARP_SIDE:
+        picture.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue(), ".png"
+    picture.save(buffer, "JPEG", quality=88)
+    return buffer.getvalue(), ".jpg"
+
+
+def is_json(value: Any) -> bool:
+    return as_json(value) is not None or value is None
+
+
+def as_json(value: Any, fallback: Any = None) -> Any:
+    """The value in JSON's types: mappings, sequences, dataclasses and array scalars included.
+
+    What does not fit becomes `fallback(value)`, or None without a fallback.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): as_json(item, fallback) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(item, fallback) for item in value]
+    if isinstance(value, np.generic):
+        return as_json(value.item(), fallback)
+    return fallback(value) if fallback else None

@@ -1,0 +1,1 @@
+"""TOML tables, keys and values; knows nothing of mmrl."""

@@ -1,0 +1,57 @@
+"""What a table may say: its keys, and numbers where numbers belong."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
+from mmrl.app.toml.tables import KeyPath, Table
+
+NUMBERS = frozenset({int, float})
+
+
+def check_keys(values: Mapping[str, Any], known: Sequence[str], path: KeyPath, table: Table) -> None:
+    """Refuse keys that nothing knows; of several the likeliest slip is named.
+
+    Raises:
+        ValueError: naming place, key and what was probably meant.
+    """
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        slips = unknown if len(unknown) > 1 else []
+        key = min(slips, key=lambda key: min((edits(key, name) for name in known), default=0), default=unknown[0])
+        raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}")
+
+
+def check_slip(values: Mapping[str, Any], wanted: str, path: KeyPath, table: Table) -> None:
+    """Where the word that says what a table is about is missing, refuse the key that was probably meant to be it.
+
+    Raises:
+        ValueError: a key is close to `wanted`, which is missing.
+    """
+    close = [key for key in values if nearest(key, [wanted])] if wanted not in values else []
+    if close:
+        key = min(close, key=lambda key: edits(key, wanted))
+        raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, [wanted])}")
+
+
+def check_scalar(kind: Any, value: str | bool | int, path: KeyPath, table: Table) -> None:
+    """Python takes True for 1 and pydantic takes "3" for 3: neither is what was meant."""
+    allowed = frozenset(leaf_types(kind))
+    if type(value) in allowed or not allowed:
+        return
+    if isinstance(value, str | bool) and allowed <= NUMBERS:
+        raise ValueError(f"{table.at(path)} is {value!r}: input should be a number")
+    if allowed == {bool}:
+        raise ValueError(f"{table.at(path)} is {value!r}: input should be true or false")
+
+
+def leaf_types(kind: Any) -> Iterator[Any]:
+    """int, float, str, ... of a type that is one of them or a union; anything else stands for itself."""
+    if get_origin(kind) is Literal:
+        yield from map(type, get_args(kind))
+    elif get_origin(kind) in (Union, UnionType):
+        for one in get_args(kind):
+            yield from leaf_types(one)
+    elif kind is not NoneType:
+        yield kind

@@ -1,0 +1,235 @@
+"""The processes of a run and every collective of training; one process needs none of them and pays for none."""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.protocols import Accelerator, State
+from mmrl.core.types import Group, Prompt, Rollouts
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A library that owns gradients, clipping and the optimizer's step: DeepSpeed, as mmrl.training.deepspeed drives it."""
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add to the gradients; with the `last` of an update, average them over processes."""
+        ...
+
+    def norm(self, limit: float) -> float:
+        """The gradient's norm before clipping to `limit`; 0 clips nothing."""
+        ...
+
+    def step(self) -> None: ...
+
+    def state(self) -> State:
+        """The optimizer's state as one process would have it; every process must ask."""
+        ...
+
+    def load(self, state: State) -> None: ...
+
+
+class NoTrace:
+    """Stands for the trace of rows that live on another rank: advantages never look at it."""
+
+    def take(self, rows: Tensor, steps: slice) -> "NoTrace":
+        return self
+
+
+class Ranks:
+    """The processes of a run, and what all of them must do equally often, for wrapped modules talk to each other.
+
+    `Ranks(accelerator)` is many, `Ranks()` one, which waits for nobody. All processes must ask what any of them asks.
+    """
+
+    engine: Engine | None = None
+    """Owns the update where a library does; set by whoever builds the optimizer."""
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.accelerator = accelerator
+        self.world: int = accelerator.num_processes if accelerator is not None else 1
+        self.rank: int = accelerator.process_index if accelerator is not None else 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """True where every process holds a part of every weight."""
+        return self.accelerator is not None and is_sharded(self.accelerator)
+
+    def gather(self, x: T) -> list[T]:
+        """One object per rank, in rank order, on every rank."""
+        if self.world == 1:
+            return [x]
+        gathered: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(gathered, x)
+        return gathered
+
+    def sum(self, values: Sequence[float | int]) -> list[float]:
+        """Elementwise over ranks."""
+        return [float(sum(column)) for column in zip(*self.gather(list(values)), strict=True)]
+
+    def most(self, value: int) -> int:
+        """The largest value of any rank."""
+        return max(self.gather(value))
+
+    def forwards(self, count: int) -> int:
+        """How many forwards all ranks make, given how many this one needs. Replicas talk only where there is a gradient."""
+        return self._most_quickly(count) if self.is_sharded or torch.is_grad_enabled() else count
+
+    def anyone(self, flag: bool) -> bool:
+        """True if a loop of forwards must go on, for this rank or for another one with a part of its weights."""
+        return self._most_quickly(int(flag)) > 0 if self.is_sharded else flag
+
+    def passes(self, count: int) -> int:
+        """How often a forward passes the vision part. Replicas wait for a gradient of every weight, so once at least."""
+        return self._most_quickly(count) if self.is_sharded else max(count, int(self.world > 1))
+
+    def _most_quickly(self, value: int) -> int:
+        """`most` by a tensor instead of an object: it is asked at every token."""
+        if self.world == 1 or self.accelerator is None:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
+
+    def share_out(self, items: Sequence[T]) -> list[T]:
+        """This rank's contiguous part of a list that is the same on all ranks."""
+        each, rest = divmod(len(items), self.world)
+        if rest:
+            raise ValueError(
+                f"{len(items)} prompts do not divide over {self.world} processes: "
+                f"set prompts_per_step to a multiple of {self.world}"
+            )
+        return list(items[self.rank * each : (self.rank + 1) * each])
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        """Gradients are averaged over ranks by the wrapper; shares are global, so the loss is multiplied back."""
+        if self.accelerator is None:
+            torch.autograd.backward(loss)
+        elif self.engine is not None:
+            self.engine.backward(loss * self.world, last)
+        else:
+            self.accelerator.backward(loss * self.world)
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+        """Clip and return the norm of the gradient before clipping."""
+        if self.engine is not None:
+            return self.engine.norm(max_norm)
+        limit = max_norm if max_norm > 0 else float("inf")
+        clip = torch.nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
+        norm: Any = clip(list(parameters), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.engine is None:
+            optimizer.step()
+        else:
+            self.engine.step()
+
+    def agree(self, problem: str | None) -> None:
+        """Raise ValueError on all processes when one of them has a problem, so that none waits for it."""
+        found = [text for text in self.gather(problem) if text is not None]
+        if found:
+            raise ValueError(found[0])
+
+    @contextmanager
+    def main_first(self, when: bool = True) -> Generator[None]:
+        """Inside, one process of every node goes first: what it downloads, the others find."""
+        if self.world == 1 or self.accelerator is None or not when:
+            yield
+        else:
+            with self.accelerator.local_main_process_first():
+                yield
+
+    def wait(self) -> None:
+        if self.world > 1 and self.accelerator is not None:
+            self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave together: a rank that ends while another still talks to it kills that one."""
+        if self.world > 1 and self.accelerator is not None:
+            self.wait()
+            self.accelerator.end_training()
+
+    def all_rows(self, rollouts: Rollouts) -> tuple[Rollouts, slice]:
+        """The rows of all ranks without their traces, and where this rank's own rows stand among them."""
+        if self.world == 1:
+            return rollouts, slice(0, len(rollouts))
+        light = replace(rollouts, groups=tuple(map(without_media, rollouts.groups)), trace=NoTrace(), recorded={})
+        parts = self.gather(light)
+        longest = max(part.action_mask.shape[1] for part in parts)
+        start = sum(len(part) for part in parts[: self.rank])
+        node_ids = None
+        if all(part.node_ids is not None for part in parts):
+            node_ids = torch.cat([_widen(part.node_ids, longest) for part in parts if part.node_ids is not None])
+        everyone = Rollouts(
+            groups=tuple(group for part in parts for group in part.groups),
+            group_ids=torch.cat([part.group_ids for part in parts]),
+            sample_ids=torch.cat([part.sample_ids for part in parts]),
+            action_mask=torch.cat([_widen(part.action_mask, longest) for part in parts]),
+            trace=NoTrace(),
+            node_ids=node_ids,
+            weights_version=min(part.weights_version for part in parts),
+        )
+        return everyone, slice(start, start + len(rollouts))
+
+
+def zero_stage(accelerator: Accelerator) -> int:
+    """DeepSpeed's ZeRO stage; 0 without DeepSpeed."""
+    if accelerator.distributed_type.value != "DEEPSPEED":
+        return 0
+    return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    """True where every process holds a part of every weight."""
+    return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
+
+
+def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> State:
+    """The optimizer's state, gathered where it is sharded: the same for any number of processes. All of them must ask."""
+    if engine is not None:
+        return engine.state()
+
+    def whole(x: Any) -> Any:
+        return x.full_tensor().cpu() if hasattr(x, "full_tensor") else x
+
+    state = optimizer.state_dict()
+    moments = {index: {name: whole(x) for name, x in own.items()} for index, own in state["state"].items()}
+    return {**state, "state": moments}
+
+
+def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
+    """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
+    if engine is not None:
+        return engine.load(state)
+    weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    moments = {index: {name: _sharded_as(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": moments})
+
+
+def _sharded_as(weight: Any, x: object) -> object:
+    """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
+    if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)
+
+
+def without_media(group: Group) -> Group:
+    """The same group without pictures, light enough to send."""
+    prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
+    samples = tuple(replace(sample, image=None, video=None) for sample in group.samples)
+    return Group(group.id, prompt, samples)
+
+
+def _widen(x: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, length - x.shape[1]))

@@ -1,0 +1,45 @@
+"""Every reading that parts ask for by name, each defined once.
+
+Those under `old` whose quantity is not a log-probability depend on no weights: a policy answers them from its trace, without a
+forward pass. Latent-shaped ones are (n, t, ...), the others (n, t); all are finite everywhere and right where the action mask is
+True.
+"""
+
+from mmrl.core.types import Reading
+
+LOGPROBS = Reading("logprobs")
+"""log p of every action under the weights that train; the only one with a gradient beside ENTROPY and VELOCITY."""
+OLD_LOGPROBS = Reading("logprobs", "old")
+"""Under the weights that sampled."""
+ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
+"""What was noted while sampling."""
+REF_LOGPROBS = Reading("logprobs", "ref")
+"""Under the reference."""
+EMA_LOGPROBS = Reading("logprobs", "ema")
+"""Under the averaged weights."""
+MASKED_LOGPROBS = Reading("logprobs", "old", "masked")
+"""Under the weights that sampled, with pictures hidden by the view `masked`."""
+ENTROPY = Reading("entropy")
+"""-sum p log p of the distribution that an action was drawn from, in nats."""
+OLD_ENTROPY = Reading("entropy", "old")
+GROUP_DIVERGENCE = Reading("group_divergence", "old")
+"""How much the distributions of a group's rows differ at the same action."""
+ANSWER_MASK = Reading("answer_mask", "old")
+"""1 at the tokens of the final answer, 0 elsewhere."""
+PLACE = Reading("place", "old")
+"""Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
+
+VELOCITY = Reading("velocity")
+"""The model's output (after guidance) at the latent before the step, or at the noised sample of a forward plan."""
+MEAN = Reading("mean")
+"""Mean of the Gaussian that the step's latent was drawn from."""
+SAMPLED_MEAN = Reading("sampled_mean", "old")
+"""The mean as it was while sampling, kept in the trace."""
+STD = Reading("std", "old")
+"""S of the density: the deviation of every step that the plan trains, for every row alike; 0 at steps it never trains."""
+DT = Reading("dt", "old")
+"""sigma - sigma of the next step, > 0."""
+SIGMA = Reading("sigma", "old")
+"""t of the step's latent, or of the noised sample."""
+TARGET_VELOCITY = Reading("target_velocity", "old")
+"""noise - data of the noised sample (forward plans only)."""

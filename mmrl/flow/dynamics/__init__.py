@@ -1,0 +1,43 @@
+"""How a denoising step moves: one frozen part per kind of step, and the word by which a config names it.
+
+A schedule of the user's own may put any part that answers `Stochastic` or `Solver` into its `StepPlan`s.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from mmrl.flow.dynamics.base import Before, Dynamics, Gaussian, Solver, Stochastic
+from mmrl.flow.dynamics.cps import CPS
+from mmrl.flow.dynamics.sde import DanceSDE, FlowSDE, Wan
+from mmrl.flow.dynamics.solvers import DPM2, ODE, SA
+
+__all__ = ["CPS", "DPM2", "ODE", "SA", "Before", "DanceSDE", "Dynamics", "FlowSDE", "Gaussian", "Solver", "Stochastic", "Wan"]
+
+SolverName = Literal["ode", "dpm2", "sa"]
+DynamicsName = Literal["flow_sde", "dance_sde", "wan", "cps", "ode", "dpm2", "sa"]
+DYNAMICS: Mapping[str, Callable[[float], Dynamics]] = {
+    "flow_sde": FlowSDE,
+    "dance_sde": DanceSDE,
+    "wan": lambda level: Wan(),
+    "cps": CPS,
+    "ode": lambda level: ODE(),
+    "dpm2": lambda level: DPM2(),
+    "sa": SA,
+}
+"""A config's word -> the part at a level; wan, ode and dpm2 have none and ignore it."""
+
+
+def dynamics_of(name: DynamicsName, level: float) -> Dynamics:
+    """The part that a config names: eta of flow_sde, dance_sde and cps, tau of sa."""
+    return DYNAMICS[name](level)
+
+
+def name_of(dynamics: Dynamics) -> str:
+    """A config's word for the part; the class name of a part of the user's own."""
+    known = {type(make(0.0)): name for name, make in DYNAMICS.items()}
+    return known.get(type(dynamics), type(dynamics).__name__)
+
+
+def stochastic_names() -> list[str]:
+    """The words of the parts that have a density, sorted."""
+    return sorted(name for name, make in DYNAMICS.items() if isinstance(make(1.0), Stochastic))

@@ -1,0 +1,115 @@
+"""What one step of a rollout is asked: the Gaussian it draws from, or where it goes without one.
+
+Letters: sigma and sigma' are the times before and after the step, dt = sigma' - sigma < 0, s the diffusion coefficient,
+S = s sqrt(-dt) the deviation of the noise. All arithmetic is in float32, or in float64 if the latents are.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.flow.path import like_batch
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """x' = mean + std * noise, for every row."""
+
+    mean: Float[Tensor, "n ..."]
+    std: Float[Tensor, " n"]
+    """S, 0 where the step is deterministic."""
+    normalized: bool = True
+    """False: log_density is -(x' - mean)^2, without variance and constants (CPS, as its authors clip it)."""
+
+    def draw(self, noise: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+        return self.mean + like_batch(self.std, self.mean) * noise.to(self.mean)
+
+    def log_density(self, x_next: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
+        """The log-density of x' per element: the MEAN over all dimensions but the first, never their sum.
+
+        Gradients reach the mean only; x' is detached.
+
+        Raises:
+            ValueError: a step without noise has no density.
+        """
+        gap = (x_next.detach().to(self.mean) - self.mean) ** 2
+        dims = tuple(range(1, gap.ndim))
+        if not self.normalized:
+            return -gap.mean(dims)
+        if bool((self.std == 0).any()):
+            raise ValueError("a step without noise has no log-probability: train stochastic steps only")
+        return -(gap.mean(dims) / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))
+
+
+@runtime_checkable
+class Stochastic(Protocol):
+    """A kind of step that draws from a Gaussian whose density can be evaluated again: the only kind that trains.
+
+    Rows that a schedule leaves alone at such a step take an Euler step.
+    """
+
+    @property
+    def draws_noise(self) -> bool:
+        """False where its level is 0."""
+        ...
+
+    @property
+    def draws_at_end(self) -> bool:
+        """False if nothing is drawn in the last step, into sigma' = 0, so that it cannot train there."""
+        ...
+
+    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """S = s sqrt(-dt) of step `index` of the table `sigmas`."""
+        ...
+
+    def transition(
+        self,
+        x: Float[Tensor, "n ..."],
+        v: Float[Tensor, "n ..."],
+        sigmas: Float[Tensor, " t1"],
+        index: Int[Tensor, " n"],
+    ) -> Gaussian:
+        """The Gaussian of step `index` (one per row) at latent x with velocity v."""
+        ...
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a multistep solver remembers of the step before: the data it predicted, and at which sigma."""
+
+    data: Float[Tensor, "n ..."]
+    sigma: float
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A kind of step without a density, which never trains; it may draw noise all the same."""
+
+    @property
+    def draws_noise(self) -> bool: ...
+
+    def advance(
+        self,
+        x: Float[Tensor, "n ..."],
+        v: Float[Tensor, "n ..."],
+        sigma: float,
+        sigma_next: float,
+        before: Before | None,
+        noise: Callable[[], Tensor],
+    ) -> Float[Tensor, "n ..."]:
+        """The latent at sigma'; `noise` draws one standard normal latent per row, for those that want it."""
+        ...
+
+
+Dynamics = Stochastic | Solver
+"""How a denoising step moves."""
+
+
+def at_least_float32(x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    """The dtype that steps are computed in: float64 stays, everything else becomes float32."""
+    return x if x.dtype == torch.float64 else x.float()

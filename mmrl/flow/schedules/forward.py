@@ -1,0 +1,25 @@
+"""Samples of a solver, noised again by training."""
+
+from dataclasses import dataclass, field
+
+from mmrl.flow.dynamics import SolverName, dynamics_of
+from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.sigmas import Spacing
+from mmrl.flow.times import TimeSampler
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Samples come from a solver without density; training noises them again (DiffusionNFT, AWM)."""
+
+    num_steps: int = 10
+    solver: SolverName = "dpm2"
+    level: float = 0.0
+    """SA-Solver's tau between sigma 0.3 and 0.9."""
+    times: TimeSampler = field(default_factory=TimeSampler)
+    initial_noise: InitialNoise = "sample"
+    spacing: Spacing | None = None
+
+    def at(self, step: int) -> RolloutPlan:
+        steps = (StepPlan(dynamics_of(self.solver, self.level)),) * self.num_steps
+        return RolloutPlan(steps, self.spacing, initial_noise=self.initial_noise, forward=self.times)

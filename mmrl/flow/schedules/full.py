@@ -1,0 +1,55 @@
+"""Every step but the last is noisy."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl.flow.dynamics import DynamicsName, dynamics_of
+from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.sigmas import Spacing
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every step but the last is noisy and trains (Flow-GRPO, arXiv:2505.05470; DanceGRPO, arXiv:2505.07818)."""
+
+    num_steps: int = 10
+    dynamics: DynamicsName = "flow_sde"
+    level: float = 0.7
+    last: Literal["ode", "noisy", "trained"] = "ode"
+    """ode: it returns the predicted data, so no noise is left. noisy: drawn, never trained (Flow-GRPO's code; its noise stays
+    in the picture unless the spacing ends with a tiny step). trained: as every other step."""
+    trained_steps: int | None = None
+    """Train only so many first steps; None: all that may."""
+    trained_per_row: int | None = None
+    """Every sample trains a random choice of so many of them (DanceGRPO)."""
+    initial_noise: InitialNoise = "sample"
+    spacing: Spacing | None = None
+    truncated_timesteps: bool = False
+
+    def __post_init__(self) -> None:
+        most = self.num_steps - (self.last != "trained")
+        for name in ("trained_steps", "trained_per_row"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(
+                    f"Full.{name} is {value}, but {most} of the {self.num_steps} steps may train (last = {self.last!r}): "
+                    f"set schedule.{name} between 1 and {most}, or schedule.num_steps higher"
+                )
+        if most < 1:
+            raise ValueError("Full.num_steps is 1 and its last step does not train, so nothing does: set schedule.num_steps = 10")
+
+    def at(self, step: int) -> RolloutPlan:
+        noisy = self.num_steps - (self.last == "ode")
+        trained = self.num_steps - (self.last != "trained")
+        trained = min(trained, self.trained_steps or trained)
+        steps = tuple(
+            StepPlan(dynamics_of(self.dynamics, self.level), trained=i < trained) if i < noisy else StepPlan()
+            for i in range(self.num_steps)
+        )
+        return RolloutPlan(
+            steps,
+            self.spacing,
+            initial_noise=self.initial_noise,
+            trained_per_row=self.trained_per_row,
+            truncated_timesteps=self.truncated_timesteps,
+        )

@@ -1,0 +1,103 @@
+"""Samples are the leaves of trees."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl.flow.dynamics import DynamicsName, dynamics_of
+from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.sigmas import Spacing
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All steps are noisy; at split steps every latent has `factor` children; samples are the leaves (BranchGRPO).
+
+    arXiv:2509.06040. Prefixes are shared, so 16 leaves of 20 steps cost 203 forwards in place of 320. Split steps are clamped
+    to the last one. With a `window` only its steps and the splits are noisy and train (its mixed mode).
+    """
+
+    num_steps: int = 20
+    split_steps: tuple[int, ...] = (0, 3, 6, 9)
+    factor: int = 2
+    split_noise: float = 4.0
+    """Noise at splits, in units of S."""
+    nominal_density: bool = False
+    """The code evaluates split edges with S, not split_noise S: their log-ratios are then split_noise times as noisy."""
+    dynamics: DynamicsName = "dance_sde"
+    level: float = 0.3
+    last: Literal["ode", "trained"] = "trained"
+    pruned_depths: tuple[int, ...] = ()
+    """Edges that do not train, by the depth of their child (step + 1)."""
+    slide_every: int = 0
+    """Move pruned_depths up by one every so many training steps; 0: never."""
+    stop_depth: int = 9
+    """Sliding ends when the first pruned depth is here."""
+    first_half_only: bool = False
+    """After the last split train only the first half of every chain (the code's width pruning 1)."""
+    window: tuple[int, int] | None = None
+    """(first step, number of steps) outside of which steps are deterministic, splits excepted; None: all are noisy."""
+    window_every: int = 0
+    """Move the window by one step every so many training steps, and back to its first place from the end; 0: never."""
+    initial_noise: InitialNoise = "group"
+    spacing: Spacing | None = None
+    truncated_timesteps: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window is not None and not (self.window[0] >= 0 < self.window[1] <= self.num_steps - self.window[0]):
+            raise ValueError(
+                f"Tree.window is {self.window}: {self.window[1]} steps from step {self.window[0]} on do not fit into "
+                f"{self.num_steps} steps: set schedule.window = [first, count] with first + count <= num_steps"
+            )
+
+    @property
+    def splits(self) -> tuple[int, ...]:
+        return tuple(sorted({min(max(step, 0), self.num_steps - 1) for step in self.split_steps}))
+
+    @property
+    def group_size(self) -> int:
+        """Leaves of one tree."""
+        return self.factor ** len(self.splits)
+
+    def at(self, step: int) -> RolloutPlan:
+        last_split = max(self.splits)
+        half = last_split + 1 + (self.num_steps - last_split - 1) // 2
+        pruned = {depth - 1 for depth in self.pruned_at(step)} | set(range(half, self.num_steps) if self.first_half_only else ())
+        noisy = set(self.splits) | set(self.noisy_at(step))
+        return RolloutPlan(
+            tuple(self._step(i, i not in pruned) if i in noisy else StepPlan() for i in range(self.num_steps)),
+            self.spacing,
+            shape="tree",
+            initial_noise=self.initial_noise,
+            truncated_timesteps=self.truncated_timesteps,
+        )
+
+    def pruned_at(self, step: int) -> list[int]:
+        """The pruned depths at a training step."""
+        if not self.pruned_depths or not self.slide_every:
+            return list(self.pruned_depths)
+        shift = min(step // self.slide_every, max(0, self.pruned_depths[0] - self.stop_depth))
+        return [depth - shift for depth in self.pruned_depths]
+
+    def noisy_at(self, step: int) -> range:
+        """The steps that are noisy at a training step wherever the splits are."""
+        first, count = (0, self.num_steps) if self.window is None else self.window
+        if self.window_every:
+            first += step // self.window_every % (self.num_steps - count - first + 1)
+        return range(first, first + count)
+
+    def _step(self, index: int, trained: bool) -> StepPlan:
+        splits = index in self.splits
+        if index == self.num_steps - 1 and self.last == "ode" and not splits:
+            return StepPlan()
+        return StepPlan(
+            dynamics_of(self.dynamics, self.level),
+            trained,
+            branch=self.factor if splits else 1,
+            noise_scale=self.split_noise if splits else 1.0,
+            nominal_density=splits and self.nominal_density,
+        )
+
+
+def even_splits(rounds: int, num_steps: int) -> tuple[int, ...]:
+    """`rounds` split steps, evenly spread: int(k num_steps / rounds)."""
+    return tuple(k * num_steps // rounds for k in range(rounds))

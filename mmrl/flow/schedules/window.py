@@ -1,0 +1,122 @@
+"""Only a window of steps is noisy."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mmrl.flow.dynamics import DPM2, DynamicsName, dynamics_of
+from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
+from mmrl.flow.sigmas import Spacing
+
+
+@dataclass(frozen=True)
+class Window:
+    """Only a window of steps is noisy and trains, the others are Euler steps (MixGRPO, arXiv:2507.21802; Flow-GRPO-Fast).
+
+    progressive: the window stays `dwell` training steps, then moves by `stride`, and returns to `low` from the end.
+    random: anywhere in [low, high), drawn anew at every training step from (seed, step), the same on all ranks.
+    decay: the dwell falls linearly from decay[0] at step 0 of the path to decay[1] at `high`.
+    exp_decay: dwell exp(-0.1 (position - 13)) from position 13 on.
+    Windows are never empty: the last one ends at `high`.
+    """
+
+    num_steps: int = 25
+    size: int = 4
+    dynamics: DynamicsName = "flow_sde"
+    level: float = 0.7
+    move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
+    dwell: int = 25
+    stride: int = 1
+    """0: the window never moves."""
+    decay: tuple[int, int] = (10, 1)
+    low: int = 0
+    high: int | None = None
+    """One past the last step a window may hold; None: all but the last step. MixGRPO's code: num_steps - 2."""
+    roll_back: bool = True
+    """False: stay at the end."""
+    overrun: bool = False
+    """Let windows run past `high` and shrink there, to nothing at last, as MixGRPO's code does (which then crashes)."""
+    flash: float | None = None
+    """After the window take only this part of the remaining steps, with DPM-Solver++ (MixGRPO-Flash: 0.4, Flash*: 0.2)."""
+    initial_noise: InitialNoise = "sample"
+    share_prefix: bool = False
+    spacing: Spacing | None = None
+    truncated_timesteps: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.low >= 0 and self.low + self.size <= self.end <= self.num_steps and self.size >= 1):
+            raise ValueError(
+                f"Window: {self.size} steps do not fit between low = {self.low} and high = {self.end} of {self.num_steps} steps: "
+                "set schedule.size, low and high so that low + size <= high <= num_steps"
+            )
+
+    @property
+    def end(self) -> int:
+        return self.num_steps - 1 if self.high is None else self.high
+
+    def at(self, step: int) -> RolloutPlan:
+        """Raises ValueError where `overrun` leaves nothing to train."""
+        window = self.window(step)
+        if not window:
+            raise ValueError(
+                f"Window.overrun leaves no step to train at training step {step} (MixGRPO's code crashes): set overrun = false"
+            )
+        last, total = window[-1], self.num_steps
+        steps = steps_where(total, window, StepPlan(dynamics_of(self.dynamics, self.level), trained=True))
+        if self.flash is not None:
+            points = max(2, int((total - last) * self.flash))
+            steps = steps[: last + 1] + (StepPlan(DPM2()),) * (points - 1)
+        return RolloutPlan(
+            steps,
+            self.spacing,
+            initial_noise=self.initial_noise,
+            share_prefix=self.share_prefix,
+            grid_steps=total,
+            respaced_from=None if self.flash is None else last + 1,
+            truncated_timesteps=self.truncated_timesteps,
+        )
+
+    def window(self, step: int) -> list[int]:
+        """Indices of the noisy steps at a training step."""
+        last = self.end - self.size
+        start = random_start([self.seed, step], self.low, last) if self.move == "random" else self._position(step)
+        return list(range(start, min(start + self.size, self.end)))
+
+    def _position(self, step: int) -> int:
+        position, elapsed = self.low, 0
+        while True:
+            elapsed += self._dwell(position)
+            if step < elapsed:
+                return position
+            following = self._following(position)
+            if following == position:
+                return position
+            if following == self.low:
+                step, elapsed = step % elapsed, 0
+            position = following
+
+    def _dwell(self, position: int) -> int:
+        if self.move == "decay":
+            most, least = self.decay
+            return max(least, int(most * (1 - position / self.end) + least * position / self.end))
+        if self.move == "exp_decay":
+            return math.ceil(self.dwell * math.exp(-0.1 * max(0, position - 13)))
+        return self.dwell
+
+    def _following(self, position: int) -> int:
+        last = self.end if self.overrun else self.end - self.size
+        moved = position + self.stride
+        if moved <= last:
+            return moved
+        if not self.overrun and position < last:
+            return last
+        return self.low if self.roll_back else last
+
+
+def random_start(entropy: int | Sequence[int], first: int, last: int) -> int:
+    """A number in [first, last], drawn as MixGRPO draws it; the same for the same entropy."""
+    return int(np.random.default_rng(entropy).integers(first, last + 1))

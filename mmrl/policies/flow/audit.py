@@ -1,0 +1,103 @@
+"""Do the record of an image generator's rollouts, its plan and its pictures fit each other?"""
+
+import torch
+from torch import Tensor
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts, Sample
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.trace import FlowTrace
+
+
+def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
+    """Check noise under every ratio, times of the plan, sizes of latents and pictures, and embeddings of the row's own prompt.
+
+    Raises:
+        ValueError: naming prompt and sample.
+    """
+    trace = rollouts.trace
+    assert isinstance(trace, FlowTrace)
+    check_latents(policy, trace)
+    refuse_deterministic(rollouts, trace)
+    for row, (group, sample) in enumerate(rollouts.samples()):
+        place = name_of(rollouts, row)
+        try:
+            check_row(rollouts, trace, row)
+            check_picture(policy, sample)
+            check_condition(policy, trace, row, group.prompt.text)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+
+
+def name_of(rollouts: Rollouts, row: int) -> str:
+    """The row by its prompt, sample and group."""
+    group_id = int(rollouts.group_ids[row])
+    group = next(group for group in rollouts.groups if group.id == group_id)
+    return f"prompt {group.prompt.id!r}, sample {int(rollouts.sample_ids[row])} of group {group_id}"
+
+
+def noiseless_actions(rollouts: Rollouts, trace: FlowTrace) -> list[tuple[int, int]]:
+    """(row, action) where a ratio would be taken of a step that draws nothing."""
+    if not trace.has_densities:
+        return []
+    deviations = torch.zeros(trace.steps.shape)
+    for i, sigma_plan in enumerate(trace.sigma_plans):
+        own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
+        deviations[own] = sigma_plan.deviations[trace.steps[own]]
+    return [(int(row), int(action)) for row, action in (rollouts.action_mask & ~(deviations > 0)).nonzero()]
+
+
+def refuse_deterministic(rollouts: Rollouts, trace: FlowTrace) -> None:
+    """Raise ValueError, naming the row, where a ratio would be taken of a step that draws nothing."""
+    found = noiseless_actions(rollouts, trace)
+    if found:
+        row, action = found[0]
+        raise ValueError(
+            f"{name_of(rollouts, row)}: deterministic step under a ratio: step {int(trace.steps[row, action]) + 1} draws no "
+            f"noise (its deviation is 0) but may train, as {len(found)} actions may: give it noise, or do not train it"
+        )
+
+
+def check_latents(policy: FlowHost, trace: FlowTrace) -> None:
+    """Raise ValueError unless latents have the size that the pictures need."""
+    wanted = policy.family.pack(torch.zeros(1, *policy.family.latent_shape)).shape[1:]
+    if trace.latents.shape[1:] != wanted:
+        raise ValueError(
+            f"latents are {tuple(trace.latents.shape[1:])}, but pictures of {policy.config.width} x {policy.config.height} "
+            f"pixels need {tuple(wanted)}"
+        )
+
+
+def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
+    """Raise ValueError unless times, latents and noted log-probabilities of the row are in order."""
+    actions = (rollouts.action_mask[row] & (trace.steps[row] >= 0)).nonzero()[:, 0]
+    if len(actions) < int(rollouts.action_mask[row].sum()):
+        raise ValueError("its action mask is True where it took no step: masks must not be shifted")
+    touched = torch.cat([trace.before[row, actions], trace.after[row, actions]])
+    if not bool(trace.latents[touched].isfinite().all()):
+        raise ValueError("its latents are not finite: look for weights that diverged, or set policy.dtype = 'float32'")
+    noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
+    if noted is not None and not bool(noted[row, actions].isfinite().all()):
+        raise ValueError("its noted log-probabilities are not finite, although every one of its actions was sampled")
+    sigma_plan = trace.sigma_plans[int(trace.course_index[row])]
+    if trace.is_forward:
+        return
+    for name, scheduled in (("sigma", sigma_plan.sigmas[:-1]), ("timesteps", sigma_plan.timesteps)):
+        mine: Tensor = getattr(trace, name)[row, actions]
+        if not torch.equal(mine, scheduled[trace.steps[row, actions]]):
+            raise ValueError(f"its {name} are not those of its schedule: the network would be told wrong times")
+
+
+def check_picture(policy: FlowHost, sample: Sample) -> None:
+    """Raise ValueError unless the picture has the promised size."""
+    size = (policy.config.width, policy.config.height)
+    if sample.image is None or sample.image.size != size:
+        found = "missing" if sample.image is None else f"{sample.image.size[0]} x {sample.image.size[1]} pixels"
+        raise ValueError(f"its picture is {found}, not {size[0]} x {size[1]} pixels")
+
+
+def check_condition(policy: FlowHost, trace: FlowTrace, row: int, text: str) -> None:
+    """Raise ValueError unless the row was sampled with the embeddings that the encoder remembers of its prompt."""
+    known, used = policy.encoder.known.get(text), trace.conditions[int(trace.prompt_index[row])]
+    if known is not None and not (known.keys() == used.keys() and all(torch.equal(known[name], used[name]) for name in known)):
+        raise ValueError("the embeddings it is trained with are not those of its prompt: look for mixed-up rows")

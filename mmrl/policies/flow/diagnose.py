@@ -1,0 +1,203 @@
+"""Why an image generator may evaluate other log-probabilities than it noted while sampling: one controlled reading per reason."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.core.protocols import Hypothesis
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts
+from mmrl.flow.sigmas import timesteps, truncated_timesteps
+from mmrl.policies.flow.audit import audit_rollouts
+from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.shared.interventions import (
+    RANDOM,
+    distance,
+    dropout_layers,
+    holding,
+    in_precision,
+    nearest_reading,
+    without_dropout,
+)
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+
+TRIES = 4
+"""Other prompts whose embeddings are used instead of a row's own."""
+MOST_GUIDANCE = 100.0
+DROPOUT, PRECISION = "dropout or training mode", "precision (dtype or autocast)"
+GUIDANCE, WEIGHTS, SHIFT = "guidance differs between sampling and training", "EMA or adapter state", "mask shift"
+PROMPT, POSITIONS, BATCH = "wrong prompt embeddings", "wrong times", "batch-size dependence"
+REPEAT = "reading is not repeatable"
+
+
+@dataclass(frozen=True)
+class FlowDiagnostics:
+    """Looks closer at rollouts of a FlowPolicy."""
+
+    policy: FlowHost
+
+    def audit(self, rollouts: Rollouts) -> None:
+        """Raises ValueError, naming prompt and sample, where record, plan and pictures do not fit together."""
+        audit_rollouts(self.policy, rollouts)
+
+    def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
+        trace = rollouts.trace
+        assert isinstance(trace, FlowTrace)
+        again = Again(self.policy, rollouts, trace)
+        yield from model_hypotheses(again)
+        yield from guidance_hypotheses(again)
+        yield from row_hypotheses(again)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Evaluates transitions again with one thing changed."""
+
+    policy: FlowHost
+    rollouts: Rollouts
+    trace: FlowTrace
+
+    @property
+    def mask(self) -> Bool[Tensor, "n t"]:
+        return self.rollouts.action_mask
+
+    def __call__(self, trace: FlowTrace | None = None, mask: Tensor | None = None, model: str = "policy") -> Float[Tensor, "n t"]:
+        """Log-probabilities as the policy reads them."""
+        return self.policy.logprobs(trace or self.trace, self.mask if mask is None else mask, model)
+
+    def under(self, change: AbstractContextManager[object]) -> Float[Tensor, "n t"]:
+        """Log-probabilities read while something is changed."""
+        with change:
+            return self()
+
+    def with_guidance(self, guidance: float) -> Float[Tensor, "n t"]:
+        """Log-probabilities with another guidance."""
+        return self.under(holding(self.policy.net, "guidance", guidance))
+
+    def with_best_guidance(self) -> Float[Tensor, "n t"]:
+        """Log-probabilities with the guidance that fits the record best: they are quadratic in it, as velocities are linear."""
+        noted, mask = self.rollouts.recorded[ROLLOUT_LOGPROBS].double(), self.mask
+        one, two, three = (self.with_guidance(float(g)).double()[mask] for g in (2, 3, 4))
+        a = (three - 2 * two + one) / 2
+        b = two - one - 5 * a
+        c = one - 4 * a - 2 * b - noted[mask]
+        at = int(a.abs().argmax())
+        root = (b[at] ** 2 - 4 * a[at] * c[at]).clamp(min=0).sqrt()
+        found = [float((-b[at] + sign * root) / (2 * a[at])) for sign in (1, -1)] if bool(a[at]) else []
+        usable = [round(g, 2) for g in found if 1 <= g <= MOST_GUIDANCE] or [1.0]
+        return self.with_guidance(min(usable, key=lambda g: float((a * g * g + b * g + c).abs().max())))
+
+    def noise_between_readings(self, change: AbstractContextManager[object]) -> float:
+        """How far two readings are apart, over how far they are from what was noted."""
+        with change:
+            one, two = self(), self()
+        return distance(one, two, self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
+
+    def one_by_one(self) -> Float[Tensor, "n t"]:
+        """Log-probabilities read one latent at a time."""
+        change = holding(self.policy, "config", replace(self.policy.config, forward_rows=1))
+        return self.under(change)
+
+
+def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
+    """Reasons within the model: repetition, dropout, precision, batches, weights."""
+    policy, net = again.policy, again.policy.net
+    remedy = "Look for code around policy.read that changes what it is asked or answers"
+    yield Hypothesis(REPEAT, "with nothing changed", remedy, again, control=True)
+    yield Hypothesis(
+        DROPOUT,
+        "in evaluation mode and with every dropout off",
+        "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling and reading",
+        lambda: again.under(without_dropout(net)),
+    )
+    moves, still = again.noise_between_readings(nullcontext()), again.noise_between_readings(without_dropout(net))
+    if moves > RANDOM and still <= RANDOM:
+        what = "two readings of the same rows differ; with every dropout off they do not"
+        yield Hypothesis(
+            DROPOUT, what, "Set every dropout to 0 and keep the transformer in evaluation mode while sampling and reading"
+        )
+    for name in ("float32", "bfloat16", "float16"):
+        change = f"in {name}" + (" without autocast" if name == "float32" else " autocast")
+        remedy = "Sample and train with the same policy.dtype, autocast and TF32 settings"
+        yield Hypothesis(PRECISION, change, remedy, lambda name=name: again.under(in_precision(net, name)), shrinks=3.0)
+    remedy = "Remove what mixes rows (batch statistics), use float32, or set policy.equal_forwards = true"
+    for change, read in (("one latent at a time", again.one_by_one), ("all together", again)):
+        yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
+    remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
+    for name in sorted(policy.weights.shadows):
+        yield Hypothesis(WEIGHTS, f"under the {name} weights", remedy, partial(again, model=name))
+    for on in (False, True):
+        change = f"with the adapter switched {'on' if on else 'off'}"
+        yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(switch_adapters(adapter_layers(net.modules()), on)))
+
+
+def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
+    """Reasons in the rows: columns, prompts and times that were mixed up."""
+    trace = again.trace
+    for by in (1, -1):
+        remedy = "Look for code that cuts, pads or rolls masks, steps or recorded log-probabilities"
+        yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(read_shifted, again, by))
+    remedy = "Embeddings must belong to the row's prompt: look for code that permutes, caches or indexes them"
+    yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again(replace(trace, conditions=encode_again(again))))
+    offsets = [
+        partial(again, replace(trace, prompt_index=(trace.prompt_index + i) % len(trace.conditions))) for i in range(TRIES)
+    ]
+    change = "with the embeddings of other prompts of the step"
+    yield Hypothesis(
+        PROMPT, change, remedy, lambda: nearest_reading(offsets, again.rollouts.recorded[ROLLOUT_LOGPROBS], again.mask)
+    )
+    remedy = "The network must be told the times of the schedule: look for code that rounds, scales or shifts timesteps"
+    for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
+        timed = replace(trace, timesteps=times_by(trace, rule))
+        yield Hypothesis(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, timed))
+    dropping = dropout_layers(again.policy.net)
+    if dropping:
+        what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
+        yield Hypothesis(DROPOUT, what, "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling")
+
+
+def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
+    """Log-probabilities with every value `by` columns later; NaN where none came from."""
+    sigma_plans = [sigma_plan.deviations > 0 for sigma_plan in again.trace.sigma_plans]
+    pairs = zip(again.trace.course_index.tolist(), again.trace.steps, strict=True)
+    known = torch.stack([sigma_plans[i][steps] & (steps >= 0) for i, steps in pairs])
+    values = again(mask=known).masked_fill(~known, torch.nan).roll(by, 1)
+    values[:, 0 if by > 0 else -1] = torch.nan
+    return values
+
+
+def encode_again(again: Again) -> tuple[Condition, ...]:
+    """Embeddings: those of the rows' prompts computed again, the others as they are."""
+    policy, conditions = again.policy, list(again.trace.conditions)
+    for place, (group, _) in zip(again.trace.prompt_index.tolist(), again.rollouts.samples(), strict=True):
+        conditions[place] = policy.family.encode(group.prompt.text, policy.net.device)
+    return tuple(conditions)
+
+
+def times_by(trace: FlowTrace, rule: Callable[[Tensor], Tensor]) -> Float[Tensor, "n t"]:
+    """The times that the network would be given if `rule` made them of the plans' sigmas."""
+    out = trace.timesteps.clone()
+    for i, sigma_plan in enumerate(trace.sigma_plans):
+        own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
+        out[own] = rule(sigma_plan.sigmas).float()[trace.steps[own]]
+    return out
+
+
+def guidance_hypotheses(again: Again) -> Iterator[Hypothesis]:
+    """Another guidance while sampling than while training."""
+    policy, net = again.policy, again.policy.net
+    remedy = f"Training uses guidance {net.guidance:g}: sample with the same, policy.guidance belongs to both"
+    planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
+    known = {1.0, policy.family.usual_guidance, policy.config.guidance or math.nan, *planned}
+    for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
+        yield Hypothesis(GUIDANCE, f"with guidance {guidance:g}", remedy, partial(again.with_guidance, guidance))
+    if not policy.family.embeds_guidance:
+        yield Hypothesis(GUIDANCE, "with the guidance that fits the record best", remedy, again.with_best_guidance)

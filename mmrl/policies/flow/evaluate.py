@@ -1,0 +1,97 @@
+"""Quantities of recorded transitions, from the trace alone or from velocities evaluated again."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.flow.integrate import gaussian_of
+from mmrl.policies.flow.trace import FlowTrace
+
+FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
+"""Need the network."""
+QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "dt", "sigma", "target_velocity"}
+OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "dt"})
+"""Exist at noisy steps only."""
+
+
+def check_quantity(trace: FlowTrace, quantity: str) -> None:
+    """Raise ValueError where a schedule has nothing that this quantity could mean."""
+    if quantity in OF_DENSITIES and not trace.has_densities:
+        raise ValueError(
+            f"the objective reads {quantity!r}, but the schedule has no noisy step that trains, so there is no density: "
+            "use a schedule with noise (Full, Window, Tree, Branching), or an objective on velocities with schedule Forward"
+        )
+    if quantity == "target_velocity" and not trace.is_forward:
+        raise ValueError(
+            "the objective reads 'target_velocity', which only noised copies of samples have: use the schedule Forward"
+        )
+
+
+def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
+    """std, dt or sigma of every action; 0 where a row has none."""
+    if quantity == "sigma":
+        return trace.sigma
+    out = torch.zeros(trace.steps.shape)
+    for i, sigma_plan in enumerate(trace.sigma_plans):
+        values = sigma_plan.deviations if quantity == "std" else sigma_plan.sigmas[:-1] - sigma_plan.sigmas[1:]
+        own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
+        out[own] = values[trace.steps[own]]
+    return out
+
+
+def read_trace(
+    trace: FlowTrace,
+    quantities: Iterable[str],
+    mask: Bool[Tensor, "n t"],
+    velocities: Callable[[Int[Tensor, " m"], Int[Tensor, " m"]], Float[Tensor, "m ..."]],
+) -> dict[str, Tensor]:
+    """(n, t) or (n, t, ...); 0 where mask is False, but of the schedule everywhere. `velocities` answers for (rows, actions)."""
+    asked = set(quantities)
+    rows, columns = mask.nonzero(as_tuple=True)
+    needs_network = bool(asked & FROM_VELOCITY)
+    if needs_network and len(rows) == 0 and len(mask) and torch.is_grad_enabled():
+        # A backward must find a graph, and wrappers for many processes a forward, also where nothing trains.
+        rows = columns = torch.zeros(1, dtype=torch.long)
+    flat: dict[str, Tensor] = {}
+    if needs_network:
+        flat["velocity"] = velocities(rows, columns)
+        if asked & {"logprobs", "mean"}:
+            flat |= densities(trace, rows, columns, flat["velocity"])
+    if "sampled_mean" in asked:
+        flat["sampled_mean"] = trace.latents[trace.means[rows, columns]]
+    if "target_velocity" in asked:
+        flat["target_velocity"] = trace.targets(rows, columns)
+    return {name: scatter(flat[name], rows, columns, mask) if name in flat else of_the_schedule(trace, name) for name in asked}
+
+
+def densities(
+    trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"], v: Float[Tensor, "m ..."]
+) -> dict[str, Tensor]:
+    """Mean and log-probability of transitions with these velocities."""
+    if len(rows) == 0:
+        return {"mean": v, "logprobs": v.flatten(1).sum(1)}
+    x = trace.inputs(rows, columns)
+    x_next = trace.latents[trace.after[rows, columns]]
+    sigma_plans, steps = trace.course_index[rows], trace.steps[rows, columns]
+    means, logprobs = torch.zeros_like(x), torch.zeros(len(x))
+    for i in sigma_plans.unique().tolist():
+        sigma_plan, here = trace.sigma_plans[i], (sigma_plans == i).nonzero()[:, 0]
+        # Steps of one kind are evaluated together, wherever on the sigma_plan they are.
+        kinds = torch.tensor([sigma_plan.plan.steps.index(step) for step in sigma_plan.plan.steps])[steps[here]]
+        for kind in kinds.unique().tolist():
+            own, step = here[kinds == kind], sigma_plan.plan.steps[kind]
+            gaussian = gaussian_of(step, x[own], v[own], sigma_plan.sigmas, steps[own])
+            means = means.index_copy(0, own, gaussian.mean)
+            if step.trained:
+                logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))
+    return {"mean": means, "logprobs": logprobs}
+
+
+def scatter(
+    values: Float[Tensor, "m ..."], rows: Int[Tensor, " m"], columns: Int[Tensor, " m"], mask: Bool[Tensor, "n t"]
+) -> Tensor:
+    """Values where the mask is True, 0 elsewhere."""
+    out = torch.zeros(*mask.shape, *values.shape[1:]).index_put((rows, columns), values)
+    return torch.where(mask.view(*mask.shape, *[1] * (values.ndim - 1)), out, 0.0)

@@ -1,0 +1,119 @@
+"""The questions that flow-matching pipelines answer differently, with the answers most of them share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
+
+Condition = Mapping[str, Tensor]
+"""The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
+ATTENTION = tuple(
+    f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+)
+"""The linear layers of attention over text and image together, as diffusers names them."""
+
+
+@dataclass(frozen=True)
+class FlowFamily:
+    """One kind of pipeline. Latents here are (n, c, h, w); what the transformer takes may be packed.
+
+    Raises:
+        ValueError: a picture size that the model cannot draw.
+    """
+
+    pipeline: Any
+    height: int
+    width: int
+    prompt_tokens: int
+    """Tokens that the long text encoder takes."""
+    usual_guidance: ClassVar[float]
+    usual_prompt_tokens: ClassVar[int]
+    lora_targets: ClassVar[tuple[str, ...]]
+    empty_prompt: ClassVar[str] = ""
+    """The text that stands for no prompt in guidance."""
+    dead_ends: ClassVar[tuple[str, ...]] = ()
+    """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
+    keep_norm: ClassVar[bool] = False
+    """Guided velocities keep the norm of the conditional one."""
+
+    def __post_init__(self) -> None:
+        step = self.scale * self.patch
+        for name in ("height", "width"):
+            if getattr(self, name) % step:
+                raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws multiples of {step} pixels")
+
+    @property
+    def config(self) -> Any:
+        """The transformer's."""
+        return self.pipeline.transformer.config
+
+    @property
+    def scale(self) -> int:
+        """Pixels per latent along one side."""
+        return self.pipeline.vae_scale_factor
+
+    @property
+    def patch(self) -> int:
+        """Latents per token along one side."""
+        return 2
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        return (self.config.in_channels // 4, self.height // self.scale, self.width // self.scale)
+
+    @property
+    def image_tokens(self) -> int:
+        _, height, width = self.latent_shape
+        return (height // self.patch) * (width // self.patch)
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """Does the transformer take the guidance as an input, so that one forward is enough?"""
+        return False
+
+    def spacing(self) -> Spacing:
+        """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
+        scheduler = self.pipeline.scheduler.config
+        return spacing_of(scheduler) if scheduler.use_dynamic_shifting else LinearShift(scheduler.shift)
+
+    def pack(self, latents: Float[Tensor, "n c h w"]) -> Tensor:
+        """Latents in the form that the transformer takes: a token for every 2 x 2 of them."""
+        n, c, h, w = latents.shape
+        return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n c h w"]:
+        c, h, w = self.latent_shape
+        return x.view(-1, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        """The embeddings of one prompt, on the CPU."""
+        raise NotImplementedError
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """Tokens of a prompt, and how many of them the model sees."""
+        raise NotImplementedError
+
+    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
+        """One batch; `full` pads prompts of different length to `prompt_tokens`."""
+        return {name: torch.stack([condition[name] for condition in conditions]) for name in conditions[0]}
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
+        raise NotImplementedError
+
+    def decode(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 y x"]:
+        """Pixels, mostly in [-1, 1]."""
+        vae = self.pipeline.vae
+        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        return vae.decode(latents, return_dict=False)[0]
+
+
+def token_count(tokenizer: Any, text: str) -> int:
+    return len(tokenizer(text).input_ids)

@@ -1,0 +1,53 @@
+"""FLUX.1: T5 tokens and CLIP's summary, packed latents, and (dev) the guidance as an input of the transformer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+
+FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+
+
+@dataclass(frozen=True)
+class Flux(FlowFamily):
+    """Guidance 3.5, embedded in dev. Models without that input (schnell) are guided by a second pass, if at all."""
+
+    usual_guidance = 3.5
+    usual_prompt_tokens = 512
+    lora_targets = ATTENTION + FEED_FORWARD
+
+    @property
+    def embeds_guidance(self) -> bool:
+        return self.config.guidance_embeds
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, pooled, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
+        return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        return token_count(self.pipeline.tokenizer_2, text), self.prompt_tokens
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        return transformer(
+            hidden_states=x,
+            timestep=timesteps / 1000,
+            guidance=x.new_full((len(x),), guidance) if self.embeds_guidance else None,
+            encoder_hidden_states=prompts["embeds"],
+            pooled_projections=prompts["pooled"],
+            txt_ids=x.new_zeros(prompts["embeds"].shape[1], 3),
+            img_ids=self._places(x),
+            return_dict=False,
+        )[0]
+
+    def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
+        """Row and column of every token; the first number is 0 in text-to-image."""
+        _, h, w = self.latent_shape
+        rows, columns = torch.arange(h // 2).to(x), torch.arange(w // 2).to(x)
+        grid = torch.cartesian_prod(rows, columns).view(-1, 2)
+        return torch.cat([grid.new_zeros(len(grid), 1), grid], 1)

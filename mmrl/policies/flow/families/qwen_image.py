@@ -1,0 +1,62 @@
+"""Qwen-Image: a vision-language model as text encoder, prompts of different length, guidance that keeps the norm."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+
+FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+
+
+@dataclass(frozen=True)
+class QwenImage(FlowFamily):
+    """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
+
+    usual_guidance = 4.0
+    usual_prompt_tokens = 512
+    lora_targets = ATTENTION + FEED_FORWARD
+    dead_ends = ("attn.to_add_out", "txt_mlp")
+    empty_prompt = " "
+    keep_norm = True
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
+        return {"embeds": embeds[0].cpu()}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """With the end of the template around the prompt, which counts too."""
+        whole = token_count(self.pipeline.tokenizer, self.pipeline.prompt_template_encode.format(text))
+        return whole - self.pipeline.prompt_template_encode_start_idx, self.prompt_tokens
+
+    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
+        """Padded at the end, with a mask that is True at tokens."""
+        embeds = [condition["embeds"] for condition in conditions]
+        lengths = torch.tensor([len(one) for one in embeds])
+        padded = pad_sequence(embeds, batch_first=True)
+        if full:
+            padded = torch.nn.functional.pad(padded, (0, 0, 0, self.prompt_tokens - padded.shape[1]))
+        return {"embeds": padded, "mask": torch.arange(padded.shape[1]) < lengths[:, None]}
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        _, h, w = self.latent_shape
+        return transformer(
+            hidden_states=x,
+            timestep=timesteps / 1000,
+            encoder_hidden_states=prompts["embeds"],
+            encoder_hidden_states_mask=None if bool(prompts["mask"].all()) else prompts["mask"],
+            img_shapes=[[(1, h // 2, w // 2)]] * len(x),
+            return_dict=False,
+        )[0]
+
+    def decode(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 y x"]:
+        """The autoencoder is a video's; images have one frame."""
+        vae = self.pipeline.vae
+        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+        return vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]

@@ -1,0 +1,73 @@
+"""Stable Diffusion 3 and 3.5: two CLIP encoders, perhaps T5, and latents that the transformer cuts into patches itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.flow.sigmas import Spacing, spacing_of
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+
+
+@dataclass(frozen=True)
+class StableDiffusion3(FlowFamily):
+    """arXiv:2403.03206. Guidance 4.5 as in Flow-GRPO. Not supported: skipping layers for guidance, image prompts."""
+
+    usual_guidance = 4.5
+    usual_prompt_tokens = 256
+    lora_targets = ATTENTION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.config.pos_embed_max_size * self.patch * self.scale
+        for name in ("height", "width"):
+            if getattr(self, name) > most:
+                raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws at most {most} pixels a side")
+
+    @property
+    def patch(self) -> int:
+        return self.config.patch_size
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
+
+    def spacing(self) -> Spacing:
+        """Raises ValueError for a scheduler that shifts by picture size: the pipeline then uses a grid of its own."""
+        scheduler = self.pipeline.scheduler.config
+        if scheduler.use_dynamic_shifting:
+            raise ValueError(
+                "this Stable Diffusion 3 spaces its steps by picture size, which is not known here: set schedule.spacing"
+            )
+        return spacing_of(scheduler)
+
+    def pack(self, latents: Float[Tensor, "n c h w"]) -> Tensor:
+        return latents
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n c h w"]:
+        return x
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _, pooled, _ = self.pipeline.encode_prompt(
+            text, None, None, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
+        )
+        return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """T5's, or CLIP's where there is none."""
+        if self.pipeline.text_encoder_3 is not None:
+            return token_count(self.pipeline.tokenizer_3, text), self.prompt_tokens
+        return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer_max_length
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        return transformer(
+            hidden_states=x,
+            timestep=timesteps,
+            encoder_hidden_states=prompts["embeds"],
+            pooled_projections=prompts["pooled"],
+            return_dict=False,
+        )[0]

@@ -1,0 +1,54 @@
+"""One forward of the network, on latents that fit into it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.shared.sharding import reshard
+
+
+@runtime_checkable
+class Forward(Protocol):
+    """Velocities of at most `forward_rows` latents: by the policy's network, or by a dry run."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        """On the CPU; with a gradient where gradients are on."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalForward:
+    """The network that trains: its wrapped module, or without a gradient the module itself."""
+
+    host: FlowHost
+
+    def __call__(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        host, grad, count = self.host, torch.is_grad_enabled(), len(x)
+        device = host.net.device
+        rows = torch.arange(host.config.forward_rows if host.config.equal_forwards else count).clamp(max=count - 1)
+        empty = host.encoder.empty(device) if host.net.passes(guidance) == 2 else None
+        module = host.module if grad else host.net
+        v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty, guidance)
+        if not grad and host.ranks.is_sharded:
+            reshard(host.net)
+        return v[:count].cpu()

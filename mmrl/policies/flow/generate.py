@@ -1,0 +1,179 @@
+"""Sampling images: noise is integrated along a plan, under the weights as they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
+from mmrl.flow.integrate import Trajectory, integrate
+from mmrl.flow.layout import Layout, SeededNoise, lay_out
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
+from mmrl.policies.shared.weights import Weights
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Draws images: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    @property
+    def exact(self) -> bool:
+        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
+        ...
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Take over the live weights, which have had `version` updates, before the next `write`.
+
+        The policy calls it before it samples for the first time, and again once the weights have moved. Every process calls
+        it, equally often.
+        """
+        ...
+
+    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
+        """All samples of requests, under the weights that are swapped in (`weights.active`).
+
+        Raises:
+            ValueError: a group size that does not fill the plan's trees, or latents that are no longer finite.
+        """
+        ...
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """Finished latents -> PIL images."""
+
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]: ...
+
+
+@dataclass(frozen=True)
+class LocalGenerator:
+    """Draws with the network that trains, so its log-probabilities are exact and its weights never late."""
+
+    host: FlowHost
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Nothing has to be taken over."""
+
+    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
+        host, plan, counts = self.host, sigma_plan.plan, tuple(request.count for request in requests)
+        seeds = tuple(request.seed for request in requests)
+        layout = lay_out(plan, counts, seeds)
+        noise = SeededNoise(plan, counts, seeds, host.family.latent_shape)
+        conditions = host.encoder([request.prompt.text for request in requests], host.net.device)
+        prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
+
+        def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
+            v = host.velocities(x, sigma_plan.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
+            refuse_nan(v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
+            return v
+
+        trajectory = integrate(
+            plan, sigma_plan.sigmas, layout, velocity, lambda column, rows: host.family.pack(noise(column, rows))
+        )
+        keys = [(request.seed, i) for request in requests for i in range(request.count)]
+        if plan.forward is not None:
+            trace = trace_of_noised(trajectory.samples, keys, sigma_plan, conditions, prompts)
+        else:
+            trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
+        images = host.decode(trajectory.samples)
+        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates)
+
+
+@dataclass(frozen=True)
+class LocalDecoder:
+    """Decodes with the pipeline's autoencoder, `decode_rows` at a time."""
+
+    host: FlowHost
+
+    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+        """PIL images; raises ValueError where pixels are not finite."""
+        family, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
+        for chunk in latents.split(self.host.config.decode_rows):
+            pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
+            if not bool(pixels.isfinite().all()):
+                raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
+            out += self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+        return out
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The samples of some requests."""
+
+    requests: Sequence[Request]
+    keys: Sequence[tuple[int, int]]
+    """(seed, sample) of every row."""
+    trajectory: Trajectory
+    trace: FlowTrace
+    images: Sequence[object]
+
+    weights_version: int = 0
+    """How many updates the weights had that drew them."""
+
+    @property
+    def action_mask(self) -> Bool[Tensor, "n t"]:
+        layout = self.trajectory.layout
+        return torch.ones_like(self.trace.steps, dtype=torch.bool) if self.trace.is_forward else layout.trained
+
+
+def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollouts:
+    """The groups of all requests in their order, and the rows of everything sampled.
+
+    Raises:
+        ValueError: requests for two prompts name one group.
+    """
+    samples: dict[int, list[Sample]] = {request.group_id: [] for request in requests}
+    prompts: dict[int, Prompt] = {}
+    for request in requests:
+        if prompts.setdefault(request.group_id, request.prompt).id != request.prompt.id:
+            raise ValueError(f"group {request.group_id} holds prompts {prompts[request.group_id].id!r} and {request.prompt.id!r}")
+    group_ids: list[int] = []
+    sample_ids: list[int] = []
+    for part in sampled:
+        owners = [request for request in part.requests for _ in range(request.count)]
+        for request, image in zip(owners, part.images, strict=True):
+            group_ids.append(request.group_id)
+            sample_ids.append(len(samples[request.group_id]))
+            samples[request.group_id].append(Sample(image=image))
+    layouts = [part.trajectory.layout for part in sampled]
+    nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
+    trace = join([part.trace for part in sampled])
+    recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
+    return Rollouts(
+        groups=tuple(Group(id, prompts[id], tuple(own)) for id, own in samples.items()),
+        group_ids=torch.tensor(group_ids),
+        sample_ids=torch.tensor(sample_ids),
+        action_mask=torch.cat([part.action_mask for part in sampled]),
+        trace=trace,
+        recorded=recorded,
+        node_ids=torch.cat(nodes) if has_shared_steps(layouts) else None,
+        weights_version=min(part.weights_version for part in sampled),
+    )
+
+
+def has_shared_steps(layouts: Sequence[Layout]) -> bool:
+    """Is there a step that several rows took together?"""
+    return any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
+
+
+def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n t"]:
+    """Names of the steps, made of seed and sample of the first row that took each: no two rollouts share one."""
+    names = torch.tensor([((seed % 2**42) << 20) + sample for seed, sample in keys])
+    return names[layout.node_ids]
+
+
+def refuse_nan(v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError, naming the prompt, for velocities that are not finite."""
+    bad = (~v.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
+    if bad:
+        raise ValueError(
+            f"the velocity of prompt {prompts[bad[0]].id!r} is not finite at step {step + 1} of {num_steps}, "
+            f"as for {len(bad)} of {len(v)} latents: look for weights that diverged (lower optimizer.lr), "
+            "or set policy.dtype = 'float32'"
+        )

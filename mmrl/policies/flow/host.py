@@ -1,0 +1,67 @@
+"""An image generator as the parts it is built of see it."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmrl.core.ranks import Ranks
+from mmrl.policies.flow.encode import Encoder
+from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.flow.net import FlowNet
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.shared.weights import Weights
+
+
+@runtime_checkable
+class FlowHost(Protocol):
+    """The questions that generators, forwards, audits and diagnostics may ask of a flow policy."""
+
+    @property
+    def config(self) -> FlowPolicyConfig: ...
+    @property
+    def family(self) -> FlowFamily: ...
+
+    @property
+    def pipeline(self) -> Any:
+        """The model's own, of diffusers."""
+        ...
+
+    @property
+    def net(self) -> FlowNet: ...
+
+    @property
+    def module(self) -> nn.Module:
+        """The network as it is wrapped for many processes."""
+        ...
+
+    @property
+    def encoder(self) -> Encoder: ...
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """The other processes."""
+        ...
+
+    def velocities(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        """The guided velocities at latents whose prompts are conditions[index]."""
+        ...
+
+    def logprobs(self, trace: FlowTrace, mask: Tensor, model: str = "policy") -> Float[Tensor, "n t"]:
+        """Log-probabilities of the recorded transitions under some weights, without gradient."""
+        ...
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+        """Finished latents as PIL images."""
+        ...

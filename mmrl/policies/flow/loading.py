@@ -1,0 +1,146 @@
+"""From a folder or hub name to a pipeline that is ready to train, and back to files that diffusers loads."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmrl.core.offline import offline_note
+from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
+from mmrl.policies.shared.weights import whole
+
+FAMILIES: dict[str, type[FlowFamily]] = {
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "FluxPipeline": Flux,
+    "QwenImagePipeline": QwenImage,
+}
+"""Class of a diffusers pipeline -> its family."""
+Index = dict[str, Any]
+"""A pipeline's model_index.json."""
+LIBRARIES = ("diffusers", "transformers")
+"""The libraries that the parts of a pipeline may come from."""
+SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+
+
+def load(config: FlowPolicyConfig) -> FlowFamily:
+    """The pipeline, with what trains trainable and everything else frozen.
+
+    Raises:
+        FileNotFoundError: no such folder, hub model or adapter.
+        ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
+    """
+    index = load_index(config.model)
+    kind = FAMILIES[index["_class_name"]]
+    # A part that was left out is saved as null, and must be named again to be left out.
+    absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
+    half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    dtypes = {"default": half, "vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
+    pipeline = getattr(import_module("diffusers"), index["_class_name"]).from_pretrained(config.model, dtype=dtypes, **absent)
+    for part in parts_of(pipeline):
+        part.requires_grad_(False)
+        part.eval()
+    add_trainable(pipeline, kind, config.lora)
+    if config.gradient_checkpointing:
+        pipeline.transformer.enable_gradient_checkpointing()
+    if config.vae_slicing:
+        pipeline.vae.enable_slicing()
+    if config.vae_tiling:
+        pipeline.vae.enable_tiling()
+    tokens = kind.usual_prompt_tokens if config.max_prompt_tokens is None else config.max_prompt_tokens
+    return kind(pipeline, config.height, config.width, tokens)
+
+
+def load_index(model: str) -> Index:
+    """The parts that the pipeline is made of, after checking that it is one that can be trained here."""
+    if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
+        raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
+    try:
+        index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
+    except OSError as error:
+        raise FileNotFoundError(
+            f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
+            f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
+        ) from None
+    name = str(index.get("_class_name"))
+    if name not in FAMILIES:
+        why = "is built on a UNet, not on flow matching" if "unet" in index else "is not known here"
+        raise ValueError(f"policy.model {model!r} is a {name}, which {why}: use one of {', '.join(sorted(FAMILIES))}")
+    named = [part[0] for part in index.values() if isinstance(part, list) and part and isinstance(part[0], str)]
+    foreign = [library for library in named if library not in LIBRARIES]
+    if foreign:
+        raise ValueError(
+            f"policy.model {model!r} names {foreign[0]!r} in its model_index.json: Python files of a model are not run, and "
+            "parts come from diffusers and transformers alone"
+        )
+    scheduler = index["scheduler"][1]
+    if scheduler != SCHEDULER:
+        raise ValueError(
+            f"policy.model {model!r} comes with the scheduler {scheduler}, but its steps are taken here along the straight paths "
+            f"of flow matching: use a model with {SCHEDULER}"
+        )
+    return index
+
+
+def parts_of(pipeline: Any) -> list[nn.Module]:
+    """The networks of a pipeline."""
+    return [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+
+
+def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | None) -> None:
+    """Let all weights of the transformer train, or those of an adapter, in float32."""
+    transformer = pipeline.transformer
+    if lora is None:
+        transformer.requires_grad_(True)
+    else:
+        add_adapter(pipeline, family, lora)
+    last = f"transformer_blocks.{len(transformer.transformer_blocks) - 1}."
+    for end in family.dead_ends:
+        transformer.get_submodule(last + end).requires_grad_(False)
+
+
+def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> None:
+    """Put LoRA layers into the transformer, new ones or those in `lora.adapter`; only they train."""
+    transformer = pipeline.transformer
+    if lora.adapter is not None:
+        check_adapter_folder(lora.adapter)
+        pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
+        refuse_dropout(lora.adapter, transformer.peft_config[ADAPTER])
+    else:
+        targets = family.lora_targets if lora.targets == "auto" else lora.targets
+        transformer.add_adapter(lora_config(lora, targets, start="gaussian"))
+    for name, weight in transformer.named_parameters():
+        if "lora_" in name:
+            weight.data = weight.data.float()
+            weight.requires_grad_(True)
+    transformer.eval()
+
+
+def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:
+    """Write the adapter as pipeline.load_lora_weights takes it. Every process must call it."""
+    from peft.utils import get_peft_model_state_dict
+
+    weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items() if "lora_" in name}
+    if is_main:
+        # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
+        type(pipeline).save_lora_weights(
+            folder,
+            transformer_lora_layers=get_peft_model_state_dict(transformer, state_dict=weights),
+            transformer_lora_adapter_metadata=transformer.peft_config[ADAPTER].to_dict(),
+        )
+
+
+def save_pipeline(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:
+    """Write the whole pipeline as from_pretrained takes it. Every process must call it."""
+    weights = {name: whole(weight) for name, weight in transformer.state_dict(keep_vars=True).items()}
+    if is_main:
+        with torch.device("meta"):
+            plain = type(transformer).from_config(transformer.config)
+        plain.load_state_dict(weights, assign=True)
+        type(pipeline)(**{**pipeline.components, "transformer": plain}).save_pretrained(folder)

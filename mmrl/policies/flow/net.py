@@ -1,0 +1,62 @@
+"""The one module that every forward of the transformer goes through, so that wrappers for many processes see all of them."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmrl.flow.path import guided_velocity
+from mmrl.policies.flow.families.base import Condition, FlowFamily
+
+
+class FlowNet(nn.Module):
+    """The guided velocity of a transformer. With a gradient it flows through both passes of guidance."""
+
+    def __init__(self, transformer: Any, family: FlowFamily, guidance: float, half: bool = False, full: bool = False) -> None:
+        super().__init__()
+        self.transformer, self.family, self.guidance, self.half_precision, self.full = transformer, family, guidance, half, full
+        # accelerate looks here for the layers it may shard.
+        self._no_split_modules = getattr(transformer, "_no_split_modules", None)
+
+    def passes(self, guidance: float | None = None) -> int:
+        """Latents that the transformer sees per latent asked for."""
+        chosen = self.guidance if guidance is None else guidance
+        return 1 if chosen == 1 or self.family.embeds_guidance else 2
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.transformer.parameters()).device
+
+    def forward(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        empty: Condition | None = None,
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        """Velocities in float32 at latents whose prompts are conditions[index]; `empty` is needed for a second pass."""
+        scale = self.guidance if guidance is None else guidance
+        if self.passes(scale) == 1:
+            return self._plain(x, timesteps, conditions, index, scale)
+        assert empty is not None
+        nothing = torch.full_like(index, len(conditions))
+        both = self._plain(
+            torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*conditions, empty], torch.cat([nothing, index]), scale
+        )
+        without, with_prompt = both.chunk(2)
+        return guided_velocity(with_prompt, without, scale, self.family.keep_norm)
+
+    def _plain(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
+        used, places = index.unique(return_inverse=True)
+        prompts = self.family.collate([conditions[i] for i in used.tolist()], self.full)
+        prompts = {name: value.to(x.device)[places.to(x.device)] for name, value in prompts.items()}
+        with self._precision():
+            return self.family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()

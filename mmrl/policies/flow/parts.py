@@ -1,0 +1,32 @@
+"""The parts that a flow policy is built of; a dry run is built of others."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from mmrl.core.protocols import Diagnostics
+from mmrl.policies.flow.diagnose import FlowDiagnostics
+from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.forward import Forward, LocalForward
+from mmrl.policies.flow.generate import Decoder, Generator, LocalDecoder, LocalGenerator
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.loading import load
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.weights import Decay, Weights
+
+
+@dataclass(frozen=True)
+class FlowParts:
+    """The replaceable parts of a FlowPolicy, and the usual ones."""
+
+    load: Callable[[FlowPolicyConfig], FlowFamily] = load
+    generator: Callable[[FlowHost], Generator] = LocalGenerator
+    """Who draws images."""
+    forward: Callable[[FlowHost], Forward] = LocalForward
+    """Who computes velocities, while sampling and while reading."""
+    decoder: Callable[[FlowHost], Decoder] = LocalDecoder
+    """Who turns finished latents into images."""
+    weights: Callable[[nn.Module, Iterable[str], Decay, bool], Weights] = Weights
+    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded)."""
+    diagnostics: Callable[[FlowHost], Diagnostics] = FlowDiagnostics

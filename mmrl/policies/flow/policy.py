@@ -1,0 +1,240 @@
+"""An image generator as a policy: integrates noise to images along a plan, and evaluates its noisy steps again exactly."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mmrl.core.protocols import State
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.flow.layout import leaves
+from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.flow.encode import Encoder
+from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
+from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.generate import Sampled, assemble
+from mmrl.policies.flow.loading import parts_of, save_adapter, save_pipeline
+from mmrl.policies.flow.net import FlowNet
+from mmrl.policies.flow.packing import cut_actions, cut_rows
+from mmrl.policies.flow.parts import FlowParts
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
+from mmrl.policies.shared.sharding import wrap_module
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+
+__all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
+
+
+class FlowPolicy:
+    """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
+
+    Samples carry a PIL image. All arithmetic but the network's is done on the CPU in float32, while sampling and while reading,
+    and rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are on; readings
+    under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
+
+    Args:
+        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        parts: who loads, draws, computes velocities, decodes and keeps weights; a dry run has others.
+
+    Raises:
+        FileNotFoundError: no such model or adapter.
+        ValueError: a pipeline that is not known here, unknown shadows, or a picture size the model cannot draw.
+    """
+
+    offers = QUANTITIES
+
+    def __init__(
+        self,
+        config: FlowPolicyConfig,
+        shadows: Iterable[str] = (),
+        ema_decay: Decay = USUAL_DECAY,
+        parts: FlowParts = FlowParts(),
+    ) -> None:
+        self.config, self.ema_decay, self.parts = config, ema_decay, parts
+        self.family = parts.load(config)
+        self.pipeline = self.family.pipeline
+        guidance = self.family.usual_guidance if config.guidance is None else config.guidance
+        self.net = FlowNet(
+            self.pipeline.transformer, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards
+        )
+        self.module: nn.Module = self.net
+        self.encoder = Encoder(self.family, config.cached_prompts)
+        self.is_main = True
+        self.ranks = Ranks()
+        self.weights = parts.weights(self.net, shadows, ema_decay, False)
+        self._followed = False
+        self.forward, self.decoder = parts.forward(self), parts.decoder(self)
+        self.generator, self.diagnostics = parts.generator(self), parts.diagnostics(self)
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        return frozenset(self.weights.shadows)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.weights.named.values())
+
+    def advance(self) -> None:
+        self.weights.follow()
+        self._followed = False
+
+    @torch.no_grad()
+    def rollout(self, requests: Sequence[Request], sampling: RolloutPlan | None = None) -> Rollouts:
+        """Images of all requests; `sampling` is the plan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
+
+        Raises:
+            ValueError: no plan, a request nobody can serve, a group size that does not fill the plan's trees, or latents that
+                are no longer finite.
+        """
+        plan = check_plan(sampling)
+        self._check(requests)
+        sigma_plan = SigmaPlan(plan, self.sigmas(plan))
+        if not self._followed:
+            self.generator.follow(self.weights, self.weights.num_updates)
+            self._followed = True
+        # A process that has nothing to sample under some weights still takes part in the forwards of the others.
+        stand_in = [Request(Prompt("stand-in"), leaves(plan), 0)]
+        sampled, idle = list[Sampled](), list[Sampled]()
+        for model in sorted(self.shadows | {"policy"}):
+            own = [request for request in requests if request.model == model]
+            if self.ranks.anyone(bool(own)):
+                with self.weights.swapped_in(model):
+                    (sampled if own else idle).append(self.generator.write(own or stand_in, sigma_plan))
+        if sampled:
+            return assemble(sampled, requests)
+        nothing = idle[0] if idle else self.generator.write(stand_in, sigma_plan)
+        return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
+
+    def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
+        """The sigmas at which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
+        return plan.sigmas(plan.spacing or self.family.spacing(), self.family.image_tokens)
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
+        """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
+
+        std, dt and sigma belong to the schedule and are given everywhere. Quantities that no weights enter may be asked of `old`.
+
+        Raises:
+            ValueError: a quantity, model or view this policy does not have, or one that means nothing on this schedule.
+        """
+        assert isinstance(trace, FlowTrace)
+        wanted: dict[str, list[Reading]] = {}
+        for reading in readings:
+            self._check_reading(reading)
+            check_quantity(trace, reading.quantity)
+            wanted.setdefault(reading.model, []).append(reading)
+        out: dict[Reading, Tensor] = {}
+
+        def velocities(rows: Tensor, columns: Tensor) -> Tensor:
+            x = trace.inputs(rows, columns)
+            return self.velocities(x, trace.timesteps[rows, columns], trace.conditions, trace.prompt_index[rows])
+
+        for model, asked in wanted.items():
+            with self.weights.swapped_in("policy" if model == "old" else model):
+                values = read_trace(trace, [reading.quantity for reading in asked], mask, velocities)
+            out |= {reading: values[reading.quantity] for reading in asked}
+        return out
+
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Parts of at most `micro_batch` actions that train. With scope `action` and a gradient a part also fits one forward.
+
+        Without a gradient rows stay whole, since `read` cuts its forwards itself.
+        """
+        if scope == "action" and torch.is_grad_enabled():
+            return cut_actions(batch, max(1, min(micro_batch, self.config.forward_rows)))
+        return cut_rows(batch, micro_batch, scope)
+
+    def join(self, traces: Sequence[Trace]) -> FlowTrace:
+        return join([trace for trace in traces if isinstance(trace, FlowTrace)])
+
+    def state_dict(self) -> State:
+        """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
+        return self.weights.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when the state belongs to other weights or shadows."""
+        self.weights.load_state_dict(state)
+        self._followed = False
+
+    def save(self, folder: Path) -> None:
+        """An adapter for pipeline.load_lora_weights, or a pipeline for from_pretrained. Every process must call it."""
+        write = save_pipeline if self.config.lora is None else save_adapter
+        write(self.pipeline, self.net.transformer, folder, self.is_main)
+
+    def prepare(self, accelerator: Any) -> None:
+        """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
+        for part in parts_of(self.pipeline):
+            if part is not self.net.transformer:
+                part.to(accelerator.device)
+        self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
+        self.ranks = Ranks(accelerator)
+        self.net = accelerator.unwrap_model(self.module)
+        self.is_main = accelerator.is_main_process
+        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded)
+        self._followed = False
+
+    def velocities(
+        self,
+        x: Float[Tensor, "m ..."],
+        timesteps: Float[Tensor, " m"],
+        conditions: Sequence[Condition],
+        index: Int[Tensor, " m"],
+        guidance: float | None = None,
+    ) -> Float[Tensor, "m ..."]:
+        """The guided velocities at latents whose prompts are conditions[index], in forwards of at most `forward_rows` latents.
+
+        Wrapped modules talk to each other at every forward, so all processes make the same number of them.
+        """
+        pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
+        missing = self.ranks.forwards(len(pieces)) - len(pieces)
+        out = [self.forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
+        for _ in range(missing):
+            one = torch.zeros(1, dtype=index.dtype)
+            out.append(self.forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
+        return torch.cat(out) if out else x
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+        """Finished latents as PIL images; raises ValueError where pixels are not finite."""
+        return self.decoder(latents)
+
+    def logprobs(self, trace: FlowTrace, mask: Bool[Tensor, "n t"], model: str = "policy") -> Float[Tensor, "n t"]:
+        """Log-probabilities of the recorded transitions under some weights, cut off from the graph."""
+        reading = LOGPROBS._replace(model=model)
+        return self.read(trace, [reading], mask)[reading].detach()
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        known = self.shadows | {"policy"}
+        for request in requests:
+            name = f"a request for prompt {request.prompt.id!r}"
+            if request.view != "plain" or request.role != "policy" or request.prompt.media:
+                raise ValueError(
+                    f"{name} has the view {request.view!r}, the role {request.role!r} and {len(request.prompt.media)} pictures: "
+                    "an image generator draws plain prompts of text for the role 'policy'"
+                )
+            if request.model not in known:
+                raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
+
+    def _check_reading(self, reading: Reading) -> None:
+        models = self.shadows | {"policy"} | ({"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set())
+        for what, name, known in (
+            ("quantity", reading.quantity, self.offers),
+            ("model", reading.model, models),
+            ("view", reading.view, {"plain"}),
+        ):
+            if name not in known:
+                raise ValueError(f"{what} {name!r} cannot be read from this flow policy, which has {', '.join(sorted(known))}")
+
+
+def check_plan(sampling: object) -> RolloutPlan:
+    """The plan to follow; raise ValueError where there is none."""
+    if isinstance(sampling, RolloutPlan):
+        return sampling
+    raise ValueError(
+        "an image generator samples along a plan: set algorithm.schedule (Full, Window, Tree, Branching, Forward), or "
+        f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(sampling).__name__}"
+    )

@@ -1,0 +1,189 @@
+"""The record of sampling along a plan, from which its transitions can be evaluated again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.core.tensors import pad_actions
+from mmrl.flow.integrate import Trajectory
+from mmrl.flow.layout import generator_of
+from mmrl.flow.path import add_noise, velocity_of
+from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.sigmas import timesteps, truncated_timesteps
+from mmrl.policies.flow.families.base import Condition
+
+
+@dataclass(frozen=True)
+class SigmaPlan:
+    """A plan with the sigmas it was followed at."""
+
+    plan: RolloutPlan
+    sigmas: Float[Tensor, " t1"]
+
+    @property
+    def timesteps(self) -> Float[Tensor, " t"]:
+        """The times that the network is given at every step."""
+        return truncated_timesteps(self.sigmas).float() if self.plan.truncated_timesteps else timesteps(self.sigmas)
+
+    @cached_property
+    def deviations(self) -> Float[Tensor, " t"]:
+        return self.plan.deviations(self.sigmas)
+
+
+@dataclass(frozen=True)
+class FlowTrace:
+    """Transitions of rows, all on the CPU. Latents are kept once, however many transitions touch them.
+
+    An action is a step of the row's plan, or (forward plans) a noised copy of its finished sample.
+    """
+
+    conditions: tuple[Condition, ...]
+    prompt_index: Int[Tensor, " n"]
+    """Row -> its condition."""
+    sigma_plans: tuple[SigmaPlan, ...]
+    course_index: Int[Tensor, " n"]
+    steps: Int[Tensor, "n t"]
+    """Which step of the plan; -1 where the row has no such action."""
+    latents: Float[Tensor, "k ..."]
+    before: Int[Tensor, "n t"]
+    """Into `latents`: where the step starts; of a noised copy, the sample. Right where the action may train."""
+    after: Int[Tensor, "n t"]
+    """Where it ends; of a noised copy, the noise."""
+    means: Int[Tensor, "n t"]
+    """The mean of what it was drawn from."""
+    sigma: Float[Tensor, "n t"]
+    """t of the latent that the network sees."""
+    timesteps: Float[Tensor, "n t"]
+    """The time that the network is given for it, 1000 = noise."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_index)
+
+    def take(self, rows: Tensor, steps: slice = slice(None)) -> "FlowTrace":
+        """Some rows and some of their actions; the latents stay where they are."""
+        per_action = ("steps", "before", "after", "means", "sigma", "timesteps")
+        cut = {name: getattr(self, name)[rows][:, steps] for name in per_action}
+        return replace(self, prompt_index=self.prompt_index[rows], course_index=self.course_index[rows], **cut)
+
+    @property
+    def is_forward(self) -> bool:
+        """Are the actions noised copies?"""
+        return any(sigma_plan.plan.forward is not None for sigma_plan in self.sigma_plans)
+
+    @property
+    def has_densities(self) -> bool:
+        """Is there a step that trains, so that it makes sense to ask for log-probabilities?"""
+        return any(step.trained for sigma_plan in self.sigma_plans for step in sigma_plan.plan.steps)
+
+    def inputs(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
+        """The latents that the network sees."""
+        before = self.latents[self.before[rows, columns]]
+        if not self.is_forward:
+            return before
+        return add_noise(before, self.latents[self.after[rows, columns]], self.sigma[rows, columns])
+
+    def targets(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
+        """noise - data of noised copies."""
+        return velocity_of(self.latents[self.before[rows, columns]], self.latents[self.after[rows, columns]])
+
+
+def trace_of_steps(
+    trajectory: Trajectory, sigma_plan: SigmaPlan, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
+) -> FlowTrace:
+    """The record of those transitions of a trajectory that may train."""
+    layout, n, t = trajectory.layout, len(trajectory.layout), sigma_plan.plan.num_steps
+    kept: list[Tensor] = []
+    count = 0
+
+    def keep(x: Tensor, column: int, rows: Bool[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Where the latents of these rows will be found, for every row."""
+        nonlocal count
+        place = layout.places(column)
+        used = place[rows].unique()
+        kept.append(x[used].cpu())
+        found = torch.zeros(len(x), dtype=torch.long)
+        found[used] = count + torch.arange(len(used))
+        count += len(used)
+        return found[place]
+
+    trained = torch.nn.functional.pad(layout.trained, (1, 1))
+    at = [keep(trajectory.states[column], column, trained[:, column] | trained[:, column + 1]) for column in range(t + 1)]
+    means = [keep(trajectory.means[i], i + 1, layout.trained[:, i]) for i in range(t)]
+    return FlowTrace(
+        conditions=tuple(conditions),
+        prompt_index=prompt_index,
+        sigma_plans=(sigma_plan,),
+        course_index=torch.zeros(n, dtype=torch.long),
+        steps=torch.arange(t).repeat(n, 1),
+        latents=torch.cat(kept),
+        before=torch.stack(at[:-1], 1),
+        after=torch.stack(at[1:], 1),
+        means=torch.stack(means, 1),
+        sigma=sigma_plan.sigmas[:-1].repeat(n, 1),
+        timesteps=sigma_plan.timesteps.repeat(n, 1),
+    )
+
+
+def trace_of_noised(
+    samples: Float[Tensor, "n ..."],
+    keys: Sequence[tuple[int, int]],
+    sigma_plan: SigmaPlan,
+    conditions: Sequence[Condition],
+    prompt_index: Int[Tensor, " n"],
+) -> FlowTrace:
+    """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone."""
+    assert sigma_plan.plan.forward is not None
+    n, k = len(samples), sigma_plan.plan.forward.count
+    generators = [generator_of(seed, sample, "noised") for seed, sample in keys]
+    sigma = torch.stack([sigma_plan.plan.forward.draw(sigma_plan.sigmas, generator) for generator in generators])
+    noise = torch.stack([torch.randn(k, *samples.shape[1:], generator=generator) for generator in generators])
+    rows = torch.arange(n)[:, None].expand(n, k)
+    after = n + torch.arange(n * k).view(n, k)
+    return FlowTrace(
+        conditions=tuple(conditions),
+        prompt_index=prompt_index,
+        sigma_plans=(sigma_plan,),
+        course_index=torch.zeros(n, dtype=torch.long),
+        steps=torch.arange(k).repeat(n, 1),
+        latents=torch.cat([samples.cpu(), noise.flatten(0, 1)]),
+        before=rows,
+        after=after,
+        means=after,
+        sigma=sigma,
+        timesteps=sigma * 1000,
+    )
+
+
+def join(traces: Sequence[FlowTrace]) -> FlowTrace:
+    """The rows of all, in order.
+
+    Raises:
+        ValueError: noised copies together with steps.
+    """
+    if len({trace.is_forward for trace in traces}) > 1:
+        raise ValueError("rollouts of a forward schedule cannot train together with those of a schedule of noisy steps")
+    width = max(trace.steps.shape[1] for trace in traces)
+    shifts = {"conditions": 0, "sigma_plans": 0, "latents": 0}
+    moved: list[dict[str, Tensor]] = []
+    for trace in traces:
+        moved.append(
+            {
+                "prompt_index": trace.prompt_index + shifts["conditions"],
+                "course_index": trace.course_index + shifts["sigma_plans"],
+                "steps": pad_actions(trace.steps, width, -1.0),
+                **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
+                "sigma": pad_actions(trace.sigma, width),
+                "timesteps": pad_actions(trace.timesteps, width),
+            }
+        )
+        shifts = {name: shift + len(getattr(trace, name)) for name, shift in shifts.items()}
+    return FlowTrace(
+        conditions=tuple(condition for trace in traces for condition in trace.conditions),
+        sigma_plans=tuple(sigma_plan for trace in traces for sigma_plan in trace.sigma_plans),
+        latents=torch.cat([trace.latents for trace in traces]),
+        **{name: torch.cat([part[name] for part in moved]) for name in moved[0]},
+    )

@@ -1,0 +1,1 @@
+"""The tools that text and flow policies share: weights, shards, adapters, models without memory."""

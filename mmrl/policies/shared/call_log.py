@@ -1,0 +1,138 @@
+"""A record of the work that a dry run is asked to do: how often each phase of a step calls the network, and on how much."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Never, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from mmrl.core.protocols import Hypothesis, Policy
+from mmrl.core.types import Rollouts
+from mmrl.policies.shared.weights import Decay, Weights
+
+PHASES = ("rollout", "read", "update")
+
+
+@dataclass
+class CallCount:
+    """The work of one phase of a step."""
+
+    parts: int = 0
+    """Pieces of work: decoding side by side, or one forward over part of a batch."""
+    passes: int = 0
+    """Forwards of the network; in a text model those that decode a token included."""
+    vision: int = 0
+    """Passes of the vision tower."""
+    rows: int = 0
+    """Completions, or (flow) latents that the network saw."""
+    positions: int = 0
+    """Tokens, padding included, that went through the network."""
+
+    def add(self, passes: int, vision: int, rows: int, positions: int) -> None:
+        """Count one more piece of work."""
+        self.parts, self.passes, self.vision = self.parts + 1, self.passes + passes, self.vision + vision
+        self.rows, self.positions = self.rows + rows, self.positions + positions
+
+
+@dataclass
+class CallLog:
+    """Counts of a dry run by phase, and how many positions the largest piece of work of each had."""
+
+    counts: dict[str, CallCount] = field(default_factory=lambda: {phase: CallCount() for phase in PHASES})
+    largest: dict[str, int] = field(default_factory=dict[str, int])
+    """Phase -> positions of the largest piece of work."""
+    generating: bool = False
+
+    def clear(self) -> None:
+        """Begin again; counts that were handed out stay as they are."""
+        self.counts, self.largest = {phase: CallCount() for phase in PHASES}, {}
+
+    @property
+    def phase(self) -> str:
+        """The phase of the work that is done now."""
+        return "rollout" if self.generating else "update" if torch.is_grad_enabled() else "read"
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Count the work of a block as that of sampling."""
+        self.generating = True
+        try:
+            yield
+        finally:
+            self.generating = False
+
+    def note(self, passes: int, vision: int, rows: int, positions: int) -> bool:
+        """Count a piece of work; True if it is the largest of its phase so far."""
+        self.counts[self.phase].add(passes, vision, rows, positions)
+        if positions <= self.largest.get(self.phase, 0):
+            return False
+        self.largest[self.phase] = positions
+        return True
+
+
+@runtime_checkable
+class DryRun(Protocol):
+    """A policy built of parts that count and compute nothing, and what it would take to compute it."""
+
+    @property
+    def policy(self) -> Policy[Never]:
+        """Goes through all motions of a run; the trainer is given it."""
+        ...
+
+    @property
+    def log(self) -> CallLog: ...
+
+    @property
+    def network(self) -> nn.Module:
+        """The network that trains, and what it is built on, without weights."""
+        ...
+
+    def beside(self) -> Mapping[str, int]:
+        """Part -> bytes of further networks."""
+        ...
+
+    def activations(self) -> Mapping[str, int]:
+        """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
+        ...
+
+    def parts_of_activations(self) -> Mapping[str, int]:
+        """The tensors that take much of them -> bytes."""
+        ...
+
+
+class NoDiagnostics:
+    """Diagnostics of a dry run: there is nothing real to find a mistake in."""
+
+    def __init__(self, policy: object) -> None:
+        """`policy` is not looked at."""
+
+    def audit(self, rollouts: Rollouts) -> None:
+        """Finds nothing."""
+
+    def hypotheses(self, rollouts: Rollouts) -> tuple[Hypothesis, ...]:
+        """Explains nothing."""
+        return ()
+
+
+class StillWeights(nn.Module):
+    """A network of one weight, 0, which no gradient moves: it stands for the weights that a dry run does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def zero(self) -> torch.Tensor:
+        """0, with a gradient where gradients are on."""
+        return 0.0 * self.weight if torch.is_grad_enabled() else torch.zeros(())
+
+    def keeper(self) -> Callable[[nn.Module, Iterable[str], Decay, bool], Weights]:
+        """The part of a policy that keeps its weights: it keeps these instead of its network's."""
+        return lambda module, shadows, ema_decay, sharded: Weights(self, shadows, ema_decay)
+
+
+def make_gradients(network: nn.Module) -> None:
+    """Give every trainable weight a gradient: they exist when the second part of an update begins."""
+    for weight in network.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None

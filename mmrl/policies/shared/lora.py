@@ -1,0 +1,81 @@
+"""Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER = "default"
+"""The name that peft and diffusers give an adapter without one."""
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Low-rank adapters (arXiv:2106.09685) by peft; the model's own weights stay as they are."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
+    targets: tuple[str, ...] | Literal["auto"] = "auto"
+    """Names of linear layers; auto = all of the language model."""
+    adapter: str | None = None
+    """Folder of a saved adapter to start from; its own rank, alpha and targets then count."""
+
+    def __post_init__(self) -> None:
+        if self.dropout != 0:
+            raise ValueError(
+                f"policy.lora.dropout is {self.dropout}: log-probabilities must be the same at every reading, set it to 0"
+            )
+        if self.rank < 1:
+            raise ValueError(f"policy.lora.rank is {self.rank}: it must be 1 or more")
+
+
+@runtime_checkable
+class AdaptedLayer(Protocol):
+    """A layer that peft put an adapter beside."""
+
+    _disable_adapters: bool
+
+
+def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
+    """Those of a network's modules that hold a LoRA adapter."""
+    return [cast(AdaptedLayer, module) for module in modules if hasattr(module, "lora_B")]
+
+
+@contextmanager
+def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
+    """Let these layers compute with their adapter, or without it, for the time of a block."""
+    # peft's own switch also changes which weights take gradients.
+    kept = [layer._disable_adapters for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = not on
+    try:
+        yield
+    finally:
+        for layer, disabled in zip(layers, kept, strict=True):
+            layer._disable_adapters = disabled
+
+
+def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal["gaussian"] | bool = True) -> "LoraConfig":
+    """peft's settings of a new adapter on these layers: their names, or a pattern for them. `start`: see peft."""
+    from peft import LoraConfig
+
+    wanted = targets if isinstance(targets, str) else list(targets)
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
+
+
+def check_adapter_folder(folder: str) -> None:
+    """Raise FileNotFoundError unless there is a folder to load an adapter from."""
+    if not Path(folder).expanduser().is_dir():
+        raise FileNotFoundError(f"policy.lora.adapter: there is no folder {folder!r}: check the path")
+
+
+def refuse_dropout(folder: str, config: object) -> None:
+    """Raise ValueError for a loaded adapter that was made with dropout; `config` is peft's."""
+    if getattr(config, "lora_dropout", 0):
+        raise ValueError(f"policy.lora.adapter {folder!r} was made with dropout: set lora_dropout to 0 in its config")

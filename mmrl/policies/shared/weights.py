@@ -1,0 +1,228 @@
+"""The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.protocols import State
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.sharding import reshard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+SHADOWS = frozenset({"ref", "ema"})
+Decay = float | Callable[[int], float]
+"""How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
+USUAL_DECAY = 0.99
+
+
+@runtime_checkable
+class Partitioned(Protocol):
+    """A weight under ZeRO-3, which is empty between forwards."""
+
+    ds_tensor: Tensor
+    """This process's part of it, flat."""
+    ds_numel: int
+    ds_shape: torch.Size
+
+
+@runtime_checkable
+class Distributed(Protocol):
+    """A weight under FSDP: torch's DTensor, which is slow to import."""
+
+    @property
+    def device_mesh(self) -> "DeviceMesh": ...
+    @property
+    def placements(self) -> "tuple[Placement, ...]": ...
+    def full_tensor(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A copy of the trainable weights, to be looked through for the time of a reading.
+
+    With a fresh LoRA it equals the model without its adapter, so one mechanism serves both kinds of training.
+    """
+
+    weights: list[Tensor]
+    order: list[nn.Parameter]
+    """The live weights that these are copies of."""
+
+    @classmethod
+    def of(cls, parameters: Sequence[nn.Parameter]) -> "Shadow":
+        """The weights as they are now."""
+        return cls([own_part(weight).detach().clone() for weight in parameters], list(parameters))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """A block in which the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
+        # Through .data the version counters stay, so a graph built before remains valid once the values are back.
+        live = [own_part(weight).data for weight in self.order]
+        kept = [weight.clone() for weight in live]
+        copy_all(live, self.weights)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            copy_all(live, kept)
+
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """shadow <- decay * shadow + (1 - decay) * policy."""
+        for weight, live in zip(self.weights, self.order, strict=True):
+            weight.lerp_(own_part(live).detach(), 1 - decay)
+
+
+class Weights:
+    """The trainable weights of a module; `ref` and `ema` start as copies of them, and `ema` follows at every update.
+
+    Args:
+        ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
+        sharded: every process holds a part of every weight.
+        prefix: dropped from the weights' names in states.
+
+    Raises:
+        ValueError: shadows of another name.
+    """
+
+    def __init__(
+        self, module: nn.Module, shadows: Iterable[str], ema_decay: Decay = USUAL_DECAY, sharded: bool = False, prefix: str = ""
+    ) -> None:
+        wanted = sorted(set(shadows))
+        if set(wanted) - SHADOWS:
+            raise ValueError(f"a policy keeps the shadows {sorted(SHADOWS)}, not {sorted(set(wanted) - SHADOWS)}")
+        self.module, self.ema_decay, self.sharded = module, ema_decay, sharded
+        # Looked up once: while a forward runs, sharded weights are other ones.
+        trainable = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
+        self.named = {name.removeprefix(prefix): weight for name, weight in trainable}
+        self.shadows = {name: Shadow.of(list(self.named.values())) for name in wanted}
+        self.num_updates = 0
+        self.active = "policy"
+        """Which weights the module holds now: policy, ref or ema."""
+
+    @contextmanager
+    def swapped_in(self, model: str) -> Iterator[None]:
+        """A block in which the module holds the weights of this name; nothing but `policy` may be given a gradient there."""
+        with ExitStack() as stack:
+            if model != "policy":
+                if self.sharded:
+                    reshard(self.module)
+                stack.enter_context(self._looking_through(model))
+                stack.callback(setattr, self, "active", self.active)
+                self.active = model
+            yield
+
+    def _looking_through(self, model: str) -> AbstractContextManager[None]:
+        return self._without_adapter() if model == "ref" and self._reference_is_bare() else self.shadows[model].swapped_in()
+
+    @contextmanager
+    def _without_adapter(self) -> Iterator[None]:
+        """Saves the adapter's share of every forward, and copying."""
+        with switch_adapters(adapter_layers(self.module.modules()), False), torch.no_grad():
+            yield
+
+    def _reference_is_bare(self) -> bool:
+        """Is the reference the model without its adapter, as with a fresh one, which adds nothing?"""
+        if self.sharded or not all(".lora_A." in name or ".lora_B." in name for name in self.named):
+            return False
+        copies = dict(zip(map(id, self.named.values()), self.shadows["ref"].weights, strict=True))
+        outer = [copies.get(id(weight), weight) for name, weight in self.module.named_parameters() if "lora_B" in name]
+        return bool(outer) and not any(bool(weight.any()) for weight in outer)
+
+    def follow(self) -> None:
+        """Count an update, and let the average follow it."""
+        if "ema" in self.shadows:
+            decay = self.ema_decay(self.num_updates) if callable(self.ema_decay) else self.ema_decay
+            self.shadows["ema"].follow(decay)
+        self.num_updates += 1
+
+    def state_dict(self) -> State:
+        """Everything by name, whole and on the CPU. With sharded weights every process must call it."""
+        return state_of(self.named, self.shadows) | {"num_updates": self.num_updates}
+
+    def load_state_dict(self, state: State) -> None:
+        """Put a state of `state_dict` back. Checkpoints of text policies once held no number of updates: then it is 0.
+
+        Raises:
+            ValueError: the state belongs to other weights or shadows.
+        """
+        load_state(state, self.named, self.shadows)
+        self.num_updates = int(state.get("num_updates", 0))
+
+
+def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors, in place."""
+    for weight, value in zip(to, values, strict=True):
+        weight.copy_(value)
+
+
+def own_part(weight: Tensor) -> Tensor:
+    """This process's part of a weight; the weight itself where it is not partitioned."""
+    return weight.ds_tensor if isinstance(weight, Partitioned) else weight
+
+
+def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
+    """A weight on the CPU, gathered when it is sharded over processes (all of them must ask).
+
+    Args:
+        value: something spread as the weight is, to be gathered instead of it.
+    """
+    value = own_part(weight) if value is None else value
+    if isinstance(weight, Partitioned):
+        parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, value.detach())
+        value = torch.cat(parts)[: weight.ds_numel].view(weight.ds_shape)
+    return (value.full_tensor() if isinstance(value, Distributed) else value).detach().cpu().clone()
+
+
+@torch.no_grad()
+def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
+    """Copy a whole value into a weight, into this process's shard when it is sharded.
+
+    Args:
+        to: something spread as the weight is, to be written instead of it.
+    """
+    to = own_part(weight) if to is None else to
+    if isinstance(weight, Distributed):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
+    elif isinstance(weight, Partitioned):
+        # DeepSpeed cuts the flat weight into equal parts and fills up the last.
+        flat, size = value.flatten(), to.numel()
+        mine = flat[size * torch.distributed.get_rank() :][:size]
+        value = torch.nn.functional.pad(mine, (0, size - len(mine)))
+    to.data.copy_(value)
+
+
+def state_of(named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> State:
+    """Weights and shadows by name, whole and on the CPU."""
+    kept = {
+        name: {key: whole(weight, value) for (key, weight), value in zip(named.items(), shadow.weights, strict=True)}
+        for name, shadow in shadows.items()
+    }
+    return {"weights": {name: whole(weight) for name, weight in named.items()}, "shadows": kept}
+
+
+def load_state(state: State, named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> None:
+    """Put a state of `state_of` back. Raises ValueError when it belongs to other weights or shadows."""
+    for what, found, own in (
+        ("weights", set(state["weights"]), set(named)),
+        ("shadows", set(state["shadows"]), set(shadows)),
+    ):
+        if found != own:
+            raise ValueError(
+                f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
+                "resume with the policy settings and the algorithm of the saved run"
+            )
+    for name, weight in named.items():
+        put(weight, state["weights"][name])
+    for name, shadow in shadows.items():
+        for (key, weight), value in zip(named.items(), shadow.weights, strict=True):
+            put(weight, state["shadows"][name][key], value)

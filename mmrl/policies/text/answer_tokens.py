@@ -1,0 +1,45 @@
+"""Which tokens of a completion are its answer."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.policies.text.trace import TextTrace
+
+ANSWERS = "answer_mask"
+"""The quantity's name."""
+OPEN, CLOSE = "<answer>", "</answer>"
+
+
+def answer_span(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, int]:
+    """First token of what stands after the last `<answer>`, and the one where `</answer>` begins, or the end; (0, 0) without."""
+    text = decode(tokens)
+    opened = text.rfind(OPEN)
+    if opened < 0:
+        return 0, 0
+    begin = opened + len(OPEN)
+    closed = text.find(CLOSE, begin)
+    return reaching(tokens, decode, begin), len(tokens) if closed < 0 else reaching(tokens, decode, closed)
+
+
+def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], letters: int) -> int:
+    """The smallest number of tokens whose text has so many letters."""
+    low, high = 0, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(decode(tokens[:middle])) >= letters:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def answer_mask(trace: TextTrace, decode: Callable[[list[list[int]]], list[str]], width: int) -> Float[Tensor, "n t"]:
+    """1 where a token belongs to the answer, else 0; `width` actions per row."""
+    mask = torch.zeros(len(trace), width)
+    for row, length, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), mask, strict=True):
+        begin, end = answer_span(row[:length], lambda tokens: decode([list(tokens)])[0])
+        kept[begin:end] = 1.0
+    return mask

@@ -1,0 +1,18 @@
+"""How a model's own processor samples clips."""
+
+from mmrl.policies.text.families import Family
+from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.settings import VideoSettings
+
+
+def plan_of(family: Family, processor: object, settings: VideoSettings) -> Plan:
+    """The plan of every clip: what this model and these settings want of it."""
+    able = family.sees_videos and getattr(processor, "video_processor", None) is not None
+    return Plan(
+        fps=settings.fps,
+        min_frames=settings.min_frames,
+        max_frames=settings.max_frames,
+        multiple=family.frame_multiple,
+        budget=family.video_budget(processor, settings) if able else None,
+        backend=settings.backend,
+    )

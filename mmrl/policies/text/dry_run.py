@@ -1,0 +1,311 @@
+"""A text policy that goes through all motions of a run without its weights: it counts what a model would be asked, and how much.
+
+Prompts are read by the model's own processor, completions have a length that is given, and every value is 0.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.core.protocols import View
+from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.meta_models import KnownMasks, count_bytes, fake_weights, size_of
+from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text import loading
+from mmrl.policies.text.encode import Encoded, PromptBatch
+from mmrl.policies.text.evaluate import Evaluation
+from mmrl.policies.text.families import Family, family_of
+from mmrl.policies.text.generate import Completions, Generation, LocalGenerator, draw
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.loading import Loaded
+from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+
+JOINED = "flash_meta"
+"""A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
+
+
+def load_meta(config: TextPolicyConfig) -> Loaded:
+    """The model and its processor as `loading.load` gives them, without weights: configs and the processor's files are enough.
+
+    Raises:
+        FileNotFoundError: neither a folder nor a model whose config the hub gave, or no processor.
+        ValueError: a model that takes no pictures, or of which nothing would train.
+    """
+    model, family = meta_model(config)
+    processor = load_processor(config, family)
+    return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer))
+
+
+def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
+    """The model as `loading.load` prepares it, without weights, from its config.json.
+
+    Raises:
+        FileNotFoundError: neither a folder nor a model whose config the hub gave.
+        ValueError: a model that takes no pictures, or of which nothing would train.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    model_config = loading.load_config(config)
+    family = family_of(model_config)
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.attn_implementation:
+        options["attn_implementation"] = config.attn_implementation
+    half = config.dtype == "bfloat16" and config.lora is not None
+    options["dtype"] = torch.bfloat16 if half else torch.float32
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(model_config, **options)
+        loading.switch_off_dropout(model)
+        if config.lora is not None:
+            loading.add_adapter(model, family, replace(config.lora, adapter=None))
+    loading.freeze(model, family, config.freeze)
+    if config.gradient_checkpointing:
+        # Renamed within transformers 5.
+        renamed = hasattr(model, "activation_checkpointing_enable")
+        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    join_windows(model)
+    fake_weights(model)
+    return model.eval(), family
+
+
+def join_windows(model: nn.Module) -> None:
+    """Let a vision tower look through all of its windows at once: as many bytes, and not a call for every window.
+
+    Only where attention takes memory that grows with the positions, not with their square.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        takes_windows = "cu_seqlens" in inspect.signature(part.forward).parameters
+        if takes_windows and getattr(config, "_attn_implementation", None) == "sdpa":
+            ALL_ATTENTION_FUNCTIONS.register(JOINED, attend_to_all)
+            config._attn_implementation_internal = JOINED
+
+
+def attend_to_all(
+    module: object, query: Tensor, key: Tensor, value: Tensor, *_: object, scaling: float, **__: object
+) -> tuple[Tensor, None]:
+    """Attention over everything: bytes are those of attention inside windows, values are not."""
+    seen = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return seen.transpose(1, 2).contiguous(), None
+
+
+@dataclass
+class DryGenerator:
+    """Writes the letter a, `length` times, and counts what a model would have been asked."""
+
+    inner: LocalGenerator
+    length: int
+    log: CallLog
+    largest: Generation | None = None
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """There are no weights."""
+
+    def write(
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+    ) -> Completions:
+        work = self.inner.generation(prompts, prompt_index, seeds, sampling)
+        n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
+        positions = work.prompts.token_ids.numel() + n * (length - 1)
+        with self.log.rollout():
+            if self.log.note(length, num_kinds(self.inner.host.family, work.prompts), n, positions):
+                self.largest = work
+        ids = torch.full((n, length), ord("a"))
+        stopped = torch.full((n,), length < sampling.max_new_tokens)
+        return Completions(ids, torch.zeros(n, length), torch.full((n,), length), stopped)
+
+
+@dataclass
+class DryEvaluator:
+    """Reads zeros, and counts what a model would have been asked."""
+
+    family: Family
+    log: CallLog
+    still: StillWeights
+    largest: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
+    """By phase."""
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        passes = 1 + (work.tokens.shape[1] > 1) if work.shared else 1
+        if self.log.note(passes, num_kinds(self.family, work.prompts), len(work.prompt_index), positions_of(work)):
+            self.largest[self.log.phase] = work
+        return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
+
+
+class TextDryRun:
+    """A TextPolicy of parts that answer every request with completions of `length` tokens and every reading with zeros.
+
+    Raises:
+        FileNotFoundError: no config or no processor of the model.
+        ValueError: settings that contradict each other.
+    """
+
+    def __init__(
+        self,
+        config: TextPolicyConfig,
+        shadows: Iterable[str] = (),
+        views: Mapping[str, View] | None = None,
+        length: int | None = None,
+    ) -> None:
+        self.length = config.sampling.max_new_tokens if length is None else length
+        self.log, still = CallLog(), StillWeights()
+
+        def generator(host: TextHost) -> DryGenerator:
+            return DryGenerator(LocalGenerator(host), self.length, self.log)
+
+        def evaluator(host: TextHost) -> DryEvaluator:
+            return DryEvaluator(host.family, self.log, still)
+
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
+        self.policy = TextPolicy(config, shadows, views=views, parts=parts)
+
+    @property
+    def network(self) -> nn.Module:
+        """The model that trains, and what it is built on, without weights."""
+        return self.policy.net.model
+
+    def beside(self) -> dict[str, int]:
+        """Part -> bytes of further networks: there are none."""
+        return {}
+
+    def largest(self) -> tuple[Generation | None, dict[str, Evaluation]]:
+        """The largest completions and, by phase, the largest readings that were asked for since the log was cleared."""
+        writer, reader = self.policy.generator, self.policy.evaluator
+        assert isinstance(writer, DryGenerator)
+        assert isinstance(reader, DryEvaluator)
+        known = self.log.largest
+        read = {phase: work for phase, work in reader.largest.items() if phase in known}
+        return (writer.largest if "rollout" in known else None), read
+
+    def activations(self) -> dict[str, int]:
+        """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
+        found: dict[str, int] = {}
+        make_gradients(self.network)
+        written, read = self.largest()
+        if written is not None:
+            with count_bytes() as live:
+                decode(written, self.policy.net, self.length)
+            found["rollout"] = live.peak
+        for phase, work in read.items():
+            with count_bytes() as live:
+                forward(work, self.policy, with_gradient=phase == "update")
+            found[phase] = live.peak
+        return found
+
+    def parts_of_activations(self) -> dict[str, int]:
+        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes."""
+        found: dict[str, int] = {}
+        written, read = self.largest()
+        if written is not None:
+            size = cache_size(written, self.policy.net, self.length)
+            found["cache of keys and values at the end of the rollout"] = size
+        if read:
+            vocabulary = len(self.policy.net.banned)
+            rows = max(int(work.mask.sum()) for work in read.values())
+            at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
+            found["logits that exist at one time"] = 4 * vocabulary * at_once
+        return found
+
+
+def positions_of(work: Evaluation) -> int:
+    """Tokens that a forward is given, padding included; the last one of a completion predicts nothing."""
+    rows, longest = work.tokens.shape
+    prompts, length = work.prompts.token_ids.shape
+    return (prompts if work.shared else rows) * length + rows * (longest - 1)
+
+
+def num_kinds(family: Family, prompts: PromptBatch) -> int:
+    """How often the vision tower is called: once for the pictures and once for the clips of a batch."""
+    return len({kind for media in prompts.media for kind in family.kinds(media)})
+
+
+def load_processor(config: TextPolicyConfig, family: Family) -> Any:
+    """The model's processor: tokens and sizes of pictures come from it.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        with loading.refusing_code(config.model):
+            processor = AutoProcessor.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise FileNotFoundError(
+            f"policy.model {config.model!r} has a config and no processor, which says how long prompts are: put its tokenizer "
+            f"and processor files beside config.json, weights are not needed ({str(error).splitlines()[0]})"
+        ) from None
+    if config.min_pixels is not None or config.max_pixels is not None:
+        family.limit_pixels(processor, config.min_pixels, config.max_pixels)
+    return processor
+
+
+def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
+    """One evaluation, and the backward pass that follows it."""
+    net = policy.net
+    net.train(with_gradient and policy.config.gradient_checkpointing)
+    try:
+        with torch.set_grad_enabled(with_gradient):
+            values = net(work)
+            if with_gradient:
+                torch.stack([value.sum() for value in values.values()]).sum().backward()
+    finally:
+        net.eval()
+
+
+@torch.no_grad()
+def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
+    """Read the prompts, and write the last token of completions of this length."""
+    index, n = generation.prompt_index, len(generation.prompt_index)
+
+    def work(net: TextNet) -> Tensor:
+        last, cache = net.prefill(generation.prompts)
+        cache.reorder_cache(index)
+        hidden = last[index]
+        if length > 1:
+            grow(cache, length - 2)
+            attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
+            positions = generation.prompts.next_positions[:, index] + length - 2
+            hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
+        logits = net.logits(hidden, torch.ones(n))
+        return draw(logits, torch.rand(n), generation.sampling)[0]
+
+    return net(work)
+
+
+def cache_size(generation: Generation, net: TextNet, length: int) -> int:
+    """Bytes of keys and values of all rows, in the types that the model caches."""
+
+    def work(net: TextNet) -> int:
+        _, cache = net.prefill(generation.prompts)
+        cache.reorder_cache(generation.prompt_index)
+        grow(cache, length - 1)
+        return sum(size_of([layer.keys, layer.values]) for layer in cache.layers)
+
+    with torch.no_grad(), KnownMasks():
+        return net(work)
+
+
+def grow(cache: Cache, count: int) -> None:
+    """Remember `count` more tokens of every row, as if they had been decoded."""
+    for i, layer in enumerate(cache.layers if count > 0 else []):
+        shape = (*layer.keys.shape[:2], count, layer.keys.shape[-1])
+        value_shape = (*layer.values.shape[:2], count, layer.values.shape[-1])
+        cache.update(layer.keys.new_zeros(shape), layer.values.new_zeros(value_shape), i)

@@ -1,0 +1,213 @@
+"""Prompts with pictures and clips -> what the model is fed, one prompt at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor, nn
+
+from mmrl.core.types import ClipTime, MediaSize, Prompt
+from mmrl.policies.text.families import Family, Media
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.templates import Message, answer_template, messages
+from mmrl.policies.video.decode import Frames
+from mmrl.policies.video.input import VideoInput, as_video, clip_time, processor_arguments
+
+TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One prompt as the model is fed it. Media belong to the prompt, never to a row, so no selection of rows can mix them up."""
+
+    prompt_id: str
+    token_ids: Int[Tensor, " p"]
+    positions: Int[Tensor, "a p"]
+    """On one axis, or on three (M-RoPE)."""
+    type_ids: Int[Tensor, " p"] | None = None
+    """0 text, 1 image, 2 video, where the model wants to know."""
+    media: Media = field(default_factory=dict)
+    sizes: tuple[MediaSize, ...] = ()
+    clips: tuple[ClipTime, ...] = ()
+    prompt: Prompt | None = None
+    """The prompt that was encoded."""
+    seed: int = 0
+    """The seed that views of this prompt are drawn from."""
+    views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
+    """The prompt as views show it, once one was asked for."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Prompt -> Encoded, by the model's own processor and chat template."""
+
+    processor: Any
+    family: Family
+    core: nn.Module
+    """The model below its head: it knows the positions of its tokens."""
+    config: TextPolicyConfig
+    videos: VideoInput
+    ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
+    """By the identity of a prompt: what was encoded before it was asked for, to be given once."""
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
+        self.ready.clear()
+        found: dict[int, str] = {}
+        for place, prompt in enumerate(prompts):
+            try:
+                self.ready[id(prompt)] = self.encode(prompt)
+            except (ValueError, OSError, RuntimeError) as error:
+                found[place] = str(error)
+        return found
+
+    def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
+        """Encode a prompt, unless `unreadable` has done so already; raises what `encode` raises."""
+        known = self.ready.pop(id(prompt), None)
+        return self.encode(prompt, seed) if known is None else replace(known, seed=seed)
+
+    @torch.no_grad()
+    def encode(self, prompt: Prompt, seed: int = 0) -> Encoded:
+        """Open the pictures, decode the clips, write the chat, tokenize.
+
+        Raises:
+            ValueError: a file that is no picture or clip, markers that do not fit the media, a prompt longer than
+                max_prompt_tokens, or placeholders that do not fit the vision features.
+            FileNotFoundError: no such picture or clip.
+            RuntimeError: a decoding worker died or hung.
+        """
+        videos = [video for media in prompt.media if (video := as_video(media))]
+        pictures = [open_picture(source, prompt.id) for source in prompt.media if not as_video(source)]
+        chat = messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt)
+        try:
+            clips = [self.videos(video) for video in videos]
+            self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
+            encoded = self._encode(prompt.id, chat, pictures, clips)
+        except (ValueError, FileNotFoundError, RuntimeError) as error:
+            raise type(error)(f"{name_in_file(prompt)}: {error}") from error
+        return replace(encoded, prompt=prompt, seed=seed)
+
+    def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
+        kind = self.family.config.model_type
+        if num_frames and not self.family.sees_videos:
+            raise ValueError(f"{kind} takes no clips here: use Qwen2.5-VL, Qwen3-VL, SmolVLM2 or InternVL")
+        if len(set(num_frames)) > 1 and not self.family.clips_differ:
+            raise ValueError(
+                f"{kind} wants as many frames of every clip of a prompt, not {', '.join(map(str, num_frames))}: "
+                "give the videos the same `frames`"
+            )
+        if num_frames and num_pictures and not self.family.mixes_kinds:
+            raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
+
+    def _encode(self, prompt_id: str, chat: list[Message], pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
+        text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        # A template that writes the first token itself must not get another one from the tokenizer.
+        bos = self.processor.tokenizer.bos_token
+        options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
+        options |= processor_arguments(clips, self.family.video_options)
+        fed = dict(self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **options))
+        token_ids = fed.pop("input_ids")[0]
+        fed.pop("attention_mask", None)
+        types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
+        most = self.config.max_prompt_tokens
+        if most is not None and len(token_ids) > most:
+            raise ValueError(
+                f"it has {len(token_ids)} tokens, pictures included, and policy.max_prompt_tokens is {most}: "
+                "raise it, lower policy.max_pixels or policy.video.total_pixels, or drop the prompt from the data set"
+            )
+        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
+        check_media(self.family, token_ids, media)
+        positions = self.family.positions(self.core, token_ids, types, media, clips)
+        seen = self.family.seen_sizes([picture.size for picture in pictures], media)
+        sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
+        return Encoded(prompt_id, token_ids, positions, types, media, sizes, tuple(map(clip_time, clips)))
+
+
+def name_in_file(prompt: Prompt) -> str:
+    """The prompt by its id, and its file and row where the data set noted them."""
+    place = prompt.columns.get("file_row")
+    return f"prompt {prompt.id!r}" + (f" ({place})" if place else "")
+
+
+def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> None:
+    """Raise ValueError unless the prompt has one placeholder per vision feature and its media tensors agree."""
+    family.check_rows(media)
+    for token, features in family.placeholders(media).items():
+        held = int((token_ids == token).sum())
+        if features is not None and held != features:
+            kind, source = ("image", "pictures") if token == family.image_token_id else ("video", "clips")
+            raise ValueError(
+                f"its text holds {held} {kind} placeholders, its {source} give {features} vision features: "
+                f"the text must not spell {kind} tokens, and the processor must be the model's own"
+            )
+
+
+def open_picture(source: object, prompt_id: str) -> Image.Image:
+    """A picture as PIL's RGB image, turned upright as its camera noted.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
+    """
+    if isinstance(source, Image.Image):
+        return ImageOps.exif_transpose(source).convert("RGB")
+    if not isinstance(source, str | Path):
+        raise ValueError(f"prompt {prompt_id!r}: a picture is a path or a PIL image, not {type(source).__name__}")
+    try:
+        with Image.open(source) as picture:
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"prompt {prompt_id!r}: there is no picture {str(source)!r}") from None
+    except UnidentifiedImageError:
+        raise ValueError(f"prompt {prompt_id!r}: {str(source)!r} is not a picture that PIL can read") from None
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"prompt {prompt_id!r}: the picture {str(source)!r} is damaged ({error})") from None
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Several prompts side by side, padded on the left: u prompts, p positions, a axes."""
+
+    token_ids: Int[Tensor, "u p"]
+    attention: Int[Tensor, "u p"]
+    positions: Int[Tensor, "a u p"]
+    type_ids: Int[Tensor, "u p"] | None
+    media: tuple[Media, ...]
+    """One per prompt, empty where it has no picture."""
+
+    @property
+    def next_positions(self) -> Int[Tensor, "a u 1"]:
+        """Where the first token after each prompt stands."""
+        return self.positions[:, :, -1:] + 1
+
+
+def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch.device) -> PromptBatch:
+    """Prompts in order, moved to the device."""
+    longest = max(map(len, prompts))
+
+    def pad_left(x: Tensor, value: int = 0) -> Tensor:
+        return nn.functional.pad(x, (longest - x.shape[-1], 0), value=value)
+
+    types = None
+    if any(prompt.type_ids is not None for prompt in prompts):
+        rows = [torch.zeros_like(one.token_ids) if one.type_ids is None else one.type_ids for one in prompts]
+        types = torch.stack([pad_left(row) for row in rows]).to(device)
+    return PromptBatch(
+        token_ids=torch.stack([pad_left(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
+        attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
+        positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
+        type_ids=types,
+        media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
+    )
+
+
+def stand_in_prompt() -> Prompt:
+    """A prompt with a small grey picture, for a process that has none of its own to look at."""
+    return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))

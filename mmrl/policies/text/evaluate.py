@@ -1,0 +1,169 @@
+"""Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mmrl.core.tensors import pad_actions
+from mmrl.policies.text.divergence import group_divergence
+from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.net import TextNet, axes
+from mmrl.policies.text.trace import TextTrace
+
+QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Evaluation(...)(net)` gives {quantity: (n, t)}.
+
+    Two exact ways. Shared: every prompt is read once, with gradient, and its cache expanded to its rows. Repeated: every
+    row holds its prompt; pictures still pass the vision tower once per prompt. Logits exist only where `mask` is True, and
+    for `chunk` positions at a time; elsewhere values are 0. `group_divergence` takes all rows for one group.
+    """
+
+    prompts: PromptBatch
+    prompt_index: Int[Tensor, " n"]
+    tokens: Int[Tensor, "n t"]
+    lengths: Int[Tensor, " n"]
+    temperature: Float[Tensor, " n"]
+    mask: Bool[Tensor, "n t"]
+    quantities: tuple[str, ...] = ("logprobs",)
+    shared: bool = True
+    chunk: int = 512
+
+    def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
+        # In the order of processes that do have pictures: the vision part first.
+        idle = net.idle_vision(self.prompts.media)
+        hidden = self.after_shared_prompts(net) if self.shared else self.after_repeated_prompts(net)
+        chosen = self.mask
+        if not bool(chosen.any()):
+            # Wrappers for many processes wait for every gradient, also from a part nobody trains on.
+            chosen = torch.zeros_like(chosen)
+            chosen[0, 0] = True
+        rows = chosen.nonzero()[:, 0]
+        out: dict[str, Tensor] = {}
+        if self.token_quantities:
+            values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
+            empty = values.new_zeros(self.mask.shape)
+            out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
+        if "group_divergence" in self.quantities:
+            with torch.no_grad():
+                allowed = ~net.banned
+                out["group_divergence"] = group_divergence(net.logits, hidden, self.temperature, self.mask, allowed, self.chunk)
+        return out
+
+    @property
+    def token_quantities(self) -> tuple[str, ...]:
+        """Quantities of single tokens."""
+        return tuple(name for name in self.quantities if name != "group_divergence")
+
+    @property
+    def fed(self) -> Int[Tensor, "n r"]:
+        """The tokens that predict another one: all but the last."""
+        return self.tokens[:, :-1]
+
+    def attention(self) -> Int[Tensor, "n k"]:
+        steps = torch.arange(self.fed.shape[1], device=self.fed.device)
+        return torch.cat([self.prompts.attention[self.prompt_index], (steps < self.lengths[:, None]).long()], dim=1)
+
+    def positions(self) -> Int[Tensor, "a n r"]:
+        return self.prompts.next_positions[:, self.prompt_index] + torch.arange(self.fed.shape[1], device=self.fed.device)
+
+    def after_shared_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+        """Hidden states that predict each token; the first one's is the end of the prompt."""
+        last, cache = net.prefill(self.prompts)
+        first = last.index_select(0, self.prompt_index)[:, None]
+        if self.fed.shape[1] == 0:
+            return first
+        cache.reorder_cache(self.prompt_index)
+        return torch.cat([first, net.extend(cache, self.fed, self.positions(), self.attention())], dim=1)
+
+    def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+        index, prompts = self.prompt_index, self.prompts
+        types = prompts.type_ids
+        out = net.core(
+            input_ids=torch.cat([prompts.token_ids[index], self.fed], dim=1),
+            attention_mask=self.attention(),
+            position_ids=axes(torch.cat([prompts.positions[:, index], self.positions()], dim=2)),
+            use_cache=False,
+            **net.types(None if types is None else nn.functional.pad(types[index], (0, self.fed.shape[1]))),
+            **net.vision(prompts.media, index.tolist()),
+        )
+        return out.last_hidden_state[:, prompts.token_ids.shape[1] - 1 :]
+
+    def evaluate(
+        self, net: TextNet, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, " m"], temperature: Float[Tensor, " m"]
+    ) -> Float[Tensor, "q m"]:
+        """The quantities of m tokens, chunk by chunk; of several chunks, the backward pass computes the logits again."""
+
+        def some(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
+            logprobs = net.logits(hidden, temperature).log_softmax(-1)
+            columns = {"logprobs": lambda: logprobs.gather(-1, tokens[:, None])[:, 0]}
+            columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
+            return torch.stack([columns[name]() for name in self.token_quantities])
+
+        if len(tokens) <= self.chunk:
+            return some(hidden, tokens, temperature)
+        pieces = zip(hidden.split(self.chunk), tokens.split(self.chunk), temperature.split(self.chunk), strict=True)
+        return torch.cat([checkpoint(some, *piece, use_reentrant=False) for piece in pieces], dim=1)
+
+
+def evaluation_of(
+    net: TextNet,
+    trace: TextTrace,
+    prompts: Sequence[Encoded],
+    mask: Bool[Tensor, "n t"],
+    quantities: tuple[str, ...],
+    *,
+    shared: bool,
+    logits: int,
+    least: int = 1,
+) -> Evaluation:
+    """The work of evaluating a compact trace whose prompts are shown as `prompts`.
+
+    So many logits exist at the same time; completions are padded to `least` tokens.
+    """
+    device, tokens = net.device, pad_actions(trace.tokens, least)
+    return Evaluation(
+        prompts=collate_prompts(prompts, net.pad_token_id, device),
+        prompt_index=trace.prompt_index.to(device),
+        tokens=tokens.to(device),
+        lengths=trace.lengths.to(device),
+        temperature=trace.temperature.to(device),
+        mask=pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]].to(device),
+        quantities=quantities,
+        shared=shared,
+        chunk=max(1, logits // len(net.banned)),
+    )
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Evaluates completions: with the policy's network, or as a dry run."""
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        """{quantity: (n, t)}, with a gradient where gradients are on."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalEvaluator:
+    """Evaluates with the network that trains."""
+
+    host: TextHost
+
+    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+        net = self.host.net
+        # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
+        net.train(torch.is_grad_enabled() and self.host.config.gradient_checkpointing)
+        try:
+            return self.host.run(work)
+        finally:
+            net.eval()

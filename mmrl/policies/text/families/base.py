@@ -1,0 +1,142 @@
+"""The questions that vision-language models answer differently, with the answers most of them share."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmrl.policies.video.decode import Frames
+from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.settings import VideoSettings
+
+Media = Mapping[str, Tensor]
+"""The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""
+MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model. Subclasses answer differently where their models do.
+
+    `media_keys` are the tensors it knows; any other tensor of the processor is refused, because nobody would know how to
+    put it in a batch. The module names are prefixes inside `model.model`.
+    """
+
+    config: Any
+    media_keys: frozenset[str] = frozenset({"pixel_values"})
+    video_keys: frozenset[str] = frozenset()
+    """Those of media_keys that hold clips; empty where frames of clips are pictures among pictures."""
+    sees_videos: bool = False
+    mixes_kinds: bool = True
+    """May one prompt hold pictures and clips?"""
+    clips_differ: bool = False
+    """May the clips of one prompt have different numbers of frames?"""
+    frame_multiple: int = 1
+    """Frames that the model merges into one; clips have a multiple of it."""
+    vision: tuple[str, ...] = ("vision_tower", "vision_model", "visual")
+    projector: tuple[str, ...] = ("multi_modal_projector", "connector")
+    language: tuple[str, ...] = ("language_model", "text_model")
+    box_space: str | None = None
+    """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
+    type_name: str = "mm_token_type_ids"
+    """Under which name the model's forward takes the token types (0 text, 1 image, 2 video), if the processor makes them."""
+
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder: one per vision feature."""
+        return self.config.image_token_id
+
+    @property
+    def video_options(self) -> dict[str, Any]:
+        """Arguments that the processor needs for clips besides frames and times."""
+        return {}
+
+    def video_budget(self, processor: Any, settings: VideoSettings) -> Budget | None:
+        """How large frames may be; None: the processor brings all to one size."""
+        for name in ("min_pixels", "max_pixels", "total_pixels"):
+            if getattr(settings, name) is not None:
+                raise ValueError(
+                    f"{self.config.model_type} brings all frames to one size: remove policy.video.{name}, which only "
+                    "Qwen-VL models know; policy.video.max_frames bounds the cost of a clip"
+                )
+        return None
+
+    def tidy(self, media: Media) -> Media:
+        """The processor's tensors of one prompt, brought to a form whose first dimension can be concatenated."""
+        unknown = sorted(set(media) - self.media_keys)
+        if unknown:
+            raise ValueError(
+                f"{self.config.model_type}: the processor made {', '.join(unknown)}, which the family "
+                f"{type(self).__name__} cannot batch: add a family for this model in mmrl/policies/families"
+            )
+        return media
+
+    def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
+        """Pictures of several prompts, in order, as one forward takes them; prompts without pictures have no tensors."""
+        keys = dict.fromkeys(key for one in media for key in one)
+        return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
+
+    def kinds(self, media: Media) -> dict[str, Media]:
+        """The tensors of pictures and those of clips, apart; a kind that is not there has no entry."""
+        split = {
+            "image": {key: value for key, value in media.items() if key not in self.video_keys},
+            "video": {key: value for key, value in media.items() if key in self.video_keys},
+        }
+        return {kind: tensors for kind, tensors in split.items() if tensors}
+
+    def entries(self, media: Media, kind: str = "image") -> int | None:
+        """How many entries of the vision output's `pooler_output` belong to this prompt; None: nobody knows."""
+        return len(media["pixel_values"]) if media and kind == "image" else 0
+
+    def num_features(self, media: Media) -> int | None:
+        """Vision features, hence placeholders, these pictures give; None: nobody knows."""
+        raise NotImplementedError
+
+    def placeholders(self, media: Media) -> dict[int, int | None]:
+        """Token -> how many of it the prompt must hold."""
+        return {self.image_token_id: self.num_features(media)}
+
+    def check_rows(self, media: Media) -> None:
+        """Raise ValueError when the media tensors of one prompt contradict each other."""
+
+    def positions(
+        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+    ) -> Int[Tensor, "a p"]:
+        """Position ids of a prompt without padding: one axis, 0 1 2 ..."""
+        return torch.arange(len(token_ids))[None]
+
+    def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
+        """(width, height) of each picture as the model saw it. Tile models see several scales: the file's size stands in."""
+        return list(sizes)
+
+    def limit_pixels(self, processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
+        """Make the processor keep pictures within these areas."""
+        raise ValueError(
+            f"{self.config.model_type} cuts pictures into tiles of one size: "
+            "remove policy.min_pixels and policy.max_pixels, which only Qwen-VL models know"
+        )
+
+    def media_token_ids(self, tokenizer: Any) -> frozenset[int]:
+        """Tokens that stand for media or frame it, which a completion must never hold."""
+        named = {id for id, token in tokenizer.added_tokens_decoder.items() if MEDIA_NAME.search(token.content)}
+        keys = [key for key in self.config.to_dict() if re.fullmatch(r"(image|video|vision\w*|boi|eoi)_token_(id|index)", key)]
+        return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
+
+
+def pad_cat(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate along the first dimension, padding the others with zeros at their end where sizes differ."""
+    if len(tensors) == 1:
+        return tensors[0]
+    shape = [max(sizes) for sizes in zip(*(x.shape[1:] for x in tensors), strict=True)]
+    if all(list(x.shape[1:]) == shape for x in tensors):
+        return torch.cat(list(tensors))
+    padded = []
+    for x in tensors:
+        room = x.new_zeros(len(x), *shape)
+        room[tuple(slice(size) for size in x.shape)] = x
+        padded.append(room)
+    return torch.cat(padded)

@@ -1,0 +1,18 @@
+"""Gemma 3: a fixed number of tokens per picture, which see each other in both directions."""
+
+from dataclasses import dataclass
+
+from mmrl.policies.text.families.base import Family, Media
+
+
+@dataclass(frozen=True)
+class Gemma3(Family):
+    """pixel_values holds one row per picture (or per crop, where pan and scan is on)."""
+
+    vision: tuple[str, ...] = ("vision_tower",)
+    projector: tuple[str, ...] = ("multi_modal_projector",)
+    language: tuple[str, ...] = ("language_model",)
+    type_name: str = "token_type_ids"
+
+    def num_features(self, media: Media) -> int:
+        return len(media["pixel_values"]) * self.config.mm_tokens_per_image if media else 0

@@ -1,0 +1,178 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patch rows with a grid per picture, and positions on three axes (M-RoPE)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmrl.policies.text.families.base import Family, Media
+from mmrl.policies.video.decode import Frames
+from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.settings import VideoSettings
+
+BOX_SPACES = {"qwen2_vl": "norm1000", "qwen2_5_vl": "resized", "qwen3_vl": "norm1000", "qwen3_vl_moe": "norm1000"}
+
+VIDEO_KEYS = frozenset({"pixel_values_videos", "video_grid_thw"})
+GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
+LONGEST = 0.9 * 128_000
+"""Tokens of a clip at most, as qwen_vl_utils has it."""
+CLOSE = 1e-6
+
+
+@dataclass(frozen=True)
+class QwenVL(Family):
+    """pixel_values holds one row per patch, t * h * w of `image_grid_thw` for each picture; clips have tensors of their own.
+
+    Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL by `<3.5 seconds>` before each pair
+    of frames.
+    """
+
+    media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", *VIDEO_KEYS})
+    video_keys: frozenset[str] = VIDEO_KEYS
+    sees_videos: bool = True
+    clips_differ: bool = True
+    frame_multiple: int = 2
+    vision: tuple[str, ...] = ("visual",)
+    projector: tuple[str, ...] = ("visual.merger", "visual.deepstack_merger_list")
+    language: tuple[str, ...] = ("language_model",)
+
+    def tidy(self, media: Media) -> Media:
+        """Without the interval of clips, which only positions need."""
+        return super().tidy({key: value for key, value in media.items() if key != "second_per_grid_ts"})
+
+    @property
+    def video_options(self) -> dict[str, Any]:
+        """Frames come in their size; the processor only warns while nobody has said whether it should cap it."""
+        return {"do_resize": False, "cap_pixels_per_frame": False}
+
+    def video_budget(self, processor: Any, settings: VideoSettings) -> Budget:
+        """The areas that the settings name; else the video processor's, with a total for Qwen2-VL and Qwen2.5-VL."""
+        video = processor.video_processor
+        side = video.patch_size * video.merge_size
+        low, high = float(video.size["shortest_edge"]), float(video.size["longest_edge"])
+        if self.config.model_type.startswith("qwen3"):
+            usual = Budget(side, min_total=low, max_total=high)
+        else:
+            usual = Budget(side, low, high, max_total=LONGEST * side**2 * self.frame_multiple)
+        if settings.min_pixels is not None:
+            usual = replace(usual, min_pixels=float(settings.min_pixels), min_total=0.0)
+        if settings.max_pixels is not None:
+            usual = replace(usual, max_pixels=float(settings.max_pixels))
+        return usual if settings.total_pixels is None else replace(usual, max_total=float(settings.total_pixels))
+
+    def entries(self, media: Media, kind: str = "image") -> int:
+        return len(media[GRIDS[kind]]) if GRIDS[kind] in media else 0
+
+    def num_features(self, media: Media) -> int:
+        return self._num_features(media, "image")
+
+    def placeholders(self, media: Media) -> dict[int, int | None]:
+        return {
+            self.config.image_token_id: self._num_features(media, "image"),
+            self.config.video_token_id: self._num_features(media, "video"),
+        }
+
+    def _num_features(self, media: Media, kind: str) -> int:
+        if GRIDS[kind] not in media:
+            return 0
+        return int(media[GRIDS[kind]].prod(1).sum()) // self.config.vision_config.spatial_merge_size**2
+
+    def check_rows(self, media: Media) -> None:
+        for grids, rows, what in (
+            ("image_grid_thw", "pixel_values", "pictures"),
+            ("video_grid_thw", "pixel_values_videos", "clips"),
+        ):
+            if grids in media and (told := int(media[grids].prod(1).sum())) != len(media[rows]):
+                raise ValueError(f"the grids of its {what} speak of {told} patches, {rows} holds {len(media[rows])}")
+
+    def positions(
+        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+    ) -> Int[Tensor, "3 p"]:
+        """Axes time, height, width by the model's own rule; without the token types it would silently fall back to one axis.
+
+        Qwen2.5-VL knows one interval per clip. Where frames are not evenly spaced its rule is applied to their true times.
+        What follows a clip stands after the clip's last moment, as it did when the weights were made.
+        """
+        if type_ids is None:
+            raise ValueError(f"{self.config.model_type}: the processor gave no mm_token_type_ids, which M-RoPE positions need")
+        told = {"video_grid_thw": media["video_grid_thw"]} if clips else {}
+        timed = bool(clips) and self.config.model_type == "qwen2_5_vl"
+        if timed:
+            # A hair more, so that rounding of floats does not put a frame one position too early.
+            seconds = [self.frame_multiple * clip.step * (1 + CLOSE) for clip in clips]
+            told["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
+        positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **told)
+        if timed:
+            for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
+                if not is_evenly_spaced(clip):
+                    pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
+                    ticks = ((pairs - pairs[0]) * self.config.vision_config.tokens_per_second + CLOSE).long()
+                    first = positions[0, start].clone()
+                    positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
+        return after_clips(positions, type_ids)
+
+    def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
+        patch = self.config.vision_config.patch_size
+        grids = media["image_grid_thw"].tolist() if "image_grid_thw" in media else []
+        return [(int(w) * patch, int(h) * patch) for _, h, w in grids]
+
+    def limit_pixels(self, processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:
+        size = processor.image_processor.size
+        low = min_pixels if min_pixels is not None else size["shortest_edge"]
+        high = max_pixels if max_pixels is not None else size["longest_edge"]
+        if low > high:
+            raise ValueError(f"policy.min_pixels ({low}) is larger than policy.max_pixels ({high}): lower one or raise the other")
+        # The names are the library's; for this processor they are areas in pixels.
+        processor.image_processor.size = {"shortest_edge": low, "longest_edge": high}
+
+
+def mrope_positions(
+    core: Any,
+    token_ids: Int[Tensor, " p"],
+    type_ids: Int[Tensor, " p"],
+    image_grid_thw: Int[Tensor, "pictures 3"] | None = None,
+    **videos: Tensor,
+) -> Int[Tensor, "3 p"]:
+    """Position ids of one row without padding. `core` is the model under the head; types: 0 text, 1 image, 2 video."""
+    positions, _ = core.get_rope_index(token_ids[None], mm_token_type_ids=type_ids[None], image_grid_thw=image_grid_thw, **videos)
+    return positions[:, 0]
+
+
+def after_clips(positions: Int[Tensor, "3 p"], type_ids: Int[Tensor, " p"]) -> Int[Tensor, "3 p"]:
+    """Positions in which the text after a clip begins past the largest of the clip's (arXiv:2409.12191).
+
+    transformers from 5.3 on begins past its height or width only, inside the time of a clip that is longer than that.
+    """
+    positions = positions.clone()
+    for start, end in runs(type_ids, 2):
+        if end < positions.shape[1]:
+            positions[:, end:] += positions[:, start:end].max() + 1 - positions[0, end]
+    return positions
+
+
+def runs(type_ids: Int[Tensor, " p"], kind: int) -> list[tuple[int, int]]:
+    """(start, end) of every stretch of this type."""
+    marks = torch.nn.functional.pad((type_ids == kind).long(), (1, 1)).diff()
+    return list(zip((marks == 1).nonzero()[:, 0].tolist(), (marks == -1).nonzero()[:, 0].tolist(), strict=True))
+
+
+def is_evenly_spaced(clip: Frames) -> bool:
+    """Is every frame within one frame of the file from where an even spacing puts it?"""
+    return all(abs(time - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, time in enumerate(clip.times))
+
+
+def split_rows_by_grid(grids: Int[Tensor, "pictures 3"], num_images: Sequence[int]) -> list[list[int]]:
+    """Which patch rows of pixel_values belong to each sample: `num_images[i]` pictures of t * h * w rows each, in order.
+
+    Raises:
+        ValueError: num_images does not add up to the number of grids.
+    """
+    if sum(num_images) != len(grids):
+        raise ValueError(f"num_images adds up to {sum(num_images)} pictures, but there are {len(grids)} grids")
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), grids.prod(1).cumsum(0)]).tolist()
+    pictures = torch.tensor([0, *num_images]).cumsum(0).tolist()
+    return [list(range(ends[a], ends[b])) for a, b in pairwise(pictures)]

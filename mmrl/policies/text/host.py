@@ -1,0 +1,71 @@
+"""A text policy as the parts it is built of see it."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from mmrl.core.ranks import Ranks
+from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.encode import Encoded, Encoder
+from mmrl.policies.text.families import Family
+from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.settings import TextPolicyConfig
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class TextHost(Protocol):
+    """The questions that generators, evaluators, audits and diagnostics may ask of a text policy."""
+
+    @property
+    def config(self) -> TextPolicyConfig: ...
+    @property
+    def family(self) -> Family: ...
+
+    @property
+    def processor(self) -> Any:
+        """The model's own, of transformers."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion."""
+        ...
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that no completion may hold."""
+        ...
+
+    @property
+    def media_token_ids(self) -> frozenset[int]: ...
+    @property
+    def encode(self) -> Encoder: ...
+    @property
+    def net(self) -> TextNet: ...
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """The other processes."""
+        ...
+
+    def stand_in(self) -> Encoded:
+        """The prompt that a process looks at while others have more to do than it has."""
+        ...
+
+    def run(self, work: Callable[[TextNet], T]) -> T:
+        """One forward of the network, through its wrapper for many processes where there is a gradient."""
+        ...
+
+    def decode(self, tokens: list[list[int]]) -> list[str]:
+        """The texts of rows of tokens, without special ones."""
+        ...
+
+    def shares_prompts(self, grad: bool) -> bool:
+        """Does a reading read every prompt once, and not once per row?"""
+        ...

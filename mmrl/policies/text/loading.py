@@ -1,0 +1,211 @@
+"""From a folder or hub name to a model that is ready to train: dropout off, adapters on, frozen parts frozen."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmrl.core.offline import offline_note
+from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
+from mmrl.policies.text.families import Family, family_of
+from mmrl.policies.text.families.generic import Generic
+from mmrl.policies.text.settings import TextPolicyConfig
+
+log = logging.getLogger("mmrl")
+LAYERS = re.compile(r"layers:(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with everything that belongs to it."""
+
+    model: Any
+    processor: Any
+    family: Family
+    adapter: Any = None
+    """peft's wrapper around the model, when it has adapters."""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def load(config: TextPolicyConfig) -> Loaded:
+    """Load model and processor.
+
+    Raises:
+        FileNotFoundError: no such folder or hub model.
+        ValueError: a model that takes no pictures, that cannot chat, or of which nothing would train.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model_config = load_config(config)
+    family = family_of(model_config)
+    remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    with refusing_code(config.model):
+        processor = AutoProcessor.from_pretrained(config.model, **remote)
+    if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
+        lacking = "chat template" if getattr(processor, "image_processor", None) else "image processor"
+        raise ValueError(f"policy.model {config.model!r} has no {lacking}: use an instruction-tuned vision-language model")
+    if config.min_pixels is not None or config.max_pixels is not None:
+        family.limit_pixels(processor, config.min_pixels, config.max_pixels)
+    half = config.dtype == "bfloat16" and config.lora is not None
+    if config.attn_implementation:
+        remote["attn_implementation"] = config.attn_implementation
+    model = AutoModelForImageTextToText.from_pretrained(config.model, dtype=torch.bfloat16 if half else torch.float32, **remote)
+    switch_off_dropout(model)
+    if isinstance(family, Generic):
+        check_head(model)
+    adapter = add_adapter(model, family, config.lora) if config.lora else None
+    freeze(model, family, config.freeze)
+    if config.gradient_checkpointing:
+        # Renamed within transformers 5.
+        renamed = hasattr(model, "activation_checkpointing_enable")
+        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    model.eval()
+    return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer))
+
+
+def load_config(config: TextPolicyConfig) -> Any:
+    """The model's own config, after checking that it is a vision-language model."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    name = config.model
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
+        raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
+    if config.trust_remote_code:
+        log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
+    try:
+        with refusing_code(name):
+            found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"policy.model {name!r} is neither a folder with a model nor one the Hugging Face hub gave us: "
+            f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
+        ) from None
+    remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
+    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
+        raise ValueError(
+            f"policy.model {name!r} is of type {found.model_type}, which takes no pictures: use a vision-language model"
+        )
+    return found
+
+
+@contextmanager
+def refusing_code(model: str) -> Iterator[None]:
+    """Say which setting a model wants whose repository holds code of its own."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"policy.model {model!r} comes with Python files of its own, which are not run: read them, and set "
+            "policy.trust_remote_code = true if you trust them, or use a model that transformers knows"
+        ) from None
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Training mode then computes what evaluation mode computes, and a reading equals the rollout it reads."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if ("dropout" in name or name == "drop_prob") and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Raise ValueError when logits are more than the head of the last hidden state, which scoring takes them to be."""
+    ids = torch.arange(4)[None]
+    plain = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    logits = model.eval()(**plain).logits
+    ours = model.get_output_embeddings()(model.model(**plain).last_hidden_state)
+    if not torch.allclose(logits, ours, atol=1e-4):
+        raise ValueError(
+            f"{model.config.model_type} changes its logits after the head, which mmrl does not know how to repeat: "
+            "add a family for it in mmrl/policies/families"
+        )
+
+
+def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
+    """Put LoRA layers into the model and freeze the rest; the answer is peft's wrapper."""
+    from peft import PeftModel, get_peft_model
+
+    if lora.adapter is not None:
+        check_adapter_folder(lora.adapter)
+        adapter = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
+        refuse_dropout(lora.adapter, adapter.peft_config[ADAPTER])
+        return adapter
+    return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
+
+
+def linear_layers(model: Any, family: Family) -> str:
+    """A pattern for the linear layers of the language model, short enough for the adapter's config file."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.removeprefix("model.").startswith(family.language)
+    ]
+    if not names:
+        raise ValueError(
+            f"{model.config.model_type}: no linear layers found under {' or '.join(family.language)}: name policy.lora.targets"
+        )
+    stem = "|".join(family.language)
+    return rf"model\.(?:{stem})\..*\.(?:{'|'.join(sorted({name.rsplit('.', 1)[-1] for name in names}))})"
+
+
+def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
+    """Switch off the gradient of parts of the model.
+
+    Raises:
+        ValueError: an unknown part, one that is not in the model, or nothing left to train.
+    """
+    for part in parts:
+        frozen = [weight for name, weight in model.named_parameters() if belongs(name, family, part)]
+        if not frozen:
+            raise ValueError(f"policy.freeze: the model has no weights in {part!r}")
+        for weight in frozen:
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ValueError(f"policy.freeze = {list(parts)} leaves nothing to train: remove one of them")
+
+
+def belongs(name: str, family: Family, part: str) -> bool:
+    """Is the weight `name` in this part of the model? The head counts as language."""
+    name = name.removeprefix("model.")
+    if part == "vision":
+        return name.startswith(family.vision) and not name.startswith(family.projector)
+    if part == "projector":
+        return name.startswith(family.projector)
+    if part == "language":
+        return name.startswith((*family.language, "lm_head"))
+    layers = LAYERS.fullmatch(part)
+    if layers is None:
+        raise ValueError(f"policy.freeze holds {part!r}: choose from vision, projector, language and layers:FIRST-LAST")
+    found = re.search(r"\.layers\.(\d+)\.", name) if name.startswith(family.language) else None
+    return found is not None and int(layers[1]) <= int(found[1]) <= int(layers[2])
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends a completion: the generation config's and the tokenizer's own, the latter first."""
+    told = model.generation_config.eos_token_id
+    ids: Iterator[int | None] = iter([tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])])
+    found = tuple(dict.fromkeys(id for id in ids if id is not None))
+    if not found:
+        raise ValueError(f"{model.config.model_type}: neither tokenizer nor generation config names a token that ends an answer")
+    return found
+
+
+def banned_tokens(loaded: Loaded) -> frozenset[int]:
+    """Tokens a completion must not hold: those of media, padding, beginning of text, and ids the tokenizer cannot write."""
+    tokenizer = loaded.processor.tokenizer
+    empty = range(len(tokenizer), loaded.model.get_output_embeddings().weight.shape[0])
+    odd = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
+    return (loaded.family.media_token_ids(tokenizer) | odd | set(empty)) - set(loaded.eos_token_ids)

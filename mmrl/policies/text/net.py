@@ -1,0 +1,162 @@
+"""The one module that every forward goes through, so that wrappers for many processes see all of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from mmrl.policies.text.encode import PromptBatch
+from mmrl.policies.text.families import Family, Media
+
+T = TypeVar("T")
+NEVER = torch.finfo(torch.float32).min
+"""The logit of a banned token. Finite, so that 0 * log 0 stays 0 in an entropy and in every gradient."""
+
+
+@runtime_checkable
+class CacheLayer(Protocol):
+    """Keys and values of one layer, (n, heads, positions, size)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """The cache of transformers' language models: keys and values of the tokens read so far, row by row."""
+
+    @property
+    def layers(self) -> Sequence[CacheLayer]: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> object:
+        """Append to a layer."""
+        ...
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        ...
+
+
+class TextNet(nn.Module):
+    """A vision-language model and the tokens it must not write. Call it with the work to do: `net(work)` runs `work(net)`.
+
+    The model only ever gets explicit positions, so what it remembers of earlier prompts (`rope_deltas`) is never used.
+    """
+
+    banned: Tensor
+
+    def __init__(self, model: Any, family: Family, banned_ids: Iterable[int], pad_token_id: int, half: bool = False) -> None:
+        super().__init__()
+        self.model, self.family, self.pad_token_id, self.half_precision = model, family, pad_token_id, half
+        # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
+        present = {type(module).__name__ for module in model.modules()}
+        self._no_split_modules = [name for name in model._no_split_modules or () if name in present]
+        banned = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
+        banned[sorted(banned_ids)] = True
+        self.register_buffer("banned", banned, persistent=False)
+        self.stand_in: Media | None = None
+        self.passes: Callable[[int], int] = int
+        """How often this forward must pass the vision part, given how often its own media do."""
+
+    def idle_vision(self, media: Sequence[Media]) -> Tensor:
+        """0, through the vision part as often as other processes pass it and this forward's `media` do not.
+
+        Pictures pass it once and clips once, however many there are. `stand_in` is the picture looked at instead.
+        """
+        own = len({kind for one in media for kind in self.family.kinds(one)})
+        return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
+
+    def _idle_pass(self) -> Tensor:
+        assert self.stand_in is not None
+        media = {name: x.to(self.device) for name, x in self.stand_in.items()}
+        features = self.core.get_image_features(**self.family.collate([media]), return_dict=True)
+        levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+        return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
+
+    def forward(self, work: Callable[["TextNet"], T]) -> T:
+        with self._precision():
+            return work(self)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()
+
+    @property
+    def device(self) -> torch.device:
+        return self.banned.device
+
+    @property
+    def core(self) -> Any:
+        """The model below its head."""
+        return self.model.model
+
+    def logits(self, hidden: Float[Tensor, "m d"], temperature: Float[Tensor, " m"]) -> Float[Tensor, "m v"]:
+        """In float32, divided by the temperature; banned tokens have no probability."""
+        logits = self.model.get_output_embeddings()(hidden).float() / temperature[:, None]
+        return logits.masked_fill(self.banned, NEVER)
+
+    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
+        """Hidden state after each prompt, and the cache of keys and values."""
+        out = self.core(
+            input_ids=prompts.token_ids,
+            attention_mask=prompts.attention,
+            position_ids=axes(prompts.positions),
+            use_cache=True,
+            **self.types(prompts.type_ids),
+            **self.family.collate(prompts.media),
+        )
+        return out.last_hidden_state[:, -1], out.past_key_values
+
+    def extend(
+        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Int[Tensor, "n k"]
+    ) -> Float[Tensor, "n r d"]:
+        """Hidden states of tokens that follow what is cached; `attention` covers both, and the cache grows."""
+        out = self.core(
+            input_ids=token_ids,
+            attention_mask=attention,
+            position_ids=axes(positions),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.last_hidden_state
+
+    def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
+        return {} if type_ids is None else {self.family.type_name: type_ids}
+
+    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
+        """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
+        if not any(media):
+            return {}
+        outputs: dict[str, object] = {}
+        split = [self.family.kinds(one) for one in media]
+        for kind in ("image", "video"):
+            own = [kinds.get(kind, {}) for kinds in split]
+            counts = [self.family.entries(one, kind) for one in media]
+            if None in counts:
+                return self.family.collate([media[i] for i in rows])
+            if any(own):
+                look = self.core.get_image_features if kind == "image" else self.core.get_video_features
+                features = look(**self.family.collate(own), return_dict=True)
+                starts = torch.tensor([0, *counts]).cumsum(0).tolist()
+                index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
+                outputs[kind] = pick_entries(features, index)
+        return {"mm_encoder_outputs": outputs}
+
+
+def axes(positions: Int[Tensor, "a n p"]) -> Tensor:
+    """Models with one axis take (n, p)."""
+    return positions[0] if len(positions) == 1 else positions
+
+
+def pick_entries(features: Any, index: list[int]) -> Any:
+    """Some entries of a vision output of transformers, repeated where the index repeats them."""
+
+    def take(entries: Tensor | Sequence[Tensor]) -> Tensor | list[Tensor]:
+        return entries[index] if isinstance(entries, Tensor) else [entries[i] for i in index]
+
+    features.pooler_output = take(features.pooler_output)
+    if getattr(features, "deepstack_features", None) is not None:
+        features.deepstack_features = [take(level) for level in features.deepstack_features]
+    return features

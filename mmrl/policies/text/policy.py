@@ -1,0 +1,294 @@
+"""A vision-language model as a policy: samples completions of prompts with pictures, and evaluates them again exactly."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from mmrl.core.protocols import State, View
+from mmrl.core.ranks import Ranks
+from mmrl.core.tensors import pad_actions
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.sharding import reshard, wrap_module
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, whole
+from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
+from mmrl.policies.text.clips import plan_of
+from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
+from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
+from mmrl.policies.text.loading import banned_tokens
+from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.packing import pack
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.rollout import (
+    PromptCache,
+    Row,
+    assemble,
+    check_reading,
+    check_requests,
+    check_sampling,
+    plan,
+    texts_of,
+    tokens_of,
+)
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
+from mmrl.policies.video.input import VideoInput
+from mmrl.policies.video.settings import VideoSettings
+
+__all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
+T = TypeVar("T")
+
+
+class TextPolicy:
+    """Any image-text-to-text model of transformers. An action is a token of the completion.
+
+    Rollouts and readings are on the CPU whatever the device of the model. Readings under the live weights carry a gradient
+    where gradients are on; readings under a shadow never do.
+
+    Args:
+        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        views: other ways to show a prompt, by the names that requests and readings give them.
+        parts: who loads, writes, reads and keeps weights; a dry run has others.
+
+    Raises:
+        FileNotFoundError: no such model, adapter or picture.
+        ValueError: a model without picture input, unknown shadows, or settings that contradict each other.
+    """
+
+    offers = QUANTITIES | {ANSWERS}
+
+    def __init__(
+        self,
+        config: TextPolicyConfig,
+        shadows: Iterable[str] = (),
+        ema_decay: Decay = USUAL_DECAY,
+        views: Mapping[str, View] | None = None,
+        parts: TextParts = TextParts(),
+    ) -> None:
+        self.config, self.ema_decay, self.views, self.parts = config, ema_decay, dict(views or {}), parts
+        loaded = parts.load(config)
+        self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
+        self.tokenizer = loaded.processor.tokenizer
+        self.eos_token_ids = loaded.eos_token_ids
+        self.banned = banned_tokens(loaded)
+        self.media_token_ids = self.family.media_token_ids(self.tokenizer)
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
+        self.net = TextNet(loaded.model, self.family, self.banned, pad, half=config.dtype == "bfloat16")
+        self.module: nn.Module = self.net
+        videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
+        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
+        self.ranks = Ranks()
+        self.is_main = True
+        self.weights = parts.weights(self.net, shadows, ema_decay, False)
+        self._followed = False
+        self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
+        self.diagnostics = parts.diagnostics(self)
+
+    @property
+    def shadows(self) -> frozenset[str]:
+        return frozenset(self.weights.shadows)
+
+    @property
+    def box_space(self) -> str:
+        """How the model writes boxes: pixel, resized, norm1000 or norm1.
+
+        Raises:
+            ValueError: the model's makers do not say and the config neither.
+        """
+        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
+        return check_space(space, self.family.config.model_type)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.weights.named.values())
+
+    def advance(self) -> None:
+        self.weights.follow()
+        self._followed = False
+
+    @torch.no_grad()
+    def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
+        """Completions of all requests; `sampling` replaces the training one.
+
+        Raises:
+            ValueError: an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
+        """
+        sampling = check_sampling(sampling, self.config.sampling)
+        check_requests(requests, self.shadows | {"policy"}, self._known_views)
+        rows, prompts = plan(requests, self.encode)
+        self.prefetch([request.prompt for request in requests])
+        if not self._followed:
+            self.generator.follow(self.weights, self.weights.num_updates)
+            self._followed = True
+        drawn = [row for row in rows if row.request.text is None]
+        for row in rows:
+            if row.request.text is not None:
+                row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
+        versions = [self.weights.num_updates]
+        for model in sorted(self.shadows | {"policy"}):
+            chunks = split_rows([row for row in drawn if row.request.model == model], self.config.rollout_rows)
+            chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
+            if chunks:
+                with self.weights.swapped_in(model):
+                    versions += [self._write(chunk, prompts, sampling) for chunk in chunks]
+        texts = texts_of(rows, self.decode, self.eos_token_ids)
+        rollouts = assemble(rows, texts, prompts, self.family, self.media_token_ids, sampling.temperature)
+        return replace(rollouts, weights_version=min(versions))
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
+        """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
+
+        `answer_mask` is 1 for tokens inside the last <answer>; `group_divergence` takes all rows for one group.
+
+        Raises:
+            ValueError: a quantity, model or view this policy does not have.
+        """
+        assert isinstance(trace, TextTrace)
+        wanted: dict[tuple[str, str], list[Reading]] = {}
+        for reading in readings:
+            check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
+            wanted.setdefault((reading.model, reading.view), []).append(reading)
+        out: dict[Reading, Tensor] = {}
+        for (model, view), asked in wanted.items():
+            names = {reading.quantity for reading in asked}
+            with self.weights.swapped_in(model):
+                values = self._evaluate(trace, mask, tuple(sorted(names - {ANSWERS})), view)
+            if ANSWERS in names:
+                values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
+            out |= {reading: values[reading.quantity] for reading in asked}
+        return out
+
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        """Parts of at most `micro_batch` positions, padding included; rows of a prompt stay together while they fit."""
+        return pack(batch, micro_batch, scope, self.shares_prompts(torch.is_grad_enabled()))
+
+    def join(self, traces: Sequence[Trace]) -> TextTrace:
+        return join([trace for trace in traces if isinstance(trace, TextTrace)])
+
+    def state_dict(self) -> State:
+        """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
+        return self.weights.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when the state belongs to other weights or shadows."""
+        self.weights.load_state_dict(state)
+        self._followed = False
+
+    def save(self, folder: Path) -> None:
+        """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
+        prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
+        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict(keep_vars=True).items()}
+        if self.is_main:
+            saved.save_pretrained(folder, state_dict=weights)
+            self.processor.save_pretrained(folder)
+
+    def prepare(self, accelerator: Any) -> None:
+        """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
+        # LLaVA, for one, never uses the last layer of its vision part.
+        self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
+        self.net = accelerator.unwrap_model(self.module)
+        self.ranks = Ranks(accelerator)
+        self.net.passes, self.net.stand_in = self.ranks.passes, self.stand_in().media if self.ranks.world > 1 else None
+        self.is_main = accelerator.is_main_process
+        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded)
+        self._followed = False
+
+    def stand_in(self) -> Encoded:
+        """The prompt that a process looks at while others have more to do than it has."""
+        return self._stand_in
+
+    @cached_property
+    def _stand_in(self) -> Encoded:
+        return self.encode(stand_in_prompt())
+
+    def shares_prompts(self, grad: bool) -> bool:
+        """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
+        return self.config.prefix != "repeated" and not (grad and self.config.gradient_checkpointing)
+
+    def run(self, work: Callable[[TextNet], T]) -> T:
+        """One forward of the wrapped module; without a gradient, of the module itself."""
+        if torch.is_grad_enabled():
+            return self.module(work)
+        out = self.net(work)
+        reshard(self.net)
+        return out
+
+    def decode(self, tokens: list[list[int]]) -> list[str]:
+        """The texts of rows of tokens, without special ones."""
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
+        """Let workers decode the clips of prompts that will be rolled out soon; it waits for nothing."""
+        self.encode.videos.ask(prompts)
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
+        """Place -> what is wrong, of the prompts whose pictures or clips cannot be had."""
+        self.prefetch(prompts)
+        return self.encode.unreadable(prompts)
+
+    @property
+    def prefetches(self) -> bool:
+        return self.encode.videos.used
+
+    @property
+    def _known_views(self) -> frozenset[str]:
+        return frozenset({"plain", *self.views})
+
+    def _show(self, prompt: Encoded, view: str) -> Encoded:
+        """The prompt under a view; drawn once, so a rollout and all readings see the same."""
+        if view == "plain":
+            return prompt
+        if view not in prompt.views:
+            assert prompt.prompt is not None
+            prompt.views[view] = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
+        return prompt.views[view]
+
+    def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
+        """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
+        used = sorted({(row.prompt, row.request.view) for row in rows})
+        place = {key: i for i, key in enumerate(used)}
+        completions = self.generator.write(
+            [self._show(prompts[i], view) for i, view in used],
+            [place[row.prompt, row.request.view] for row in rows],
+            [(row.request.seed, row.index) for row in rows],
+            sampling,
+        )
+        for i, row in enumerate(rows):
+            row.write(completions, i)
+        return completions.weights_version if rows else self.weights.num_updates
+
+    def _evaluate(
+        self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
+    ) -> dict[str, Float[Tensor, "n t"]]:
+        if not quantities or (len(trace) == 0 and self.ranks.world == 1):
+            return {name: torch.zeros(mask.shape) for name in quantities}
+        count, width = mask.shape
+        if count == 0:
+            # Other processes wait for this one's forward and backward.
+            trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
+            mask = torch.zeros(1, 1, dtype=torch.bool)
+        trace, shared = trace.compact(), self.shares_prompts(torch.is_grad_enabled())
+        shown = [self._show(prompt, view) for prompt in trace.prompts]
+        # One token alone needs no forward after the prompt's, but other processes may make one.
+        least, logits = 2 if self.ranks.is_sharded else 1, self.config.logit_chunk
+        values = self.evaluator(
+            evaluation_of(self.net, trace, shown, mask, quantities, shared=shared, logits=logits, least=least)
+        )
+        return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
+
+
+def check_space(space: str | None, model_type: str) -> str:
+    """The way in which boxes are written; raise ValueError where nobody says."""
+    if space is None:
+        raise ValueError(f"nobody says how {model_type} writes boxes: set policy.box_space to pixel, resized, norm1000 or norm1")
+    return space
+
+
+def split_rows(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
+    """The rows in order, `size` at a time."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]

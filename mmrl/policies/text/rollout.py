@@ -1,0 +1,204 @@
+"""From requests to rollouts: which rows to draw, which text is given, and how samples are gathered into groups."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.tensors import stack_ragged
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
+from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.families import Family
+from mmrl.policies.text.generate import Completions
+from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.trace import TextTrace
+
+
+@dataclass
+class Row:
+    """One completion of a request: planned first, written later."""
+
+    request: Request
+    index: int
+    """Which of the request's samples."""
+    prompt: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stopped: bool = True
+
+    def write(self, completions: Completions, i: int) -> None:
+        length = int(completions.lengths[i])
+        self.tokens = completions.tokens[i, :length].tolist()
+        self.logprobs = completions.logprobs[i, :length].tolist()
+        self.stopped = bool(completions.stopped[i])
+
+
+@dataclass
+class PromptCache:
+    """Prompts, each encoded once, and not before it is needed: clips that workers decode arrive meanwhile."""
+
+    encode: Callable[[Prompt, int], Encoded]
+    wanted: list[tuple[Prompt, int]] = field(default_factory=list[tuple[Prompt, int]])
+    """Prompts, and the seeds of their views."""
+    done: dict[int, Encoded] = field(default_factory=dict[int, Encoded])
+
+    def __getitem__(self, place: int) -> Encoded:
+        if place not in self.done:
+            self.done[place] = self.encode(*self.wanted[place])
+        return self.done[place]
+
+
+def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], PromptCache]:
+    """A row per sample, and every prompt once."""
+    shelf = PromptCache(encode)
+    place: dict[int, int] = {}
+    rows: list[Row] = []
+    for request in requests:
+        key = id(request.prompt)
+        if key not in place:
+            place[key] = len(shelf.wanted)
+            shelf.wanted.append((request.prompt, view_seed(request)))
+        rows += [Row(request, i, place[key]) for i in range(request.count)]
+    return rows, shelf
+
+
+def view_seed(request: Request) -> int:
+    """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
+    digest = hashlib.blake2b(f"{request.prompt.id}/{request.group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def check_requests(requests: Sequence[Request], models: frozenset[str], views: frozenset[str]) -> None:
+    """Raise ValueError for a request nobody can serve."""
+    owners: dict[int, str] = {}
+    for request in requests:
+        name = f"a request for prompt {request.prompt.id!r}"
+        if request.view not in views:
+            raise ValueError(f"{name} names the view {request.view!r}; this text policy has {', '.join(sorted(views))}")
+        if request.model not in models:
+            raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
+        if request.role == "injected" and request.text is None:
+            raise ValueError(f"{name} has the role 'injected' but no text: give Request.text")
+        if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
+            raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
+
+
+def tokens_of(request: Request, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
+    """A given completion as tokens, with the token that ends it.
+
+    Raises:
+        ValueError: its text holds a token that no completion may hold.
+    """
+    tokens: list[int] = tokenizer(request.text, add_special_tokens=False)["input_ids"]
+    found = sorted(banned & set(tokens))
+    if found:
+        raise ValueError(f"the text given for prompt {request.prompt.id!r} holds the tokens {found}, which no answer may hold")
+    return tokens if tokens[-1:] == [stop] else [*tokens, stop]
+
+
+def check_sampling(sampling: object, usual: Sampling) -> Sampling:
+    """The settings to sample with; raise ValueError for those of another kind of policy."""
+    if sampling is None:
+        return usual
+    if not isinstance(sampling, Sampling):
+        raise ValueError(f"a text policy samples with mmrl.policies.text.Sampling, not with {type(sampling).__name__}")
+    return sampling
+
+
+def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[str], views: frozenset[str]) -> None:
+    """Raise ValueError for a reading nobody can evaluate."""
+    for what, name, known in (
+        ("quantity", reading.quantity, offers),
+        ("model", reading.model, models),
+        ("view", reading.view, views),
+    ):
+        if name not in known:
+            raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
+
+
+def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[str]:
+    """The texts that rewards read: without the token that ended them; given text stays as it was given."""
+    plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
+    texts = decode(plain) if rows else []
+    return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
+
+
+def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
+    """Groups in order of their first request, and the sample id of every row (-1 for probes)."""
+    samples: dict[int, list[Sample]] = {}
+    probes: dict[int, dict[str, list[Sample]]] = {}
+    owners: dict[int, Prompt] = {}
+    sample_ids: list[int] = []
+    for row, text in zip(rows, texts, strict=True):
+        request = row.request
+        owners.setdefault(request.group_id, request.prompt)
+        mine = samples.setdefault(request.group_id, [])
+        kept = probes.setdefault(request.group_id, {})
+        sample = Sample(
+            text=text,
+            token_ids=tuple(row.tokens),
+            truncated=not row.stopped,
+            media_sizes=prompts[row.prompt].sizes,
+            role=request.role,
+            clips=prompts[row.prompt].clips,
+        )
+        is_probe = request.role == "probe"
+        sample_ids.append(-1 if is_probe else len(mine))
+        (kept.setdefault(request.view, []) if is_probe else mine).append(sample)
+    groups = [
+        Group(id, prompt, tuple(samples[id]), {view: tuple(drawn) for view, drawn in probes[id].items()})
+        for id, prompt in owners.items()
+    ]
+    return tuple(groups), sample_ids
+
+
+def assemble(
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    prompts: PromptCache,
+    family: Family,
+    media_token_ids: frozenset[int],
+    temperature: float,
+) -> Rollouts:
+    """Groups of all samples; rows of all but the probes.
+
+    Log-probabilities are NaN where nobody sampled the text after the prompt as training reads it: of given text, and of what
+    was written under a view.
+    """
+    groups, sample_ids = groups_of(rows, texts, prompts)
+    kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]
+    lengths = integer_tensor(len(row.tokens) for row in kept)
+    tokens = stack_ragged([torch.tensor(row.tokens) for row in kept]) if kept else torch.zeros(0, 0, dtype=torch.long)
+    logprobs = torch.zeros(tokens.shape)
+    for noted, row in zip(logprobs, kept, strict=True):
+        if row.request.text is not None or row.request.view != "plain":
+            noted[:] = torch.nan
+        else:
+            noted[: len(row.logprobs)] = torch.tensor(row.logprobs)
+    used = sorted({row.prompt for row in kept})
+    trace = TextTrace(
+        prompts=tuple(prompts[place] for place in used),
+        prompt_index=integer_tensor(used.index(row.prompt) for row in kept),
+        tokens=tokens,
+        lengths=lengths,
+        temperature=torch.full((len(kept),), temperature or 1.0),
+        family=family,
+        media_token_ids=media_token_ids,
+    )
+    return Rollouts(
+        groups=groups,
+        group_ids=integer_tensor(row.request.group_id for row in kept),
+        sample_ids=integer_tensor(id for id in sample_ids if id >= 0),
+        action_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        trace=trace,
+        recorded={ROLLOUT_LOGPROBS: logprobs},
+    )
+
+
+def integer_tensor(values: Iterable[int]) -> Int[Tensor, " n"]:
+    return torch.tensor(list(values), dtype=torch.long)

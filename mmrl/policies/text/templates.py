@@ -1,0 +1,59 @@
+"""A prompt as chat messages: where pictures stand, and what the model is told about its answer."""
+
+import re
+
+from mmrl.core.types import Prompt
+from mmrl.policies.video.input import as_video
+
+MARKERS = re.compile("<(image|video)>")
+QUESTION = "{question}"
+Message = dict[str, object]
+"""One message of a chat, or one piece of its content, as chat templates take them."""
+ANSWER_FORMATS = {
+    "none": QUESTION,
+    "direct": QUESTION + "\nReply with the final answer only, inside <answer> and </answer>.",
+    "think": QUESTION + "\nThink first, inside <think> and </think>. Then write the final answer inside <answer> and </answer>.",
+}
+
+
+def answer_template(answer_format: str) -> str:
+    """The text around a question, with {question} in it.
+
+    Raises:
+        ValueError: neither a known name nor a text with {question}.
+    """
+    if answer_format in ANSWER_FORMATS:
+        return ANSWER_FORMATS[answer_format]
+    if QUESTION not in answer_format:
+        known = ", ".join(ANSWER_FORMATS)
+        raise ValueError(f"policy.answer_format is {answer_format!r}: use one of {known}, or a text with {QUESTION} in it")
+    return answer_format
+
+
+def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[Message]:
+    """The prompt as a chat of one turn. Media stand at their `<image>` and `<video>` markers, or first when it has none.
+
+    Raises:
+        ValueError: the markers do not fit the media.
+    """
+    kinds = ["video" if as_video(media) else "image" for media in prompt.media]
+    pieces = MARKERS.split(prompt.text)
+    texts, markers = pieces[::2], pieces[1::2]
+    if not markers:
+        texts, markers = [""] * len(kinds) + texts, kinds
+    if markers != kinds:
+        raise ValueError(
+            f"prompt {prompt.id!r} has {markers.count('image')} <image> markers and {markers.count('video')} <video> markers, "
+            f"{kinds.count('image')} pictures and {kinds.count('video')} clips: "
+            "write one marker for each, in the order of the media, or none to put the media first"
+        )
+    before, after = template.split(QUESTION, 1)
+    texts[0], texts[-1] = before + texts[0], texts[-1] + after
+    parts: list[Message] = []
+    for i, text in enumerate(texts):
+        if i:
+            parts.append({"type": markers[i - 1]})
+        if text:
+            parts.append({"type": "text", "text": text})
+    system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
+    return [*system, {"role": "user", "content": parts}]

@@ -1,0 +1,87 @@
+"""The record that a text policy keeps of its rollouts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.core.tensors import pad_actions
+from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.families import Family
+
+
+@dataclass(frozen=True)
+class TextTrace:
+    """Completions, and the prompts they answer. Prompts are kept once, however many rows answer them."""
+
+    prompts: tuple[Encoded, ...]
+    prompt_index: Int[Tensor, " n"]
+    """Row -> its prompt."""
+    tokens: Int[Tensor, "n t"]
+    """Padded at the end."""
+    lengths: Int[Tensor, " n"]
+    """Tokens of each completion, the stop token included."""
+    temperature: Float[Tensor, " n"]
+    """The number that logits are divided by; greedy rows are read at 1."""
+    family: Family
+    media_token_ids: frozenset[int] = frozenset()
+    """Tokens that no completion may hold."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: Tensor, steps: slice = slice(None)) -> "TextTrace":
+        """Some rows. A completion cannot be cut: every token depends on all before it."""
+        if range(self.tokens.shape[1])[steps] != range(self.tokens.shape[1]):
+            raise ValueError(f"completions are read whole: rows of a text trace can be taken, steps {steps} cannot")
+        return replace(
+            self,
+            prompt_index=self.prompt_index[rows],
+            tokens=self.tokens[rows],
+            lengths=self.lengths[rows],
+            temperature=self.temperature[rows],
+        )
+
+    def compact(self) -> "TextTrace":
+        """Only the prompts that some row answers, and no padding that all rows share."""
+        used, index = self.prompt_index.unique(return_inverse=True)
+        longest = int(self.lengths.max()) if len(self) else 0
+        return replace(
+            self, prompts=tuple(self.prompts[i] for i in used.tolist()), prompt_index=index, tokens=self.tokens[:, :longest]
+        )
+
+
+def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
+    """A trace like this one, whose single row answers `prompt` with one token that nobody sampled."""
+    return replace(
+        trace,
+        prompts=(prompt,),
+        prompt_index=torch.zeros(1, dtype=torch.long),
+        tokens=torch.full((1, 1), token),
+        lengths=torch.ones(1, dtype=torch.long),
+        temperature=torch.ones(1),
+    )
+
+
+def join(traces: Sequence[TextTrace]) -> TextTrace:
+    """The rows of all, in order; a prompt that occurs in several is kept once."""
+    place: dict[int, int] = {}
+    prompts: list[Encoded] = []
+    index: list[Tensor] = []
+    for trace in traces:
+        for prompt in trace.prompts:
+            if place.setdefault(id(prompt), len(prompts)) == len(prompts):
+                prompts.append(prompt)
+        places = torch.tensor([place[id(prompt)] for prompt in trace.prompts], dtype=torch.long)
+        index.append(places[trace.prompt_index])
+    longest = max(trace.tokens.shape[1] for trace in traces)
+    return replace(
+        traces[0],
+        prompts=tuple(prompts),
+        prompt_index=torch.cat(index),
+        tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),
+        lengths=torch.cat([trace.lengths for trace in traces]),
+        temperature=torch.cat([trace.temperature for trace in traces]),
+    )

@@ -1,0 +1,1 @@
+"""Clips: which frames, decoding them, workers, cache. Imports no torch."""

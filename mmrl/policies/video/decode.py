@@ -1,0 +1,222 @@
+"""From a file to the frames that were asked for. Imports no torch, because workers import this."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.answers.spans.timelines import Timeline, read_timeline
+from mmrl.core.samples import Video
+from mmrl.policies.video.sampling import Budget, BudgetError, Choice, Plan, choose
+
+PIECE = 16
+"""Frames that exist at their full size at the same time."""
+Decoder = Callable[[str, Timeline, Sequence[int]], Iterator[np.ndarray]]
+
+
+class MissingError(Exception):
+    """A decoder cannot be imported."""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The frames of one clip."""
+
+    pixels: np.ndarray
+    """(n, height, width, 3), uint8."""
+    times: tuple[float, ...]
+    """When each is shown, in seconds from the start of the part that is shown."""
+    step: float
+    """Seconds between frames that the sampler aimed at."""
+    seconds: float
+    """How long the part lasts."""
+    fps: float
+    """Frames per second of the file, on average."""
+    digest: str = ""
+    """A digest of the file's content."""
+
+
+def fetch(video: Video, plan: Plan, hashed: bool = True) -> Frames:
+    """Open, sample, decode, resize.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: anything else that is wrong with the clip, with the file's name.
+    """
+    if isinstance(video.source, str):
+        timeline = read_timeline(video.source)
+        name, read = f"the video {video.source!r}", lambda indices: decode(str(video.source), timeline, indices, plan)
+        digest = digest_of(video.source) if hashed else ""
+    else:
+        timeline = sequence_timeline(video, plan)
+        name, read = f"the sequence {video.source[0]!r} ...", lambda indices: pictures(video.source, indices, plan.budget)
+        digest = "".join(digest_of(source) for source in video.source) if hashed else ""
+    try:
+        chosen = choose(timeline, video, plan)
+        pixels = read(chosen.indices)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    times = tuple(timeline.times[i] - chosen.start for i in chosen.indices)
+    return Frames(pixels, times, chosen.step, chosen.seconds, timeline.fps, digest)
+
+
+def choice_of(video: Video, plan: Plan) -> Choice:
+    """The frames that `fetch` would show, without decoding them."""
+    timeline = read_timeline(video.source) if isinstance(video.source, str) else sequence_timeline(video, plan)
+    return choose(timeline, video, plan)
+
+
+def digest_of(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: Plan) -> np.ndarray:
+    """The frames with these ascending indices, resized.
+
+    Raises:
+        ValueError: no decoder can read them; with what each of them said.
+    """
+    said: list[str] = []
+    for name in ("decord", "pyav") if plan.backend == "auto" else (plan.backend,):
+        try:
+            return resize(DECODERS[name](path, timeline, indices), len(indices), plan.budget)
+        except MissingError as error:
+            said.append(f"{name} is not installed ({error})")
+        except BudgetError:
+            raise
+        except ValueError as error:
+            said.append(f"{name} says: {error}")
+    raise ValueError("it cannot be decoded: " + "; ".join(said))
+
+
+def by_decord(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[np.ndarray]:
+    """Raises MissingError; ValueError with decord's own words, or where its count of frames is not the container's."""
+    try:
+        import decord
+    except ImportError as error:
+        raise MissingError(error) from None
+    try:
+        decord.logging.set_level(decord.logging.FATAL)
+        reader = decord.VideoReader(path, num_threads=1)
+        if len(reader) != len(timeline.times):
+            raise ValueError(f"it counts {len(reader)} frames, the container {len(timeline.times)}")
+        for start in range(0, len(indices), PIECE):
+            yield reader.get_batch(list(indices[start : start + PIECE])).asnumpy()
+    except (RuntimeError, decord.DECORDError) as error:
+        raise ValueError(brief(error)) from None
+
+
+def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[np.ndarray]:
+    """Seeks to the key frame before a wanted frame when one lies between, and reads on from there.
+
+    Raises MissingError; ValueError with FFmpeg's own words, or where a frame does not come.
+    """
+    try:
+        import av
+        from av.error import FFmpegError
+    except ImportError as error:
+        raise MissingError(error) from None
+    try:
+        with av.open(path) as file:
+            stream = file.streams.video[0]
+            stream.thread_type = "AUTO"
+            moments, keys = moments_of(file, stream)
+            wanted = [moments[i] for i in indices]
+            place, ready, decoded = 0, None, iter(())
+            while place < len(wanted):
+                key = max((k for k in keys if k <= wanted[place]), default=None)
+                if ready is None or (key is not None and key > ready):
+                    file.seek(moments[0] if key is None else key, stream=stream)
+                    decoded = file.decode(stream)
+                frame = next((frame for frame in decoded if frame.pts is not None and frame.pts >= wanted[place]), None)
+                if frame is None or frame.pts != wanted[place]:
+                    raise ValueError(f"the frame at {timeline.times[indices[place]]:.3f} s does not come out of the decoder")
+                ready, place = frame.pts, place + 1
+                yield turn_upright(frame)[None]
+    except FFmpegError as error:
+        raise ValueError(f"{error.strerror} ({error})") from None
+
+
+def moments_of(file: Any, stream: Any) -> tuple[list[int], list[int]]:
+    """Presentation times of all frames in order, and of key frames, in the stream's own clock."""
+    packets = [
+        (packet.dts if packet.pts is None else packet.pts, packet.is_keyframe)
+        for packet in file.demux(stream)
+        if packet.size and not packet.is_discard
+    ]
+    known = sorted((moment, key) for moment, key in packets if moment is not None)
+    return sorted({moment for moment, _ in known}), [moment for moment, key in known if key]
+
+
+def turn_upright(frame: Any) -> np.ndarray:
+    """The frame turned as the camera noted: decord does so by itself."""
+    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
+
+
+DECODERS: dict[str, Decoder] = {"decord": by_decord, "pyav": by_pyav}
+
+
+def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | None) -> np.ndarray:
+    """Pictures of a sequence. Raises FileNotFoundError, or ValueError for a file that is no picture or of another size."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    def open_upright(source: str) -> np.ndarray:
+        try:
+            with Image.open(source) as picture:
+                return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"there is no picture {source!r}") from None
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise ValueError(f"{source!r} is damaged or no picture ({error})") from None
+
+    def pieces() -> Iterator[np.ndarray]:
+        shape = None
+        for i in indices:
+            frame = open_upright(sources[i])
+            shape = shape or frame.shape
+            if frame.shape != shape:
+                raise ValueError(f"{sources[i]!r} is not as large as the first picture: pictures of a sequence have one size")
+            yield frame[None]
+
+    return resize(pieces(), len(indices), budget)
+
+
+def sequence_timeline(video: Video, plan: Plan) -> Timeline:
+    """Pictures taken `video.fps` times a second, or as often as the policy shows frames."""
+    if not video.source:
+        raise ValueError("a sequence of pictures holds none")
+    for source in video.source:
+        if not Path(source).is_file():
+            raise FileNotFoundError(f"there is no picture {source!r}")
+    fps = video.fps or plan.fps
+    return Timeline(tuple(i / fps for i in range(len(video.source))), len(video.source) / fps, 0, 0)
+
+
+def resize(pieces: Iterator[np.ndarray], number: int, budget: Budget | None) -> np.ndarray:
+    """All frames in one array; bicubic, as the processors resize."""
+    from PIL import Image
+
+    out: np.ndarray | None = None
+    place = 0
+    for piece in pieces:
+        high, wide = piece.shape[1:3] if budget is None else budget.size(number, *piece.shape[1:3])
+        if out is None:
+            out = np.empty((number, high, wide, 3), np.uint8)
+        if (high, wide) != piece.shape[1:3]:
+            frames = [Image.fromarray(frame).resize((wide, high), Image.Resampling.BICUBIC) for frame in piece]
+            piece = np.stack([np.asarray(frame) for frame in frames])
+        out[place : place + len(piece)] = piece
+        place += len(piece)
+    if out is None or place != number:
+        raise ValueError(f"{place} of {number} frames came out of the decoder")
+    return out
+
+
+def brief(error: Exception) -> str:
+    """decord's words without the list of its own calls."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith(("[bt]", "Stack"))]
+    return " ".join(lines)[:300]

@@ -1,0 +1,115 @@
+"""Clips as the model's processor takes them: mp4, mkv, webm or pictures in a row -> frames with their true times."""
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from mmrl.core.samples import ClipTime, Prompt, Video
+from mmrl.policies.video.cache import FrameCache
+from mmrl.policies.video.decode import Frames, fetch
+from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.workers import Workers
+
+SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
+
+
+def as_video(media: object) -> Video | None:
+    """A Video, or the path of a video file; None for anything else."""
+    if isinstance(media, Video):
+        return media
+    return Video(str(media)) if isinstance(media, str | Path) and Path(media).suffix.lower() in SUFFIXES else None
+
+
+def videos_of(prompt: Prompt) -> list[Video]:
+    return [video for media in prompt.media if (video := as_video(media)) is not None]
+
+
+@dataclass
+class VideoInput:
+    """Video -> Frames, from the cache, from a worker that was asked before, or decoded now."""
+
+    settings: VideoSettings
+    plan: Plan
+    cache: FrameCache = field(init=False)
+    workers: Workers = field(init=False)
+    used: bool = field(default=False, init=False)
+    """True once a clip was asked for."""
+    _asked: dict[Video, "Future[Frames]"] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = FrameCache(self.settings.cache_mb * 2**20)
+        self.workers = Workers(self.settings.workers, self.settings.timeout)
+
+    def ask(self, prompts: Iterable[Prompt]) -> None:
+        """Let workers begin with the clips of these prompts; what is wrong with one is said when it is taken."""
+        if not self.settings.workers:
+            return
+        for video in dict.fromkeys(without_shuffle(video) for prompt in prompts for video in videos_of(prompt)):
+            if video not in self._asked and not self._has_cached(video):
+                self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
+
+    def __call__(self, video: Video) -> Frames:
+        """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
+        self.used = True
+        own = without_shuffle(video)
+        frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
+        future = self._asked.pop(own, None)
+        if frames is None:
+            if future is None and self.settings.workers:
+                future = self.workers.ask(own, self.plan, self.settings.cache_mb > 0)
+            frames = fetch(own, self.plan, self.settings.cache_mb > 0) if future is None else future.result()
+            if self.settings.cache_mb:
+                self.cache.put(own, self.plan, frames)
+        return shuffle_frames(frames, video.shuffle)
+
+    def _has_cached(self, video: Video) -> bool:
+        return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
+
+
+def exists(video: Video) -> bool:
+    return all(Path(source).is_file() for source in ([video.source] if isinstance(video.source, str) else video.source))
+
+
+def without_shuffle(video: Video) -> Video:
+    return replace(video, shuffle=None)
+
+
+def shuffle_frames(frames: Frames, seed: int | None) -> Frames:
+    """The pictures in another order, the times as they were: what T-GRPO's probes show."""
+    if seed is None:
+        return frames
+    order = np.random.RandomState(seed % 2**32).permutation(len(frames.pixels))
+    return replace(frames, pixels=frames.pixels[order])
+
+
+def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict[str, object]:
+    """Arguments for the model's processor: frames, never a path, and a clock that ticks once a second.
+
+    Frame k stands at `frames_indices[k]` ticks, so times are right whatever the frame rate does.
+    """
+    if not clips:
+        return {}
+    import torch
+    from transformers.video_utils import VideoMetadata
+
+    told = [
+        VideoMetadata(
+            total_num_frames=len(clip.times) * clip.step,  # type: ignore[arg-type] - seconds may have fractions; typed as whole frames
+            fps=1.0,
+            frames_indices=list(clip.times),  # type: ignore[arg-type] - likewise
+            duration=clip.seconds,
+            height=clip.pixels.shape[1],
+            width=clip.pixels.shape[2],
+        )
+        for clip in clips
+    ]
+    videos = [torch.from_numpy(np.ascontiguousarray(clip.pixels.transpose(0, 3, 1, 2))) for clip in clips]
+    return {"videos": videos, "videos_kwargs": {"do_sample_frames": False, "video_metadata": told, **options}}
+
+
+def clip_time(frames: Frames) -> ClipTime:
+    return ClipTime(frames.seconds, frames.fps, len(frames.times))

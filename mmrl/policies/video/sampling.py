@@ -1,0 +1,137 @@
+"""Which frames of a clip are shown, and how large. Imports no torch, because workers import this."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmrl.answers.spans.timelines import CLOSE, Timeline
+from mmrl.core.samples import Video
+
+
+class BudgetError(ValueError):
+    """No frame fits into the budget, whoever decodes it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How large a frame may be: sides are multiples of `side`, areas lie between the bounds. Totals are over all frames.
+
+    The rule of qwen_vl_utils and of the Qwen video processors: round both sides, then scale both when the area is outside.
+    """
+
+    side: int
+    min_pixels: float = 0.0
+    max_pixels: float = math.inf
+    min_total: float = 0.0
+    max_total: float = math.inf
+
+    def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of each of so many frames.
+
+        Raises:
+            BudgetError: no frame fits.
+        """
+        side, most = self.side, min(self.max_pixels, self.max_total / frames)
+        least = min(max(self.min_pixels, self.min_total / frames), most)
+        if most < side * side:
+            raise BudgetError(
+                f"{frames} frames of {most:.0f} pixels each are all the budget allows, and the model's smallest frame has "
+                f"{side * side}: raise policy.video.total_pixels or max_pixels, or show fewer frames"
+            )
+        if max(height, width) > 200 * min(height, width):
+            raise BudgetError(f"its frames are {width} x {height}, and the longer side may be 200 times the shorter one at most")
+        rounded = max(side, round(height / side) * side), max(side, round(width / side) * side)
+        if math.prod(rounded) > most:
+            return self._largest(most, height, width)
+        if math.prod(rounded) < least:
+            grow = math.sqrt(least / (height * width))
+            high, wide = (math.ceil(x * grow / side) * side for x in (height, width))
+            return (high, wide) if high * wide <= most else self._largest(most, height, width)
+        return rounded
+
+    def _largest(self, most: float, height: int, width: int) -> tuple[int, int]:
+        side, scale = self.side, math.sqrt(most / (height * width))
+        high, wide = (max(side, math.floor(x * scale / side) * side) for x in (height, width))
+        # A side that was too short was lifted, and the other one pays.
+        longest = math.floor(most / side**2) * side
+        return (min(high, longest), wide) if wide == side else (high, min(wide, longest) if high == side else wide)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The frames that a policy wants of every clip."""
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    multiple: int = 1
+    """The number of frames is a multiple of this: models that merge frames in pairs need 2."""
+    budget: Budget | None = None
+    """None: frames keep their size."""
+    backend: str = "auto"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Frames to show, by their index in the file, in order of time."""
+
+    indices: tuple[int, ...]
+    step: float
+    """Seconds between frames that the sampler aimed at."""
+    start: float
+    seconds: float
+    """The length of the part of the file that is shown."""
+
+
+def choose(timeline: Timeline, video: Video, plan: Plan) -> Choice:
+    """Frames nearest to evenly spaced moments: every 1/fps seconds from the first frame on, or so many from first to last.
+
+    No frame is shown twice.
+
+    Raises:
+        ValueError: a span outside the file, contradicting wishes, or a clip with too few frames.
+    """
+    start, stop = timeline.part(video.start, video.end)
+    inside = timeline.inside(start, stop)
+    least = -(-plan.min_frames // plan.multiple) * plan.multiple
+    if video.frames is not None:
+        if video.frames < 1 or video.frames % plan.multiple:
+            raise ValueError(f"it asks for {video.frames} frames, and this model takes multiples of {plan.multiple}")
+        least = video.frames
+    if len(inside) < least:
+        wanted = "its `frames`" if video.frames is not None else "policy.video.min_frames"
+        raise ValueError(
+            f"the part from {start:.2f} s to {stop:.2f} s holds {len(inside)} frames, and {wanted} is {least}: "
+            "lower that, show a longer part, or drop the prompt"
+        )
+    own = np.asarray(timeline.times)[inside]
+    moments, step = aims(own, stop - start, video, plan)
+    picked = nearest(own, moments)
+    if len(picked) < least:
+        picked = np.linspace(0, len(own) - 1, least).round().astype(int)
+    picked = picked[: len(picked) // plan.multiple * plan.multiple]
+    return Choice(tuple(inside[i] for i in picked.tolist()), step, start, stop - start)
+
+
+def aims(own: np.ndarray, seconds: float, video: Video, plan: Plan) -> tuple[np.ndarray, float]:
+    """Moments to show, and the seconds between them."""
+    fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
+    if isinstance(video.source, str) and video.fps is not None and video.frames is not None:
+        raise ValueError("it names both fps and frames: name one of them")
+    if fps <= 0:
+        raise ValueError(f"its fps is {fps:g}, and must be more than 0")
+    wanted = math.floor(seconds * fps + CLOSE) // plan.multiple * plan.multiple
+    least = -(-plan.min_frames // plan.multiple) * plan.multiple
+    most = min(plan.max_frames, len(own)) // plan.multiple * plan.multiple
+    if video.frames is None and least <= wanted <= most:
+        return own[0] + np.arange(wanted) / fps, 1 / fps
+    number = video.frames if video.frames is not None else max(least, min(wanted, most))
+    step = (own[-1] - own[0]) / (number - 1) if number > 1 else seconds
+    return np.linspace(own[0], own[-1], number), float(step)
+
+
+def nearest(own: np.ndarray, moments: np.ndarray) -> np.ndarray:
+    """Index of the frame nearest to each moment, every frame once. Half way between two frames: the even index."""
+    places = np.interp(moments, own, np.arange(len(own)))
+    return np.unique(places.round(6).round().astype(int))

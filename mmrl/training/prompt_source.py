@@ -1,0 +1,71 @@
+"""Prompts that cannot be shown are counted and skipped, as far as the run's limit goes, and others are drawn in their place."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mmrl.core.protocols import Policy, PromptChecker, PromptSampler
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Prompt
+from mmrl.training.preflight import TrainingStoppedError
+
+log = logging.getLogger("mmrl")
+MOST_DRAWS = 1000
+"""Attempts at one step's prompts, for data of which nothing can be read."""
+
+
+@dataclass
+class Drawing:
+    """Draws prompts that the policy can be shown; the same ones on all ranks."""
+
+    sampler: PromptSampler
+    policy: Policy
+    ranks: Ranks
+    limit: int = 0
+    """Prompts that may be skipped in a run; 0 = none, the policy's own error then stops it."""
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """Prompt id -> what was wrong with it."""
+
+    def __call__(self, count: int) -> list[Prompt]:
+        """So many readable prompts.
+
+        Raises:
+            TrainingStoppedError: more prompts than the limit cannot be read; names the last one.
+        """
+        if not self.limit or not isinstance(self.policy, PromptChecker):
+            return list(self.sampler.draw(count))
+        found: list[Prompt] = []
+        for _ in range(MOST_DRAWS):
+            if len(found) == count:
+                return found
+            drawn = list(self.sampler.draw(count - len(found)))
+            wrong = self.wrong(self.policy, drawn)
+            self.note({drawn[place].id: error for place, error in wrong.items()})
+            found += [prompt for place, prompt in enumerate(drawn) if place not in wrong]
+        raise TrainingStoppedError(f"no readable prompt in {MOST_DRAWS} draws; the data set holds hardly any: {self.latest}")
+
+    @property
+    def latest(self) -> str:
+        return next(reversed(self.skipped.values()), "nothing was skipped")
+
+    def wrong(self, policy: PromptChecker, drawn: list[Prompt]) -> Mapping[int, str]:
+        """Place -> what is wrong, of the prompts of all ranks; every rank looks at its part."""
+        start, stop = (len(drawn) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1))
+        known = {place: self.skipped[prompt.id] for place, prompt in enumerate(drawn) if prompt.id in self.skipped}
+        fresh = [place for place in range(start, stop) if place not in known]
+        mine = policy.unreadable([drawn[place] for place in fresh])
+        found = self.ranks.gather({fresh[i]: error for i, error in mine.items()})
+        return known | {place: error for part in found for place, error in sorted(part.items())}
+
+    def note(self, wrong: Mapping[str, str]) -> None:
+        """Count and say what is skipped for the first time."""
+        for prompt_id, error in wrong.items():
+            if prompt_id in self.skipped:
+                continue
+            self.skipped[prompt_id] = error
+            if len(self.skipped) > self.limit:
+                raise TrainingStoppedError(
+                    f"{len(self.skipped)} prompts could not be read, and max_skipped is {self.limit}; the last: {error}. "
+                    "Mend the data (`mmrl data check` lists every bad row), or raise max_skipped"
+                )
+            log.warning("skipped %d of at most %d prompts that cannot be read: %s", len(self.skipped), self.limit, error)

@@ -1,0 +1,87 @@
+"""Readings under weights that do not move during a step: old, reference and averaged ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, Reading, Rollouts
+from mmrl.training.ratio_gate import RatioGate
+from mmrl.training.settings import TrainSettings
+
+OF_GROUPS = "group_"
+"""What the names of quantities begin with that compare the rows of one group."""
+
+
+@dataclass(frozen=True)
+class ReferenceReads:
+    """Reads, once per step and before the first update, what the algorithm's parts ask for."""
+
+    policy: Policy
+    algorithm: Algorithm
+    settings: TrainSettings
+    ranks: Ranks
+
+    @cached_property
+    def gate(self) -> RatioGate:
+        return RatioGate(self.policy, self.algorithm, self.settings, self.ranks)
+
+    @torch.no_grad()
+    def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
+        """Readings of the step's actions under weights that do not move during it.
+
+        `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do.
+        """
+        wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
+        sampled = recorded.get(ROLLOUT_LOGPROBS)
+        unknown = sampled is not None and self.ranks.most(int((sampled.isnan() & rollouts.action_mask).any())) > 0
+        trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
+        missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
+        checked = sampled is not None and check
+        extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
+        read = self.read_rows(rollouts, missing + extra) if missing or extra else {}
+        if checked and sampled is not None:
+            self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
+        if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
+            read[OLD_LOGPROBS] = torch.where(sampled.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], sampled)
+        return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
+
+    def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
+        """Evaluate readings for all rows, cut to micro-batches; those that compare the rows of a group, group by group."""
+        ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)
+        places = torch.arange(ones.numel()).reshape(ones.shape)
+        whole = Batch(rollouts, ones, ones, ones, {PLACE: places})
+        compared = [reading for reading in readings if reading.quantity.startswith(OF_GROUPS)]
+        others = [reading for reading in readings if reading not in compared]
+        read: dict[Reading, Tensor] = {}
+        if others:
+            read |= self.read_micro_batches(
+                self.policy.split(whole, self.settings.micro_batch, self.algorithm.scope), others, places.shape
+            )
+        if compared:
+            ids = rollouts.group_ids
+            groups = [whole.take((ids == group_id).nonzero()[:, 0]) for group_id in ids.unique()]
+            read |= self.read_micro_batches(groups or [whole], compared, places.shape)
+        return read
+
+    def read_micro_batches(self, cut: Iterable[Batch], readings: list[Reading], shape: torch.Size) -> dict[Reading, Tensor]:
+        """The readings of all micro-batches, put back in place as (n, t).
+
+        Every rank reads equally often, or sharded weights would wait for ever.
+        """
+        asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
+        micro_batches, pieces = list(cut), list[dict[Reading, Tensor]]()
+        for micro_batch in micro_batches:
+            values = self.policy.read(micro_batch.rollouts.trace, list(asked), micro_batch.rollouts.action_mask)
+            pieces.append({asked[reading]: value for reading, value in values.items()})
+        for _ in range(self.ranks.most(len(micro_batches)) - len(micro_batches)):
+            self.policy.read(micro_batches[-1].rollouts.trace, list(asked), micro_batches[-1].rollouts.action_mask)
+        order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
+        flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
+        return {reading: x.unflatten(0, shape) for reading, x in flat.items()}

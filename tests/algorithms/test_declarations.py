@@ -1,0 +1,76 @@
+"""What parts declare of themselves: the fewest samples they compare, the length they need, how far they clip."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.covariance import ClipCov
+from mmrl.algorithms.objectives.flow import RatioNorm
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Reinforce
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.shaping.length import OverlongPenalty
+from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
+from mmrl.app.config.algorithm import kinds
+from mmrl.core.protocols import Clipping, ComparesGroups
+from mmrl.core.types import ClipRange, Credit, Rollouts, Scores
+from tests.support.fakes import FakeTextPolicy
+
+
+@pytest.mark.parametrize("name", sorted(kinds("advantage")))
+def test_every_shipped_advantage_says_how_many_samples_it_compares(name: str):
+    part = kinds("advantage")[name]()
+    assert isinstance(part, ComparesGroups)
+    assert part.min_group_size >= 1
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A = r: a user's own, which declares nothing."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals = scores.total()
+        return Credit(totals[:, None].expand(rollouts.action_mask.shape), torch.ones_like(totals, dtype=torch.bool))
+
+
+def test_an_advantage_that_declares_nothing_is_content_with_one_sample():
+    Algorithm(advantage=Plain(), group_size=1).check(FakeTextPolicy())
+
+
+def test_too_few_samples_are_refused():
+    algorithm = replace(PRESETS["mc_grpo"], group_size=2)
+    with pytest.raises(ValueError, match=r"group_size is 2, but MedianNorm compares .* needs at least 3"):
+        algorithm.check(FakeTextPolicy())
+
+
+def test_the_length_goes_to_parts_that_name_none():
+    algorithm = Algorithm(aggregation=FixedLength(), shaping=(OverlongPenalty(), OverlongPenalty(length=3))).with_length(9)
+    assert algorithm.aggregation == FixedLength(length=9)
+    assert algorithm.shaping == (OverlongPenalty(length=9), OverlongPenalty(length=3))
+    assert Algorithm(aggregation=TokenMean()).with_length(9).aggregation == TokenMean()
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (Clip(0.1, 0.3), ClipRange(0.1, 0.3)),
+        (Clip(3e-4, 4e-4, level="rollout"), ClipRange(3e-4, 4e-4, "rollout")),
+        (Cispo(low=0.75, high=1.5), ClipRange(0.25, 0.5)),
+        (Cispo(), ClipRange(math.inf, 4.0)),
+        (Gmpo(), ClipRange(0.4, 0.4)),
+        (ClipCov(), ClipRange(0.2, 0.2)),
+        (Dppo(), ClipRange(0.2, 0.2, of="probability")),
+        (RatioNorm(), ClipRange(2e-6, 2e-6, of="scaled_ratio")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_terms_declare_how_far_they_clip(term: Clipping, expected: ClipRange):
+    assert isinstance(term, Clipping)
+    assert term.clip_range == expected
+    assert term.clip_range.narrowest == min(expected.low, expected.high)
+
+
+def test_a_term_without_a_clip_declares_none():
+    assert not isinstance(Reinforce(), Clipping)

@@ -1,0 +1,47 @@
+"""Letters of a multiple choice: readable ones, unreadable ones, round trips, levels, and texts made to be slow."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmrl.answers.choices import LETTERS, choice_score, parse_choices
+
+CHOICES = {
+    "A": "A", "(A)": "A", "A.": "A", "**A**": "A", "[A, C]": "AC", "A, C": "AC", "C,A": "AC", "A and C": "AC", "A; C.": "AC",
+    "ACD": "ACD", "B. a dog": "B", "(B) a dog": "B", "A. cat\nC. dog": "AC", "The answer is B.": "B", "answer: (C)": "C",
+    "The correct options are A and C.": "AC", "Option D": "D", "the answer is **B**": "B", "<answer>A,B</answer>": "AB",
+    "<answer>A</answer><answer>B</answer>": "B", "<think>A</think> B": "B", "I": "I",
+    "": "", "a": "", "none": "", "I think so": "", "A dog": "", "CAB": "", "AND": "", "I do not know": "",
+    "<answer></answer>": "", "I know: it was Ann": "", "The answer is a dog": "", "see option two": "", "<think>B</think>": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "letters"), CHOICES.items())
+def test_letters(text, letters):
+    assert parse_choices(text) == frozenset(letters)
+
+
+def test_options_bound_the_letters_and_may_be_quoted():
+    assert parse_choices("a Dog.", ["cat", "a dog"]) == {"B"} and parse_choices("bird", ["cat", "a dog"]) == frozenset()
+    assert parse_choices("C", ["cat", "a dog"]) == frozenset() and parse_choices("A,C", ["cat", "a dog"]) == frozenset()
+    assert parse_choices("I", ["x"] * 8) == frozenset()
+
+
+@given(st.sets(st.sampled_from(LETTERS[:8]), min_size=1), st.sampled_from([",", ", ", " and ", "; ", "\n"]))
+def test_written_letters_are_read(letters, between):
+    assert parse_choices(f"<answer>{between.join(sorted(letters, reverse=True))}</answer>") == letters
+
+
+def test_levels_of_a_choice():
+    right = frozenset("ABC")
+    levels = {"ABC": 1, "AB": 2 / 3, "A": 1 / 3, "AD": 0, "ABCD": 0, "": 0}
+    assert {text: choice_score(frozenset(text), right, True) for text in levels} == levels
+    assert [choice_score(frozenset(text), right, False) for text in levels] == [1, 0, 0, 0, 0, 0]
+
+
+HOSTILE = ["A, " * 50_000 + "x", "answer is " * 50_000, "(" * 100_000, "A\n" * 50_000, "1," * 50_000, "1/" * 50_000]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_texts_end(hostile):
+    parse_choices(hostile)

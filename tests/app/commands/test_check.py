@@ -1,0 +1,102 @@
+"""`mmrl check`: what is wrong with a run is said before it starts, and nothing of the look stays."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from mmrl.app import cli
+from mmrl.app.commands import check
+from mmrl.core.types import Prompt, Scores
+from tests.support.flow_runs import Make
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_sound_config(make: Make, tmp_path: Path, capsys):
+    """Image generator: a picture is left to look at, but no run."""
+    assert check.check("tiny/flow", card="24GB")
+    text = said(capsys)
+    for what in (
+        "6 prompts to train on",
+        "none of which is trained on",
+        "|log ratio| 0.0e+00 at most",
+        "of 24.00 GiB",
+        "fit each",
+    ):
+        assert what in text
+    file = Path(text.split("sample.png")[0].split()[-1] + "sample.png")
+    assert file.is_file() and "FAIL" not in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["evaluation.data.texts=['a red fox', 'an owl']"], "1 of 2 prompts are trained on, too"),
+        (["policy.model=./missing"], "there is no folder './missing'"),
+        (["algorithm.preset=branch_grpo", "algorithm.group_size=3"], "FAIL"),
+    ],
+    ids=["overlap", "model", "geometry"],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_two(words, what, make: Make, capsys):
+    with pytest.raises(typer.Exit) as left:
+        cli.check("tiny/flow", words)
+    assert left.value.exit_code == 2
+    text = said(capsys)
+    assert what in text and "FAIL" in text and "a sample" not in text
+
+
+def test_a_card_that_is_too_small(make: Make, capsys):
+    assert not check.check("tiny/flow", card="0.5GB")
+    text = said(capsys)
+    assert "memory FAIL it needs about" in text and "model and rewards" not in text
+
+
+@pytest.mark.slow
+def test_sampling_and_training_that_disagree(make: Make, capsys, monkeypatch):
+    rollout = check.build
+
+    def wrong(*args, **kwargs):
+        job = rollout(*args, **kwargs)
+        inner = job.policy.rollout
+
+        def other(requests, sampling=None):
+            rollouts = inner(requests, sampling)
+            for noted in rollouts.recorded.values():
+                noted += 0.5
+            return rollouts
+
+        job.policy.rollout = other
+        return job
+
+    monkeypatch.setattr(check, "build", wrong)
+    assert not check.check("tiny/flow")
+    assert "ratio FAIL before the first update" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [("None", "it applies to none of these prompts"), ("float('nan')", "100% failed: find out why it fails")],
+    ids=["never", "fails"],
+)
+def test_rewards_that_do_not_answer(answer, what, make: Make, tmp_path: Path, capsys):
+    (tmp_path / "odd.py").write_text(f"def odd(group, scale=1.0):\n    return [{answer} for _ in group.samples]\n")
+    assert not check.check("tiny/flow", ["reward.0.use=./odd.py", "reward.0.max_failed=1.0"])
+    text = said(capsys)
+    assert "reward odd FAIL mean nan" in text and what in text
+
+
+def test_prompts_are_told_apart_by_what_they_show():
+    assert check.contents(Prompt("a", "hi")) == check.contents(Prompt("b", "hi"))
+    assert check.contents(Prompt("a", "hi", ("x.png",))) != check.contents(Prompt("a", "hi", ("y.png",)))
+
+
+def test_spread_is_taken_inside_groups():
+    ids = torch.tensor([0, 0, 1, 1])
+    values = torch.tensor([0.0, 2.0, 5.0, 5.0])
+    assert check.spread(values, ids) == 0.5
+    assert check.alike(Scores(("r",), values[:, None], torch.zeros(4, 1, dtype=torch.long), torch.ones(1)), ids) == 1

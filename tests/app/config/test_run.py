@@ -1,0 +1,200 @@
+"""TOML and the command line -> a run: origins, presets with other parts, and errors that name place and key."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets.flow import PRESETS as FLOW_PRESETS
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.app.config import run as configs
+from mmrl.app.config.algorithm import PART_SLOTS
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.slots import kinds
+from mmrl.app.toml.tables import Table
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+
+TEXT = """steps = 3
+[algorithm]
+preset = "dapo"
+[policy]
+model = "m"
+[policy.sampling]
+top_p = 0.9
+max_new_tokens = 7
+[data]
+use = "squares"
+size = 4
+[[reward]]
+use = "iou"
+[[reward]]
+use = "./mine.py:short"
+weight = 0.5
+slope = 2
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def load(file: Path, *words: str) -> Resolved:
+    return configs.load(str(file), words)
+
+
+def sampling(resolved: Resolved) -> Sampling:
+    assert isinstance(resolved.config.policy, TextPolicyConfig)
+    return resolved.config.policy.sampling
+
+
+def test_values_and_their_origins(file: Path):
+    resolved = load(file, "reward.1.weight=0.25", "output=here", "algorithm.group_size=4")
+    rows = {key: (value, origin) for key, value, origin in resolved.rows()}
+    assert rows["steps"] == (3, str(file))
+    assert rows["reward.1.weight"] == (0.25, "command line")
+    assert rows["reward.1.slope"] == (2, str(file))
+    assert rows["output"] == ("here", "command line")
+    assert rows["algorithm.group_size"] == (4, "command line")
+    assert rows["algorithm.objective.0.high"] == (0.28, "preset dapo")
+    assert rows["prompts_per_step"] == (8, "default")
+    assert resolved.config.data.args == {"size": 4}
+    assert sampling(resolved).max_new_tokens == 7
+
+
+def test_evaluation_samples_greedily_unless_told(file: Path):
+    assert load(file).config.evaluation.sampling == replace(sampling(load(file)), temperature=0.0)
+    changed = load(file, "evaluation.sampling.temperature=0.6", "evaluation.sampling.max_new_tokens=9").config.evaluation.sampling
+    assert changed == replace(sampling(load(file)), temperature=0.6, max_new_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "label"),
+    [
+        ([], {}, "dapo"),
+        (["algorithm.advantage.scale=none"], {"advantage": GroupNorm(scale="none")}, "dapo + advantage.scale"),
+        (["algorithm.advantage.ddof=1"], {}, "dapo"),
+        (["algorithm.objective.0.high=0.3"], {"objective": ((1.0, Clip(high=0.3)),)}, "dapo + objective.0.high"),
+        (["algorithm.objective.0.coef=2"], {"objective": ((2.0, Clip(high=0.28)),)}, "dapo + objective.0.coef"),
+        (["algorithm.aggregation.kind=SequenceMean"], {"aggregation": PRESETS["grpo"].aggregation}, "dapo + aggregation"),
+        (["algorithm.group_size=5", "algorithm.epochs=2"], {"group_size": 5, "epochs": 2}, "dapo"),
+    ],
+)
+def test_a_preset_with_other_parts(file: Path, words: list[str], change: dict[str, object], label: str):
+    assembly = load(file, *words).config.algorithm
+    assert assembly.algorithm == replace(PRESETS["dapo"], **change)
+    assert assembly.label == label
+
+
+def test_a_list_of_parts_replaces_the_presets(file: Path):
+    file.write_text(
+        TEXT.replace(
+            "[policy]\n",
+            '[[algorithm.objective]]\nkind = "Clip"\nhigh = 0.5\n[[algorithm.objective]]\nkind = "ReferenceKL"\n'
+            'estimator = "k2"\ncoef = 0.1\n[algorithm.aggregation]\nkind = "TokenMean"\n[policy]\n',
+        )
+    )
+    algorithm = load(file).config.algorithm.algorithm
+    assert algorithm.objective == ((1.0, Clip(high=0.5)), (0.1, ReferenceKL("k2")))
+    assert algorithm.aggregation == TokenMean()
+
+
+def test_a_part_of_ones_own(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Mine:\n    x: int = 1\n"
+        "    def __call__(self, scores, rollouts): ...\n"
+    )
+    resolved = load(file, "algorithm.advantage.use=my.py:Mine", "algorithm.advantage.x=5")
+    assert resolved.config.algorithm.algorithm.advantage.x == 5  # type: ignore[attr-defined]
+    assert resolved.config.algorithm.label == "dapo + advantage"
+    configs.save(resolved.config, tmp_path / "b.toml")
+    assert load(tmp_path / "b.toml").config == resolved.config
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path):
+    config = load(file, f"algorithm.preset={preset}", "policy.lora.rank=4").config
+    configs.save(config, tmp_path / "saved.toml")
+    assert load(tmp_path / "saved.toml").config == config
+    assert config.algorithm.label == preset
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("stepz=3", r"command line: stepz is unknown: did you mean 'steps'"),
+        ("algorithm.group_sise=4", r"command line: algorithm\.group_sise is unknown: did you mean 'group_size'"),
+        ("algorithm.advantage.scal=none", r"algorithm\.advantage\.scal is unknown: did you mean 'scale'"),
+        ("algorithm.advantage.scale=all", r"command line: algorithm\.advantage\.scale is 'all': .*'group'"),
+        ("algorithm.advantage.kind=groupnorm", r"algorithm\.advantage\.kind is 'groupnorm': did you mean 'GroupNorm'"),
+        ("algorithm.preset=gropo", r"algorithm\.preset is 'gropo': did you mean 'grpo'"),
+        ("algorithm.objective.high=2", r"algorithm\.objective\.high is not there: .*algorithm\.objective\.0"),
+        ("algorithm.objective=2", r"algorithm\.objective is a list of parts"),
+        ("algorithm=dapo", r'write \[algorithm\] with preset = "dapo"'),
+        ("policy.lora.rnk=3", r"policy\.lora\.rnk is unknown: did you mean 'rank'"),
+        ("policy.sampling.top_p=2", r"command line: sampling\.top_p is 2\.0: it must be in \(0, 1\]"),
+        ("policy.kind=txt", r"policy\.kind is 'txt': did you mean 'text'"),
+        ("optimizer.lr=fast", r"command line: optimizer\.lr is 'fast'"),
+        ("optimizer.lr=-1", r"optimizer\.lr is -1\.0; it must be above 0"),
+        ("reward.2.weight=1", r"reward\.2 is not there: reward has 2 entries, 0 to 1"),
+        ("reward.0.weight=nan", r"weight of reward 'iou' is nan"),
+        ("reward.0.weight.x=1", r"command line: reward\.0\.weight"),
+        ("data.use.x=1", r"data\.use\.x cannot be set"),
+        ("steps", r"'steps' is no override"),
+    ],
+)
+def test_errors_name_place_key_and_remedy(file: Path, word: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        load(file, word)
+
+
+def test_errors_name_the_file(file: Path):
+    file.write_text(TEXT.replace("max_new_tokens", "max_tokens"))
+    with pytest.raises(ValueError, match=rf"{file}: policy\.sampling\.max_tokens is unknown"):
+        load(file)
+    file.write_text(TEXT.replace('model = "m"\n', ""))
+    with pytest.raises(ValueError, match=rf"{file}: policy\.model is missing"):
+        load(file)
+    file.write_text("steps = \n")
+    with pytest.raises(ValueError, match=rf"{file} is not TOML"):
+        load(file)
+
+
+def test_none_can_be_written(file: Path):
+    assert load(file, "policy.lora.rank=2", "policy.lora=none").config.policy.lora is None
+    clip = load(file, "algorithm.preset=cispo", "algorithm.objective.0.high=none").config.algorithm.algorithm.objective[0][1]
+    assert clip.high is None  # type: ignore[attr-defined]
+
+
+def test_every_part_of_a_preset_has_a_kind():
+    for name, algorithm in (PRESETS | FLOW_PRESETS).items():
+        for slot in PART_SLOTS:
+            value = getattr(algorithm, slot)
+            for item in value if isinstance(value, tuple) else (value,):
+                part = item[1] if isinstance(item, tuple) else item
+                assert part is None or kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
+
+
+def test_slots_do_not_take_each_others_parts():
+    assert "GroupNorm" in kinds("advantage")
+    assert {"Clip", "ReferenceKL"} <= set(kinds("objective"))
+    assert set(kinds("masks")) >= {"DropTruncated"}
+    assert set(kinds("ema_decay")) == {"RampDecay", "SteadyDecay", "WarmDecay"}
+    for one, other in (("advantage", "objective"), ("masks", "shaping"), ("planner", "advantage"), ("aggregation", "masks")):
+        assert not set(kinds(one)) & set(kinds(other))
+
+
+def test_overrides_are_toml_or_bare_strings():
+    table = Table()
+    for word in ("a.b=1e-3", "a.c=[1, 2]", "a.d=true", "a.e=Qwen/Qwen2.5-VL", 'a.f="3"', "a.g=x=y"):
+        table.override(word)
+    assert table.values == {"a": {"b": 1e-3, "c": [1, 2], "d": True, "e": "Qwen/Qwen2.5-VL", "f": "3", "g": "x=y"}}

@@ -1,0 +1,188 @@
+"""Rewards written for TRL and flow_grpo, unchanged; and those that forgot to say so."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from mmrl.app.config.plug_ins import reward_of
+from mmrl.app.plugins.resolve import default_name
+from mmrl.app.toml.tables import Table
+from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+
+TRL = """
+def solved(prompts, completions, solution, **kwargs):
+    assert len(prompts) == len(completions) == len(solution)
+    return [float(s in c[0]["content"]) for c, s in zip(completions, solution)]
+
+def plain(completions, **kwargs):
+    return [float(len(completion.split())) for completion in completions]
+
+def last_image(prompts, completions, **kwargs):
+    parts = [prompt[-1]["content"] for prompt in prompts]
+    return [float(p[0]["image"].size[0]) if p[0]["type"] == "image" else None for p in parts]
+
+def logs(completions, completion_ids, log_metric, log_extra, kind):
+    log_metric("calls", 1.0)
+    log_extra("tokens", [len(ids) for ids in completion_ids])
+    return [1.0 if k == "a" else None for k in kind]
+
+async def later(completions, **kwargs):
+    return [float(len(c[0]["content"])) for c in completions]
+
+def short(completions, **kwargs):
+    return [1.0]
+
+class Judge:
+    def __call__(self, prompts, completions, **kwargs):
+        return [2.0 for _ in completions]
+"""
+FLOW = """
+import numpy as np
+
+def redness():
+    def _fn(images, prompts, metadata):
+        assert images.shape[1] == 3 and 0 <= images.min() and images.max() <= 1
+        return images[:, 0].mean((1, 2)) - images[:, 2].mean((1, 2)), {}
+    return _fn
+
+def scaled(device="cpu", factor=1.0):
+    def _fn(images, prompts, metadata):
+        return {"avg": [factor for _ in images], "width": np.array([images.shape[-1]] * len(images))}, {}
+    return _fn
+
+def counted(images, prompts, metadata, only_strict=True):
+    scores = [float(len(prompt)) + m["bonus"] for prompt, m in zip(prompts, metadata)]
+    return scores, scores, scores, {}, {}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    def write(source: str) -> str:
+        (tmp_path / "mine.py").write_text(source)
+        return str(tmp_path / "mine.py")
+
+    return write
+
+
+def made(use: str, **args: Any) -> Any:
+    return reward_of(use, args, ("reward", "0"), Table())()
+
+
+def score(reward: Any, *groups: Group):
+    return RewardRunner([NamedReward("mine", reward)]).score(groups)
+
+
+def texts(id: int, *completions: str, **prompt: Any) -> Group:
+    samples = tuple(Sample(text, tuple(range(len(text)))) for text in completions)
+    return Group(id, Prompt(f"p{id}", "How many?", **prompt), samples)
+
+
+def test_trl_sees_all_groups_at_once_with_their_columns(file):
+    reward = made(f"trl:{file(TRL)}:solved")
+    first = texts(0, "it is 7", "8", columns={"solution": "7"})
+    second = texts(1, "9", "7", "9!", columns={"solution": "9"})
+    assert [table.values[:, 0].tolist() for table in score(reward, first, second)] == [[1, 0], [1, 0, 1]]
+
+
+def test_a_column_by_another_name(file):
+    use = f"trl:{file(TRL)}:solved"
+    group = texts(0, "it is 7", "8", answer="7", columns={"kind": "a"})
+    assert score(made(use, columns={"solution": "answer"}), group)[0].values[:, 0].tolist() == [1, 0]
+    with pytest.raises(
+        RewardError, match=r"needs the column 'solution', and the prompts have answer, kind.*columns = \{ solution"
+    ):
+        score(made(use), group)
+    with pytest.raises(RewardError, match=r"columns\.solution = 'anser', but the prompts have answer, kind"):
+        score(made(use, columns={"solution": "anser"}), group)
+
+
+def test_plain_completions(file):
+    use = f"trl:{file(TRL)}:plain"
+    assert score(made(use, conversational=False), texts(0, "a b", "c"))[0].values[:, 0].tolist() == [2, 1]
+    with pytest.raises(RewardError, match="given as lists of messages; for the other kind set conversational = false"):
+        score(made(use), texts(0, "a b", "c"))
+
+
+def test_prompts_show_their_pictures(file, tmp_path):
+    Image.new("RGB", (12, 5)).save(tmp_path / "a.png")
+    group = texts(0, "x", "y", media=(str(tmp_path / "a.png"),))
+    assert score(made(f"trl:{file(TRL)}:last_image"), group)[0].values[:, 0].tolist() == [12, 12]
+
+
+def test_none_means_does_not_apply_and_logs_become_parts(file):
+    groups = [texts(i, "abc", "d", columns={"kind": kind}) for i, kind in enumerate("ab")]
+    first, second = score(made(f"trl:{file(TRL)}:logs"), *groups)
+    assert first.status[:, 0].tolist() == [Status.OK] * 2 and second.status[:, 0].tolist() == [Status.NA] * 2
+    assert first.parts == [{"mine/calls": 1, "mine/tokens": 3}, {"mine/calls": 1, "mine/tokens": 1}]
+
+
+def test_async_and_classes(file):
+    use = f"trl:{file(TRL)}"
+    assert score(made(f"{use}:later"), texts(0, "abc", "d"))[0].values[:, 0].tolist() == [3, 1]
+    assert asyncio.run(made(f"{use}:later")(texts(0, "abc"))) == [3.0]
+    with pytest.raises(RewardError, match=r"answered 1 values for 4 samples"):
+        score(made(f"{use}:short"), texts(0, "a", "b"), texts(1, "c", "d"))
+
+
+def pictures(id: int, *colours: str, size=(8, 6)) -> Group:
+    samples = tuple(Sample(image=Image.new("RGB", size, colour)) for colour in colours)
+    return Group(id, Prompt(f"p{id}", "red", columns={"bonus": id}), samples)
+
+
+def test_flow_grpo_factories_and_functions(file):
+    use = f"flow_grpo:{file(FLOW)}"
+    first, second = score(made(f"{use}:redness"), pictures(0, "red", "blue"), pictures(1, "black"))
+    assert first.values[:, 0].tolist() == [1, -1] and second.values[:, 0].tolist() == [0]
+    [table] = score(made(f"{use}:scaled", factor=3.0), pictures(0, "red"))
+    assert table.values[0, 0] == 3 and table.parts == [{"mine/width": 8}]
+    tables = score(made(f"{use}:counted", only_strict=False), pictures(0, "red", "red"), pictures(5, "red"))
+    assert [table.values[:, 0].tolist() for table in tables] == [[3, 3], [8]]
+
+
+def test_flow_grpo_mistakes(file):
+    use = f"flow_grpo:{file(FLOW)}"
+    with pytest.raises(ValueError, match=r"unknown key 'facto'.*did you mean 'factor'"):
+        made(f"{use}:scaled", facto=3.0)
+    with pytest.raises(RewardError, match="pictures of one size"):
+        score(made(f"{use}:redness"), pictures(0, "red"), pictures(1, "red", size=(4, 4)))
+    with pytest.raises(RewardError, match="'p0' has no picture"):
+        score(made(f"{use}:redness"), texts(0, "a"))
+
+
+def test_forgotten_prefixes_are_named(file):
+    mine = file(TRL)
+    with pytest.raises(ValueError, match=r"write use = \"trl:.*mine\.py:plain\""):
+        made(f"{mine}:plain")
+    (Path(mine).parent / "flow.py").write_text(FLOW)
+    with pytest.raises(ValueError, match=r"write use = \"flow_grpo:"):
+        made(f"{Path(mine).parent}/flow.py:counted")
+    (Path(mine).parent / "verl.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...")
+    with pytest.raises(ValueError, match=r"verl or EasyR1.*def mine\(group\)"):
+        made(f"{Path(mine).parent}/verl.py")
+    with pytest.raises(ValueError, match="unknown key 'colums'"):
+        made(f"trl:{mine}:plain", colums={})
+
+
+def test_names_leave_the_prefix_out():
+    assert default_name("trl:./mine.py:solved") == "solved"
+    assert default_name("flow_grpo:./mine.py") == "mine"
+
+
+def test_rewards_hold_rewards():
+    reward = made("pairwise_win_rate", scorer={"use": "length", "low": 0, "high": 2, "slope": 0}, margin=0.1)
+    samples = tuple(Sample("x", tuple(range(n))) for n in (1, 5))
+    assert [rate.value for rate in reward(Group(0, Prompt("p"), samples)) if isinstance(rate, Scored)] == [1, 0]
+    with pytest.raises(ValueError, match=r"reward\.0\.scorer.*unknown: did you mean 'slope'"):
+        made("pairwise_win_rate", scorer={"use": "length", "slop": 0})
+
+
+def test_a_server_serves_them_too(file):
+    from mmrl.app.commands.serve import served
+
+    reward = served({"use": f"trl:{file(TRL)}:plain", "conversational": False}, "spec")
+    assert reward.name == "plain" and reward.function(texts(0, "a b", "c")) == [2.0, 1.0]

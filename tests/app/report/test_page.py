@@ -1,0 +1,232 @@
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.report.charts import Series, decimals, histogram, line_chart, moving_average, shortened, ticks
+from mmrl.app.report.data import EVAL, Row, bootstrap, by_prompt, changes, extremes, load
+from mmrl.app.report.page import number, write_report
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.trackers import JsonlTracker
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
+from tests.support.runs import write_run
+
+OUTSIDE = re.compile(
+    r"""(?:src|href|action|srcset|poster)\s*=\s*["']?\s*(?!data:)[^"'\s>]+|url\(|@import|<link|<iframe""", re.IGNORECASE
+)
+
+
+def page_of(run: RunDir) -> str:
+    return write_report(run.path).read_text(encoding="utf-8")
+
+
+def row(text: str, truth: list[list[float | None]], size: tuple[int, int, int, int] = (200, 100, 100, 50), **line: object) -> Row:
+    """A samples line about a picture of 200 x 100 pixels that the model saw at half size."""
+    values = {"prompt": "p", "completion": text, "total": 1.0, "answer_boxes": truth, "media": [], "media_sizes": [list(size)]}
+    return Row({**values, "scores": {}, "status": {}, **line}, "norm1000")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a run with boxes."""
+    return page_of(write_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+def test_a_report_is_one_file_with_nothing_loaded_from_elsewhere(page: str) -> None:
+    assert OUTSIDE.findall(page) == []
+    assert page.count('src="data:image/png;base64,') >= 24
+
+
+def test_what_the_model_wrote_stays_text(page: str) -> None:
+    assert "<script>alert" not in page
+    assert "I see &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; nothing else" in page
+
+
+def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.config_file.write_text('title = "<b>setting</b>"\n')
+    evil = "<img src=x onerror=1>"
+    box = Box(1, 1, 5, 5, label=evil)
+    group = Group(0, Prompt(evil, evil, answer=box), (Sample(text="[1,1,5,5]", media_sizes=(MediaSize(9, 9, 9, 9),)),))
+    scores = Scores((evil, "b"), torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.long), torch.ones(2))
+    for step in (0, 1):
+        JsonlTracker(run, "pixel").samples(step, [group], scores, "eval")
+        JsonlTracker(run).log(step, {f"eval/{evil}": 1.0, f"reward/{evil}": 1.0})
+    run.warnings_file.write_text(json.dumps({"step": 1, "level": "warning", "text": evil}) + "\n")
+    page = page_of(run)
+    assert "<img src=x" not in page and "<b>setting" not in page
+    assert page.count("&lt;img src=x onerror=1&gt;") >= 4
+
+
+@pytest.mark.parametrize("kind", ["boxes", "text", "images"])
+def test_every_kind_of_run_shows_its_pairs(tmp_path: Path, kind: str) -> None:
+    page = page_of(write_run(tmp_path / "run", steps=2, kind=kind, num_prompts=5))
+    assert page.count("data-direction=") == 5
+    assert ("Mean IoU" in page) == (kind == "boxes")
+    assert ("<img" in page) == (kind != "text")
+
+
+def test_a_run_that_died_before_its_first_step(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.config_file.write_text("steps = 7\n")
+    page = page_of(run)
+    assert "No step was finished" in page and "<b>0 of 7</b> steps" in page
+
+
+def test_a_run_that_stopped_early_says_so_and_names_the_torn_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=20)
+    run.config_file.write_text(run.config_file.read_text().replace("steps = 20", "steps = 90"))
+    with run.metrics_file.open("a") as file:
+        file.write('{"step": 21, "reward/to')
+    page = page_of(run)
+    assert "stopped after 20 of 90 steps" in page and "torn" in page
+
+
+def test_one_step_without_evaluation(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", steps=1, evaluate=False))
+    assert "Held-out prompts were not evaluated" in page and "Reward in training" in page and "Best and worst" in page
+
+
+def test_boxes_are_drawn_in_percent_of_the_picture(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    from PIL import Image
+
+    picture = Image.new("RGB", (200, 100))
+    sample = Sample(text="<answer>[100, 200, 500, 800]</answer>", media_sizes=(MediaSize(200, 100, 100, 50),))
+    group = Group(0, Prompt("p", "?", (picture,), Box(20, 20, 100, 80)), (sample,))
+    scores = Scores(("iou",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
+    run.metrics_file.touch()
+    for step in (0, 1):
+        JsonlTracker(run, "norm1000").samples(step, [group], scores, "eval")
+    page = page_of(run)
+    # 20 / 200 = 10 %, 20 / 100 = 20 %, (100 - 20) / 200 = 40 %, (80 - 20) / 100 = 60 %; 100..500 of 1000 are 10..50 %
+    place = 'x="10.000" y="20.000" width="40.000" height="60.000"'
+    assert page.count(f'<rect class="truth" {place}') == page.count(f'<rect class="predicted" {place}') == 3
+    assert changes(load(run.path))[0].after == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[0, 0, 500, 1000]", 1.0),
+        ("[0, 0, 250, 1000]", 0.5),
+        ("[0, 0, 500, 1000] [600, 0, 700, 100]", 0.5),
+        ("[0, 0, 500, 1000] [0, 0, 500, 1000]", 1.0),
+        ("[0, 0, 500, 1001]", 0.0),
+        ("I do not know", 0.0),
+    ],
+    ids=["exact", "half", "one surplus box", "said twice", "beyond the picture", "no box"],
+)
+def test_iou_of_a_completion(text: str, expected: float) -> None:
+    assert row(text, [[0, 0, 100, 100, None]]).iou == pytest.approx(expected)
+
+
+def test_iou_matches_boxes_to_truths_and_counts_the_missing() -> None:
+    truth = [[0, 0, 100, 100, "a"], [100, 0, 200, 100, "b"], [0, 0, 10, 10, None]]
+    assert row("[500, 0, 1000, 1000] [0, 0, 500, 1000]", truth).iou == pytest.approx(2 / 3)
+
+
+def test_iou_is_unknown_without_truth_size_or_space() -> None:
+    truth = [[0, 0, 100, 100, None]]
+    unsized = Row({**row("[0,0,500,1000]", truth).line, "media_sizes": []}, "norm1000")
+    assert math.isnan(row("[0, 0, 1, 1]", []).iou) and math.isnan(unsized.iou)
+    assert math.isnan(Row(row("[0, 0, 1, 1]", truth).line, None).iou)
+
+
+def test_headline_averages_samples_of_a_prompt_and_pairs_prompts(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    # totals by prompt; "c" failed before and "d" was evaluated once, so both leave every figure
+    written = {0: {"a": [0.0, 1.0], "b": [0.2], "c": [None], "d": [9.0]}, 5: {"a": [1.0, 1.0], "b": [0.6], "c": [5.0]}}
+    for step, prompts in written.items():
+        lines = [
+            {**row("", []).line, "step": step, "text": "", "box_space": None, "prompt": p, "total": t, "scores": {"r": t}}
+            for p, totals in prompts.items()
+            for t in totals
+        ]
+        run.samples_file(EVAL, step).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.metrics_file.touch()
+    (change,) = changes(load(run.path))
+    assert (change.name, change.num_prompts) == ("Reward", 2)
+    assert change.before == pytest.approx((0.5 + 0.2) / 2) and change.after == pytest.approx((1.0 + 0.6) / 2)
+
+
+def test_bootstrap_interval_has_the_width_of_the_standard_error() -> None:
+    differences = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = bootstrap(differences.numpy())
+    error = float(differences.std()) / 20
+    assert low == pytest.approx(float(differences.mean()) - 1.96 * error, abs=0.15 * error)
+    assert high == pytest.approx(float(differences.mean()) + 1.96 * error, abs=0.15 * error)
+
+
+def test_an_interval_of_equal_differences_is_a_point_and_a_verdict_needs_it_off_zero(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", kind="text", steps=0))
+    assert "evaluated once only" in page
+    assert bootstrap(torch.full((9,), 0.25).numpy()) == (0.25, 0.25)
+
+
+def test_extremes_are_one_per_prompt_and_never_the_same_sample(tmp_path: Path) -> None:
+    data = load(write_run(tmp_path / "run", evaluate=False).path)
+    best, worst = extremes(data, 4)
+    totals = [r.total for r in data.last_train]
+    assert best[0].total == max(totals) and worst[0].total == min(totals)
+    assert len(by_prompt(best)) == 4 and not {id(r) for r in best} & {id(r) for r in worst}
+
+
+def test_chart_leaves_gaps_where_a_value_is_missing() -> None:
+    chart = line_chart([Series("x", [0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, math.nan, 2.0, math.inf], "train")], "x")
+    assert chart.count("<polyline") == 2 and chart.count("<circle") == 3
+    assert "No finite value" in line_chart([Series("x", [0.0], [math.nan], "train")], "x")
+
+
+def test_chart_names_are_escaped() -> None:
+    assert "<b>" not in line_chart([Series("<b>", [0.0], [1.0], "train")], "<b>")
+    assert "<b>" not in histogram([("<b>", [1.0], "a")], "<b>")
+
+
+def test_histogram_draws_shares_of_each_group() -> None:
+    chart = histogram([("first", [0.1] * 3 + [0.9], "a"), ("last", [0.9], "b"), ("none", [], "b")], "r")
+    assert "first: 75 % between" in chart and "first: 25 % between" in chart and "last: 100 % between" in chart
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted", "expected"),
+    [
+        (0.0, 1.0, 5, [0.0, 0.25, 0.5, 0.75, 1.0]),
+        (0.31, 0.79, 5, [0.2, 0.4, 0.6, 0.8]),
+        (-3.0, 190.0, 5, [-50.0, 0.0, 50.0, 100.0, 150.0, 200.0]),
+        (5.0, 5.0, 3, [4.5, 5.0, 5.5]),
+    ],
+    ids=["unit", "inside", "negative", "a point"],
+)
+def test_ticks_are_round_and_enclose(low: float, high: float, wanted: int, expected: list[float]) -> None:
+    assert ticks(low, high, wanted) == pytest.approx(expected)
+
+
+def test_decimals_tell_ticks_apart() -> None:
+    assert [decimals(t) for t in ([0.0, 0.25, 0.5], [0.0, 5.0, 10.0], [0.0, 0.002], [7.0])] == [2, 0, 3, 0]
+
+
+def test_long_curves_become_means_of_neighbours() -> None:
+    short = shortened(Series("x", [float(i) for i in range(601)], [float(i) for i in range(601)], "train"))
+    assert short.values[:2] == [1.0, 4.0] and short.steps[:2] == [0, 3] and short.name == "x, mean of 3 steps"
+    assert moving_average([1.0, math.nan, 3.0, 8.0], 3) == [1.0, 2.0, 5.5, 5.5]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.12345, "0.123"),
+        (-2.0, "\N{MINUS SIGN}2.000"),
+        (17.04, "17.0"),
+        (4321.4, "4321"),
+        (2e-4, "2.0e\N{MINUS SIGN}4"),
+        (0.0, "0.000"),
+        (math.nan, "\N{EN DASH}"),
+    ],
+)
+def test_numbers_are_written_briefly(value: float, text: str) -> None:
+    assert number(value) == text

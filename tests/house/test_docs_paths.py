@@ -1,0 +1,78 @@
+"""Every file, folder and module that the docs name exists; the chapter "Old names" is about what does not."""
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("mmrl", "tests", "rewards", "datasets", "examples", "benchmarks", "configs", "docs")
+ROOMS = tuple(sorted(folder.name for folder in (ROOT / "mmrl").iterdir() if folder.is_dir() and folder.name[0] not in "._"))
+PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOP + ROOMS)})/(?:[\w-]+/)*(?:[\w-]+\.(?:py|md|toml|json|svg)\b(?:::\w+)?)?")
+"""From the root or from mmrl/ on: `tests/house/test_wheel.py`, `policies/video/`, `data/files.py::path_below`."""
+BARE = re.compile(r"`([\w-]+\.py)`")
+MODULE = re.compile(r"\bmmrl(?:\.[a-zA-Z]\w*)+")
+
+
+def current_text(doc: Path) -> str:
+    """A document without its chapter "Old names"."""
+    return re.sub(r"^## Old names$.*?(?=^## |\Z)", "", doc.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def wrong_paths(text: str, folder: Path = ROOT) -> list[str]:
+    """Paths that lead nowhere, and names that the file before `::` does not define."""
+    found: list[str] = []
+    for path in sorted(set(PATH.findall(text))):
+        name, _, inside = path.partition("::")
+        places = [place for place in (ROOT / name, ROOT / "mmrl" / name, folder / name) if place.exists()]
+        defines = re.compile(rf"^\s*(?:(?:async )?def|class) {inside}\b|^{inside}\b", re.MULTILINE)
+        if not places or (inside and not defines.search(places[0].read_text())):
+            found.append(path)
+    return found
+
+
+def wrong_files(text: str) -> list[str]:
+    """Python files that are named without a folder and lie nowhere."""
+    return [name for name in sorted(set(BARE.findall(text))) if not any(any((ROOT / top).rglob(name)) for top in TOP)]
+
+
+def wrong_modules(text: str) -> list[str]:
+    """Dotted names below mmrl that are neither modules nor attributes of one."""
+    return [name for name in sorted(set(MODULE.findall(text))) if not is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    """True for a module, or a module's attribute: `mmrl.core.types`, `mmrl.Prompt`."""
+    parent, _, last = name.rpartition(".")
+    try:
+        return importlib.util.find_spec(name) is not None or hasattr(importlib.import_module(parent), last)
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_paths_lead_somewhere(doc: Path):
+    assert wrong_paths(current_text(doc), doc.parent) == []
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_files_without_a_folder_are_somewhere(doc: Path):
+    assert wrong_files(re.sub(r"```.*?```", "", current_text(doc), flags=re.DOTALL)) == []
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_modules_import(doc: Path):
+    assert wrong_modules(current_text(doc)) == []
+
+
+def test_wrong_names_would_be_found():
+    assert wrong_paths("mmrl/core/gone.py, `core/types.py`, core/gone/ and data/files.py::gone, data/files.py::path_below") == [
+        "core/gone/",
+        "data/files.py::gone",
+        "mmrl/core/gone.py",
+    ]
+    assert wrong_files("`types.py` and `gone.py`") == ["gone.py"]
+    assert wrong_modules("mmrl.core.types, mmrl.core.gone, mmrl.Prompt, mmrl.gone") == ["mmrl.core.gone", "mmrl.gone"]

@@ -1,0 +1,192 @@
+"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, participles, docstrings, the README.
+
+`python tests/house/test_figures.py` prints today's figures and every name that counts against a limit.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMITS: dict[str, float] = {  # limits only ever fall
+    "files in one folder": 25,
+    "Any per 1,000 lines": 18.7,
+    "Any per 1,000 lines: app": 34.7,
+    "Any per 1,000 lines: core": 24.3,
+    "Any per 1,000 lines: policies": 27.5,
+    "Any per 1,000 lines: training": 22.7,
+    "Any per 1,000 lines: any other room": 8,
+    "participles": 170,
+    "docstrings that begin with Of, As, What, Inside or Whether": 165,
+    "words of README.md": 3341,
+}
+"""The goal: 20 files, 10 `Any` in all and in every room (15 in policies, where libraries leave no choice), 60, 0."""
+FIRST_WORDS = {"Of", "As", "What", "Inside", "Whether"}
+IRREGULAR = {
+    "been", "begun", "bent", "bitten", "born", "borne", "bound", "bought", "broken", "brought", "built", "burnt", "caught",
+    "chosen", "dealt", "done", "drawn", "driven", "dug", "fallen", "fed", "felt", "fitted", "flown", "forgiven", "forgotten",
+    "frozen", "given", "gone", "grown", "heard", "held", "hidden", "hung", "kept", "known", "laid", "learnt", "led", "lent",
+    "lost", "made", "meant", "met", "paid", "proven", "risen", "said", "seen", "sent", "shaken", "shown", "slept", "sold",
+    "sought", "spent", "spoken", "spun", "stood", "stolen", "struck", "stuck", "sung", "sunk", "sworn", "swept", "swung",
+    "taken", "taught", "thought", "thrown", "told", "torn", "understood", "woken", "won", "worn", "woven", "written",
+}  # fmt: skip
+"""Past participles without -ed; cut, put, set, split and the like are verbs as they stand."""
+NO_PARTICIPLES = {"bleed", "breed", "embed", "exceed", "feed", "hundred", "need", "proceed", "seed", "shed", "speed"}
+"""Words in -ed that are something else."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source(NamedTuple):
+    """A file of mmrl/, read once."""
+
+    name: str
+    room: str
+    lines: int
+    tree: ast.Module
+
+
+def sources() -> list[Source]:
+    """All files of mmrl/; files beside the rooms count as a room of their own."""
+    found: list[Source] = []
+    for file in sorted((ROOT / "mmrl").rglob("*.py")):
+        parts = file.relative_to(ROOT / "mmrl").parts
+        text = file.read_text()
+        room = parts[0] if len(parts) > 1 else "."
+        found.append(Source(file.relative_to(ROOT).as_posix(), room, len(text.splitlines()), ast.parse(text)))
+    return found
+
+
+def files_per_folder() -> Counter[str]:
+    """Folder -> how many Python files it holds, `__init__.py` included."""
+    return Counter(file.parent.relative_to(ROOT).as_posix() for file in (ROOT / "mmrl").rglob("*.py"))
+
+
+def count_any(tree: ast.AST) -> int:
+    """How often the name `Any` is used, imports aside; in annotations that are strings too."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "Any"]
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "Any"]
+    return len(names) + len(attributes) + sum(len(re.findall(r"\bAny\b", text)) for text in text_annotations(tree))
+
+
+def text_annotations(tree: ast.AST) -> Iterator[str]:
+    """The text of every annotation, or part of one, that is a string."""
+    for node in ast.walk(tree):
+        annotations = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        for annotation in annotations:
+            parts = ast.walk(annotation) if isinstance(annotation, ast.AST) else ()
+            yield from (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+
+
+def any_per_room(files: list[Source]) -> dict[str, float]:
+    """Room -> uses of `Any` per 1,000 lines; `all` is the whole of mmrl/."""
+    uses, lines = Counter[str](), Counter[str]()
+    for file in files:
+        for room in (file.room, "all"):
+            uses[room] += count_any(file.tree)
+            lines[room] += file.lines
+    return {room: 1000 * uses[room] / lines[room] for room in sorted(lines)}
+
+
+def functions(tree: ast.AST) -> list[Function]:
+    """Functions and methods, inner ones too, without properties: those are values by their looks."""
+    found = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    return [node for node in found if not any("property" in ast.unparse(mark) for mark in node.decorator_list)]
+
+
+def is_participle(name: str) -> bool:
+    """True where a name's first word is a past participle: `gathered`, `_told_apart`, but not `seed_of`."""
+    word = name.strip("_").partition("_")[0].lower()
+    return word in IRREGULAR or (len(word) > 3 and word.endswith("ed") and word not in NO_PARTICIPLES)
+
+
+def participles(files: list[Source]) -> list[str]:
+    """`file:line name` of every function whose name is a participle."""
+    return [f"{f.name}:{node.lineno} {node.name}" for f in files for node in functions(f.tree) if is_participle(node.name)]
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of the docstrings of a file, its classes and functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
+            yield (1 if isinstance(node, ast.Module) else node.lineno), text
+
+
+def odd_docstrings(files: list[Source]) -> list[str]:
+    """`file:line first line` of docstrings that begin with a word that begins no sentence about the thing itself."""
+    return [
+        f"{f.name}:{line} {text.splitlines()[0]}"
+        for f in files
+        for line, text in docstrings(f.tree)
+        if re.split(r"\W", text, maxsplit=1)[0] in FIRST_WORDS
+    ]
+
+
+def readme_words() -> int:
+    """Words of README.md, separated by blanks."""
+    return len((ROOT / "README.md").read_text().split())
+
+
+FILES = sources()
+
+
+def test_no_folder_is_a_heap():
+    limit = LIMITS["files in one folder"]
+    assert {folder: count for folder, count in files_per_folder().items() if count > limit} == {}
+
+
+@pytest.mark.parametrize("room", sorted({file.room for file in FILES} - {"."}))
+def test_any_is_rare(room: str):
+    name = f"Any per 1,000 lines: {room}"
+    assert any_per_room(FILES)[room] <= LIMITS.get(name, LIMITS["Any per 1,000 lines: any other room"])
+
+
+def test_any_is_rare_on_the_whole():
+    assert any_per_room(FILES)["all"] <= LIMITS["Any per 1,000 lines"]
+
+
+def test_functions_are_verbs_or_nouns():
+    found = participles(FILES)
+    assert len(found) <= LIMITS["participles"], "\n".join(["name an effect by a verb, a value by a noun:", *found])
+
+
+def test_docstrings_are_sentences_about_the_thing():
+    found, limit = odd_docstrings(FILES), LIMITS["docstrings that begin with Of, As, What, Inside or Whether"]
+    assert len(found) <= limit, "\n".join(["say what the thing does or is:", *found])
+
+
+def test_readme_does_not_grow():
+    assert readme_words() <= LIMITS["words of README.md"]
+
+
+def test_what_is_counted():
+    lines = ["from typing import Any", "x: 'list[Any]'", "def _told(a: Any) -> dict[str, Any]: ...", "def seed() -> None: ..."]
+    tree = ast.parse("\n".join(lines))
+    assert count_any(tree) == 3
+    assert [node.name for node in functions(tree) if is_participle(node.name)] == ["_told"]
+    doc = Source("f.py", ".", 2, ast.parse('"""Of things."""\ndef f():\n    """Offers things."""\n'))
+    assert odd_docstrings([doc]) == ["f.py:1 Of things."]
+
+
+def report() -> list[str]:
+    """Today's figures, one a line, and below each what counts against it."""
+    folder, most = files_per_folder().most_common(1)[0]
+    every = sum(len(functions(file.tree)) for file in FILES)
+    named, odd = participles(FILES), odd_docstrings(FILES)
+    return [
+        f"files in one folder: at most {most} ({folder})",
+        *(f"Any per 1,000 lines, {room}: {value:.1f}" for room, value in any_per_room(FILES).items()),
+        f"participles: {len(named)} of {every} functions",
+        *(f"  {name}" for name in named),
+        f"docstrings that begin with Of, As, What, Inside or Whether: {len(odd)}",
+        *(f"  {line}" for line in odd),
+        f"words of README.md: {readme_words()}",
+    ]
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))  # noqa: T201 - the figures are the command's result

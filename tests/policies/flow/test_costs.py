@@ -1,0 +1,154 @@
+"""The cost of every method in forwards: a counter at the transformer against formulas written out by hand.
+
+T steps, c = 2 passes with guidance else 1, w steps of a window, K branches: per image and multiplied by the images of a group.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.advantages.flow import BestOfN
+from mmrl.algorithms.advantages.tree import TreeNorm
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.types import Group
+from mmrl.flow.layout import forwards
+from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.flow.times import TimeSampler
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.support.flow_policies import make, prompts
+
+PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
+FROZEN = PLAIN | {"dance_grpo": 0, "branch_grpo": 0, "branch_mix_grpo": 0, "pref_grpo": 0, "diffusion_nft": 2, "awm": 2}
+"""Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
+SMALL: dict[str, tuple[Any, int, int, int]] = {
+    # schedule, images of a group, forwards of its rollout, transitions that train; T = 5 and 4 images unless told
+    "flow_grpo": (Full(5), 4, 4 * 5, 4 * 4),
+    "flow_grpo_fast": (Window(5, 2, "cps", 0.8, move="random", high=4), 4, 4 * 5, 4 * 2),
+    "cps": (Full(5, "cps", 0.8), 4, 4 * 5, 4 * 4),
+    "grpo_guard": (Full(5), 4, 4 * 5, 4 * 4),
+    "mix_grpo": (Window(5, 2, dwell=1, initial_noise="group"), 4, 4 * 5, 4 * 2),
+    # last = 2 at the second step: last + 1 + n - 1 with n = int((10 - 2) 0.4) = 3
+    "mix_grpo_flash": (Window(10, 2, dwell=1, flash=0.4), 4, 4 * (2 + 1 + 3 - 1), 4 * 2),
+    # one trunk: (T - 1) + K T (T - 1) / 2
+    "temp_flow_grpo": (Branching(5, 2), 8, 4 + 2 * 5 * 4 // 2, 8),
+    "dance_grpo": (Full(5, "dance_sde", 0.3, trained_per_row=2, initial_noise="group"), 4, 4 * 5, 4 * 2),
+    # splits at 0 and 2: nodes that have children 1 + 2 + 2 + 4 + 4, edges 2 + 2 + 4 + 4 + 4
+    "branch_grpo": (Tree(5, (0, 2)), 4, 13, 16),
+    # the same tree, of which steps 0, 2 and (the window at the second step) 3 are noisy
+    "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4),
+    "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3),
+    "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
+    "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2),
+}
+
+
+def any_variety(group: Group) -> list[float]:
+    return [float(i) for i in range(len(group.samples))]
+
+
+def counted_step(policy: FlowPolicy, algorithm: Algorithm) -> dict[str, int]:
+    """Latents the transformer saw in the second step of a run: while sampling, with a gradient, and under frozen weights."""
+    seen: dict[str, int] = {"rollout": 0, "update": 0, "frozen": 0}
+    sampling: list[bool] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        kind = "rollout" if sampling else "update" if torch.is_grad_enabled() else "frozen"
+        seen[kind] += len(kwargs["hidden_states"])
+
+    rollout: Callable[..., Any] = policy.rollout
+
+    def noticed(*args: Any) -> Any:
+        sampling.append(True)
+        try:
+            return rollout(*args)
+        finally:
+            sampling.clear()
+
+    policy.rollout = noticed  # type: ignore[method-assign]
+    settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3))
+    trainer = Trainer(
+        policy, algorithm, Shuffled(prompts(), seed=0), RewardRunner([NamedReward("any_variety", any_variety)]), settings
+    )
+    trainer.step()
+    seen.update(dict.fromkeys(seen, 0))
+    policy.net.transformer.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.step()
+    return seen
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
+    schedule, images, rollout, trained = SMALL[name]
+    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images)
+    policy = make(tiny("sd3"), sorted(algorithm.shadows), guidance=guidance)
+    passes, groups = int(guidance), 2
+    found = counted_step(policy, algorithm)
+    each = passes * groups
+    assert found == {"rollout": each * rollout, "update": each * trained, "frozen": each * trained * FROZEN[name]}
+    told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=FROZEN[name])
+    assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * FROZEN[name])
+
+
+DEFAULTS = {
+    # rollout and trained per image of the presets' own settings, c = 1
+    "flow_grpo": (10, 9),
+    "flow_grpo_fast": (10, 3),
+    "cps": (10, 9),
+    "grpo_guard": (10, 9),
+    "mix_grpo": (25, 4),
+    # last = 3: 3 + 1 + int(22 * 0.4) - 1
+    "mix_grpo_flash": (11, 4),
+    "temp_flow_grpo": (279 / 54, 1),
+    "dance_grpo": (16, 9),
+    "branch_grpo": (203 / 16, 218 / 16),
+    # splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
+    "branch_mix_grpo": (203 / 16, 34 / 16),
+    "pref_grpo": (25, 14),
+    "diffusion_nft": (10, 9),
+    "awm": (14, 6),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_published_settings_cost_what_is_published(name):
+    algorithm = PRESETS[name]
+    assert algorithm.schedule is not None
+    found = forwards(algorithm.schedule.at(0), algorithm.group_size)
+    assert (found.rollout / found.images, found.update / found.images) == pytest.approx(DEFAULTS[name])
+
+
+def test_best_of_n_trains_the_chosen_only(tiny):
+    schedule = Full(4, "dance_sde", 0.3, trained_per_row=2, initial_noise="group")
+    algorithm = replace(PRESETS["dance_grpo"], schedule=schedule, group_size=6, advantage=BestOfN(2), minibatches=1)
+    found = counted_step(make(tiny("sd3"), guidance=1.0), algorithm)
+    assert found == {"rollout": 2 * 6 * 4, "update": 2 * 2 * 2, "frozen": 0}
+
+
+def test_pruned_branches_are_not_evaluated(tiny):
+    tree = Tree(5, (0, 1))
+    algorithm = replace(PRESETS["branch_grpo"], schedule=tree, group_size=4)
+    whole = counted_step(make(tiny("sd3"), guidance=1.0), algorithm)
+    half = replace(algorithm, advantage=TreeNorm(kept_chains=0.5))
+    pruned = counted_step(make(tiny("sd3"), guidance=1.0), half)
+    late = replace(algorithm, schedule=replace(tree, pruned_depths=(4, 5)))
+    # edges 2 + 4 + 4 + 4 + 4; after the last split half of 12; without the last two depths 10
+    assert [found["update"] // 2 for found in (whole, pruned, counted_step(make(tiny("sd3"), guidance=1.0), late))] == [
+        18,
+        12,
+        10,
+    ]
+    assert whole["rollout"] == pruned["rollout"] == 2 * (1 + 2 + 4 + 4 + 4)
+
+
+def test_every_preset_is_counted():
+    assert set(PRESETS) == set(SMALL) == set(FROZEN) == set(DEFAULTS)

@@ -1,0 +1,249 @@
+"""Faults between sampling and training of an image generator: the run stops before its first update and names the cause."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts
+from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.schedules import Full, Window
+from mmrl.policies.flow import diagnose as causes
+from mmrl.policies.flow.generate import Sampled
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
+from mmrl.training.preflight import TrainingStoppedError
+from tests.support.faults import (
+    Dropping,
+    Fault,
+    Mixing,
+    Noisy,
+    message_of,
+    rolled,
+    stuck_in_training,
+    trainer_of,
+)
+from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
+
+ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
+
+
+def wrap(kind: type) -> Any:
+    def change(policy: FlowPolicy) -> None:
+        block = policy.net.transformer.transformer_blocks[0]
+        if not isinstance(block.ff, kind):
+            block.ff = kind(block.ff).eval()
+
+    return change
+
+
+def then(change: Any) -> Any:
+    def after(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
+        change(policy)
+        return rollouts
+
+    return after
+
+
+def half(on: bool) -> Any:
+    return lambda policy: setattr(policy.net, "half_precision", on)
+
+
+def guidance(value: float) -> Any:
+    return lambda policy: setattr(policy.net, "guidance", value)
+
+
+def traced(change: Any) -> Any:
+    """An `after` by which training sees this trace."""
+
+    def after(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
+        assert isinstance(rollouts.trace, FlowTrace)
+        return replace(rollouts, trace=change(rollouts.trace))
+
+    return after
+
+
+def wear(policy: FlowPolicy, context: Any) -> None:
+    inner = policy.generator
+
+    class Inside:
+        exact = True
+
+        def follow(self, weights: Weights, version: int) -> None:
+            inner.follow(weights, version)
+
+        def write(self, *asked: Any, **_: Any) -> Sampled:
+            with context():
+                return inner.write(*asked)
+
+    policy.generator = Inside()
+
+
+def swapped_in(policy: FlowPolicy) -> None:
+    """Sampling looks through the average."""
+    stir(policy)
+    wear(policy, lambda: policy.weights.swapped_in("ema"))
+
+
+def without_adapter(policy: FlowPolicy) -> None:
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
+
+
+def disable_adapters(policy: FlowPolicy) -> None:
+    for module in policy.net.modules():
+        if hasattr(module, "lora_B"):
+            module._disable_adapters = True  # type: ignore[assignment]
+
+
+FAULTS = {
+    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
+    "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0), then(guidance(2.0))),
+    "training without guidance": Fault(causes.GUIDANCE, after=then(guidance(1.0))),
+    "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37), then(guidance(2.0))),
+    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
+    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter),
+    "training without adapter": Fault(causes.WEIGHTS, after=then(disable_adapters)),
+    "prompts permuted in training": Fault(
+        causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
+    ),
+    "times halved in training": Fault(
+        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps / 2))
+    ),
+    "times truncated in training": Fault(
+        causes.POSITIONS, after=traced(lambda trace: replace(trace, timesteps=trace.timesteps.floor()))
+    ),
+}
+
+
+def table(tiny: Any) -> dict[tuple[str, str], str]:
+    """(fault, kind of prompts) -> what the run said."""
+    found: dict[tuple[str, str], str] = {}
+    for name, fault in FAULTS.items():
+        found[name, "flow"] = message_of(make(tiny("sd3"), ["ema"]), ALGORITHM, prompts(), fault, ratio_bound=1e-6)
+    return found
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_named(tiny, name):
+    fault = FAULTS[name]
+    policy = make(tiny("sd3"), ["ema"])
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    message = message_of(policy, ALGORITHM, prompts(), fault, ratio_bound=1e-6)
+    assert f"Likely cause: {fault.cause} (" in message, message
+    moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    assert moved == (fault.before is swapped_in), "no update was made"
+
+
+@pytest.mark.parametrize("schedule", [Full(num_steps=4, last="ode"), Window(num_steps=5, size=2)], ids=["last", "window"])
+def test_a_deterministic_step_under_a_ratio_is_named(tiny, schedule):
+    """Its ratio is 1 always, so only the audit can see it."""
+
+    def everything(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
+        return replace(rollouts, action_mask=torch.ones_like(rollouts.action_mask))
+
+    policy = make(tiny("sd3"))
+    Fault("", after=everything).inject(policy)
+    trainer = trainer_of(policy, replace(ALGORITHM, schedule=schedule), prompts(), ratio_bound=1e-6)
+    with pytest.raises(TrainingStoppedError, match=r"prompt '\w+', sample 0 of group \d: deterministic step under a ratio"):
+        trainer.step()
+
+
+def test_a_noiseless_step_that_trains_is_named(tiny):
+    """The density of cps has no deviation in it, so nothing else would notice."""
+    plan = Full(num_steps=4, dynamics="cps", level=0.5).at(0)
+    object.__setattr__(plan.steps[1], "level", 0.0)
+    policy = make(tiny("sd3"))
+    trainer = trainer_of(policy, replace(ALGORITHM, schedule=Fixed(plan)), prompts(), ratio_bound=1e-6)
+    with pytest.raises(TrainingStoppedError, match="deterministic step under a ratio"):
+        trainer.step()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same plan at every step."""
+
+    plan: RolloutPlan
+
+    def at(self, step: int) -> RolloutPlan:
+        return self.plan
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clean_runs_are_not_stopped(tiny, family, seed):
+    policy = make(tiny(family), ["ema"], forward_rows=3)
+    trainer = trainer_of(policy, ALGORITHM, prompts(), ratio_bound=1e-6, seed=seed, micro_batch=7, audit_steps=1)
+    for _ in range(2):
+        trainer.step()
+    assert not trainer.reader.gate.closed
+
+
+def other_size(rollouts: Rollouts) -> Rollouts:
+    group = rollouts.groups[1]
+    samples = (replace(group.samples[0], image=group.samples[0].image.resize((8, 8))), *group.samples[1:])
+    return replace(rollouts, groups=(rollouts.groups[0], replace(group, samples=samples)))
+
+
+def on_trace(change: Any) -> Any:
+    return lambda rollouts: traced(change)(None, rollouts)  # type: ignore[arg-type]
+
+
+def burst(trace: FlowTrace) -> FlowTrace:
+    latents = trace.latents.clone()
+    latents[trace.after[3, 0]] = torch.nan
+    return replace(trace, latents=latents)
+
+
+def nameless(rollouts: Rollouts) -> Rollouts:
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS].clone()
+    noted[3, 0] = torch.nan
+    return replace(rollouts, recorded={ROLLOUT_LOGPROBS: noted})
+
+
+def narrowed(trace: FlowTrace) -> FlowTrace:
+    return replace(trace, latents=trace.latents[..., :2])
+
+
+def late(trace: FlowTrace) -> FlowTrace:
+    return replace(trace, timesteps=trace.timesteps + 1)
+
+
+ROW = "prompt 'dogs', sample 0 of group 1: "
+BROKEN: dict[str, tuple[Any, str]] = {
+    "picture": (other_size, ROW + "its picture is 8 x 8 pixels, not 16 x 16 pixels"),
+    "latents": (on_trace(burst), ROW + "its latents are not finite"),
+    "shape": (on_trace(narrowed), "latents are .*, but pictures of 16 x 16 pixels"),
+    "record": (nameless, ROW + "its noted log-probabilities are not finite"),
+    "times": (on_trace(late), ROW.replace("dogs", "cat").replace("1:", "0:") + "its timesteps are not those of its schedule"),
+    "prompts": (
+        on_trace(lambda trace: replace(trace, prompt_index=1 - trace.prompt_index)),
+        "prompt 'cat', sample 0 of group 0: the embeddings it is trained with are not those of its prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_audit_names_the_row(tiny, name):
+    policy, (change, message) = make(tiny("sd3")), BROKEN[name]
+    assert ALGORITHM.schedule is not None
+    rollouts = policy.rollout(requests(3), ALGORITHM.schedule.at(0))
+    policy.diagnostics.audit(rollouts)
+    with pytest.raises(ValueError, match=message):
+        policy.diagnostics.audit(change(rollouts))
+
+
+@pytest.mark.parametrize(("family", "plan"), [*(("sd3", plan) for plan in PLANS), ("flux", "tree"), ("qwen_image", "mix")])
+def test_every_plan_passes_the_audit(tiny, family, plan):
+    policy = make(tiny(family))
+    policy.diagnostics.audit(policy.rollout(requests(), PLANS[plan]))

@@ -1,0 +1,240 @@
+"""Adapters, full training, shadows, and what is left in files."""
+
+from dataclasses import replace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.core.types import Prompt, Request
+from mmrl.flow.plan import evaluation_plan
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.shared.lora import LoraSettings
+from tests.support.flow_policies import FAMILIES, LORA, PLANS, latents, logprobs, make, requests, stir
+
+ABSENT: dict[str, dict[str, Any]] = {"sd3": {"text_encoder_3": None, "tokenizer_3": None}, "flux": {}, "qwen_image": {}}
+
+
+def step(policy: FlowPolicy, rollouts: Any, lr: float = 1e-2) -> None:
+    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
+    (-logprobs(policy, rollouts).sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    policy.advance()
+
+
+def loaded(folder: Any, family: str) -> Any:
+    """By diffusers itself."""
+    return diffusers.DiffusionPipeline.from_pretrained(folder, **ABSENT[family])  # type: ignore[reportPrivateImportUsage]
+
+
+def weights_of(pipeline: Any) -> dict[str, torch.Tensor]:
+    return dict(pipeline.transformer.state_dict())
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family, lora):
+    policy = make(tiny(family), ["ref"], lora=lora)
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    before = logprobs(policy, rollouts).detach()
+    step(policy, rollouts, lr=1e-3)
+    after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    assert after[LOGPROBS].sum() > before.sum()
+    assert torch.equal(after[REF_LOGPROBS], reference)
+    assert not after[REF_LOGPROBS].requires_grad
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_trainable_weight_gets_a_gradient(tiny, family, lora):
+    policy = make(tiny(family), lora=lora)
+    logprobs(policy, policy.rollout(requests(count=1), PLANS["flow_grpo"])).sum().backward()
+    assert [name for name, weight in policy.weights.named.items() if weight.grad is None] == []
+
+
+def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    policy.net.transformer.disable_adapters()
+    with torch.no_grad():
+        switched_off = logprobs(policy, rollouts)
+    torch.testing.assert_close(reference, switched_off, atol=1e-5, rtol=0)
+
+
+def test_a_fresh_adapter_costs_the_reference_nothing_and_trains_on(tiny):
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    calls: list[bool] = []
+    for name, module in policy.net.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda *_: calls.append(True))
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    assert not calls
+    with torch.no_grad():
+        for key, weight in zip(policy.weights.named, policy.weights.shadows["ref"].weights, strict=True):
+            weight += 1e-8 if "lora_B" in key else 0.0
+    torch.testing.assert_close(
+        policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS], reference, atol=1e-6, rtol=0
+    )
+    assert calls
+    logprobs(policy, rollouts).sum().backward()
+    assert all(weight.grad is not None for weight in policy.parameters())
+
+
+def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    expected = torch.autograd.grad(logprobs(policy, rollouts).sum(), policy.parameters(), allow_unused=True)
+    live = logprobs(policy, rollouts)
+    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
+    found = torch.autograd.grad(live.sum(), policy.parameters(), allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("decay", [0.25, lambda updates: 0.25 if updates < 1 else 1.0], ids=["number", "schedule"])
+def test_the_average_follows_with_its_decay(tiny, decay):
+    policy = make(tiny("sd3"), ["ema"], ema_decay=decay)
+    start = [weight.clone() for weight in policy.weights.shadows["ema"].weights]
+    stir(policy)
+    policy.advance()
+    # 0.25 of the start, 0.75 of the new weights
+    expected = [0.25 * a + 0.75 * b.detach() for a, b in zip(start, policy.parameters(), strict=True)]
+    for shadow, value in zip(policy.weights.shadows["ema"].weights, expected, strict=True):
+        torch.testing.assert_close(shadow, value)
+    if callable(decay):
+        policy.advance()
+        torch.testing.assert_close(policy.weights.shadows["ema"].weights, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_automatic_adapters_sit_where_the_papers_put_them(tiny, family):
+    policy = make(tiny(family))
+    found = {name.split(".lora_")[0].split(".", 3)[3] for name in policy.weights.named}
+    attention = {
+        f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    }
+    forward = {
+        "sd3": set(),
+        "flux": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"},
+        "qwen_image": {"img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"},
+    }[family]
+    assert found == attention | forward
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_adapter_loads_in_diffusers_and_as_a_start(tiny, family, dtype, tmp_path):
+    policy = make(tiny(family), dtype=dtype)
+    stir(policy, 0.5)
+    policy.save(tmp_path)
+    pipeline = loaded(tiny(family), family)
+    base = {name: value.clone() for name, value in weights_of(pipeline).items()}
+    pipeline.load_lora_weights(tmp_path)
+    adapter = pipeline.transformer.peft_config["default_0"]
+    assert (adapter.r, adapter.lora_alpha) == (4, 8)
+    trained = {name: value for name, value in weights_of(policy.pipeline).items() if "lora_" in name}
+    found = {name.replace("default_0", "default"): value for name, value in weights_of(pipeline).items() if "lora_" in name}
+    assert trained.keys() == found.keys()
+    for name, value in trained.items():
+        torch.testing.assert_close(found[name].float(), value)
+    pipeline.unload_lora_weights()
+    assert all(torch.equal(value, base[name]) for name, value in weights_of(pipeline).items())
+    started = FlowPolicy(replace(policy.config, lora=LoraSettings(adapter=str(tmp_path))), ["ref"])
+    assert started.weights.named.keys() == policy.weights.named.keys()
+    plan, asked = PLANS["flow_grpo"], requests(count=1)
+    rollouts = policy.rollout(asked, plan)
+    values = started.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[LOGPROBS].detach(), logprobs(policy, rollouts).detach(), atol=1e-5, rtol=0)
+    assert torch.equal(values[REF_LOGPROBS], values[LOGPROBS].detach()), "the reference is the adapter training started from"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_pipeline_draws_with_a_saved_adapter_what_the_policy_draws(tiny, family, tmp_path):
+    policy = make(tiny(family), guidance=1.0)
+    stir(policy, 0.5)
+    policy.save(tmp_path)
+    pipeline = loaded(tiny(family), family)
+    pipeline.set_progress_bar_config(disable=True)
+    asked = [Request(Prompt("cat", "a red cat"), 1, 0, seed=7)]
+    ours = latents(policy, asked, evaluation_plan(3))
+    start = latents(policy, asked, PLANS["flow_grpo"]), policy.rollout(asked, PLANS["flow_grpo"]).trace
+    noise = start[1].latents[start[1].before[:, 0]]  # type: ignore[attr-defined]
+    guidance = {"true_cfg_scale" if family == "qwen_image" else "guidance_scale": 1.0}
+
+    def draw() -> torch.Tensor:
+        return pipeline(
+            "a red cat",
+            latents=noise,
+            num_inference_steps=3,
+            height=16,
+            width=16,
+            max_sequence_length=policy.family.prompt_tokens,
+            output_type="latent",
+            **guidance,
+        ).images
+
+    assert (draw() - ours).abs().max() > 0.05
+    pipeline.load_lora_weights(tmp_path)
+    torch.testing.assert_close(draw(), ours, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_pipeline_loads_in_diffusers_and_as_a_model(tiny, family, tmp_path):
+    policy = make(tiny(family), lora=None)
+    policy.save(tmp_path / family)
+    pipeline = loaded(tmp_path / family, family)
+    ours = weights_of(policy.pipeline)
+    assert all(torch.equal(value, ours[name]) for name, value in weights_of(pipeline).items())
+    asked, plan = requests(count=1), PLANS["flow_grpo"]
+    again = FlowPolicy(replace(policy.config, model=str(tmp_path / family)))
+    torch.testing.assert_close(latents(again, asked, plan), latents(policy, asked, plan), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_state_survives_a_round_trip(tiny, lora):
+    policy = make(tiny("sd3"), ["ref", "ema"], ema_decay=RampDecay(slope=0.1), lora=lora)
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    for _ in range(3):
+        step(policy, rollouts, lr=1e-3)
+    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
+    values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
+    state = policy.state_dict()
+    step(policy, rollouts, lr=1e-3)
+    after = policy.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS]
+    fresh = make(tiny("sd3"), ["ref", "ema"], ema_decay=RampDecay(slope=0.1), lora=lora)
+    fresh.load_state_dict(state)
+    again = fresh.read(rollouts.trace, wanted, rollouts.action_mask)
+    for reading in wanted:
+        torch.testing.assert_close(again[reading], values[reading], atol=1e-6, rtol=0)
+    step(fresh, rollouts, lr=1e-3)
+    torch.testing.assert_close(
+        fresh.read(rollouts.trace, [EMA_LOGPROBS], rollouts.action_mask)[EMA_LOGPROBS], after, atol=1e-6, rtol=0
+    )
+    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
+    with pytest.raises(ValueError, match="other shadows"):
+        make(tiny("sd3"), ["ref"], lora=lora).load_state_dict(state)
+    with pytest.raises(ValueError, match="other weights"):
+        make(tiny("flux"), ["ref", "ema"], lora=lora).load_state_dict(state)
+
+
+def test_accelerate_prepares_the_one_module(tiny):
+    from accelerate import Accelerator
+
+    policy = make(tiny("sd3"), ["ref"])
+    rollouts = policy.rollout(requests(), PLANS["flow_grpo"])
+    before = logprobs(policy, rollouts).detach()
+    policy.prepare(Accelerator(cpu=True))
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
+    step(policy, rollouts)
+    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[REF_LOGPROBS], before)
+    assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3

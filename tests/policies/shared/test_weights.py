@@ -1,0 +1,107 @@
+"""One class keeps the weights of text and image models: the reference, and averages that follow at any rate."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
+from mmrl.policies.shared.weights import Weights
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def move(net: nn.Module, by: float) -> None:
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight += by
+
+
+@pytest.mark.parametrize("decay", [0.25, RampDecay(slope=0.25, most=0.6), WarmDecay(every=2), SteadyDecay(0.9)], ids=str)
+def test_the_average_follows_at_any_rate(decay):
+    net = network()
+    weights = Weights(net, {"ema"}, decay)
+    average = [weight.detach().clone() for weight in net.parameters()]
+    for update in range(4):
+        move(net, 0.5)
+        weights.follow()
+        d = decay if isinstance(decay, float) else decay(update)
+        average = [d * a + (1 - d) * b.detach() for a, b in zip(average, net.parameters(), strict=True)]
+        for found, expected in zip(weights.shadows["ema"].weights, average, strict=True):
+            torch.testing.assert_close(found, expected)
+    assert weights.num_updates == 4
+
+
+def test_the_weights_that_are_looked_through_are_named():
+    net = network()
+    weights = Weights(net, {"ref"}, 0.9)
+    before = deepcopy(net.state_dict())
+    move(net, 1.0)
+    assert weights.active == "policy"
+    with weights.swapped_in("ref"):
+        assert weights.active == "ref" and not torch.is_grad_enabled()
+        assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
+    with weights.swapped_in("policy"):
+        assert weights.active == "policy" and torch.is_grad_enabled()
+    assert weights.active == "policy"
+    torch.testing.assert_close(net.state_dict()["0.weight"], before["0.weight"] + 1.0)
+
+
+def test_a_state_goes_on_with_its_number_of_updates():
+    weights = Weights(network(), {"ema"}, RampDecay(slope=0.1))
+    for _ in range(3):
+        weights.follow()
+    again = Weights(network(), {"ema"}, RampDecay(slope=0.1))
+    again.load_state_dict(weights.state_dict())
+    assert again.num_updates == 3
+
+
+def test_a_state_without_a_number_of_updates_is_loaded():
+    """Text policies saved none while averages could only follow at a constant rate."""
+    weights = Weights(network(), {"ema"}, 0.9, prefix="0.")
+    state = weights.state_dict()
+    assert set(state["weights"]) == {"weight", "bias", "1.weight", "1.bias"}, "the prefix is dropped where it stands"
+    del state["num_updates"]
+    weights.follow()
+    weights.load_state_dict(state)
+    assert weights.num_updates == 0
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, as peft makes them."""
+
+    _disable_adapters = False
+
+    def __init__(self, trains: bool = True) -> None:
+        super().__init__()
+        self.base = nn.Linear(2, 2).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(2, 1, bias=False).requires_grad_(trains)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(1, 2, bias=False).requires_grad_(trains)})
+        nn.init.zeros_(outer_weight(self))
+
+
+def outer_weight(module: nn.Module, name: str = "lora_B.default.weight") -> nn.Parameter:
+    return dict(module.named_parameters())[name]
+
+
+def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
+    net = nn.Sequential(Adapted(), Adapted(trains=False))
+    weights = Weights(net, {"ref"}, 0.9)
+    move(net, 0.0)
+    with weights.swapped_in("ref"):
+        assert all(layer._disable_adapters for layer in net)
+    assert not any(layer._disable_adapters for layer in net)
+    # an adapter that was loaded and does not train is part of the reference
+    nn.init.ones_(outer_weight(net, "1.lora_B.default.weight"))
+    with weights.swapped_in("ref"):
+        assert not any(layer._disable_adapters for layer in net)
+
+
+def test_other_trained_weights_are_part_of_the_reference():
+    net = nn.Sequential(Adapted(), nn.Linear(2, 2))
+    with Weights(net, {"ref"}, 0.9).swapped_in("ref"):
+        assert not net[0]._disable_adapters

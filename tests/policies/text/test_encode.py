@@ -1,0 +1,245 @@
+"""From prompts to what the model is fed: pictures, templates, sizes, the audit, and what a wrong prompt is told."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import MediaSize, Prompt, Request
+from mmrl.policies.text.audit import audit
+from mmrl.policies.text.encode import collate_prompts, open_picture
+from mmrl.policies.text.families import family_of
+from mmrl.policies.text.families.base import pad_cat
+from mmrl.policies.text.families.generic import Generic
+from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
+from mmrl.policies.text.policy import Sampling
+from mmrl.policies.text.templates import answer_template, messages
+from tests.support.text_policies import FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
+
+SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_expected_features_are_what_the_vision_tower_gives(tiny, family):
+    policy = make(tiny(family))
+    for i, (width, height) in enumerate(SIZES):
+        for pictures in ([picture(i, width, height)], [picture(i, width, height), picture(i + 1, 50, 60)]):
+            encoded = policy.encode(Prompt("p", "?", tuple(pictures)))
+            media = policy.family.collate([encoded.media])
+            features = policy.net.core.get_image_features(**media, return_dict=True).pooler_output
+            assert len(features) == policy.family.entries(encoded.media)
+            given = sum(entry.shape[:-1].numel() for entry in features)
+            assert given == policy.family.num_features(encoded.media)
+            assert given == int((encoded.token_ids == policy.family.image_token_id).sum())
+
+
+@pytest.mark.parametrize(("family", "patch"), [("qwen2_5_vl", 14), ("qwen3_vl", 16)])
+def test_qwen_sees_the_grid_times_the_patch(tiny, family, patch):
+    policy = make(tiny(family), min_pixels=56 * 56, max_pixels=112 * 112)
+    encoded = policy.encode(Prompt("p", "?", (picture(0, 400, 100), picture(1, 10, 10))))
+    for size, grid in zip(encoded.sizes, encoded.media["image_grid_thw"].tolist(), strict=True):
+        assert (size.seen_width, size.seen_height) == (grid[2] * patch, grid[1] * patch)
+        assert 56 * 56 <= size.seen_width * size.seen_height <= 112 * 112
+        assert size.seen_width % (2 * patch) == 0
+    assert [(size.width, size.height) for size in encoded.sizes] == [(400, 100), (10, 10)]
+    sample = policy.rollout([Request(Prompt("p", "?", (picture(0, 400, 100),)), 1, 0)]).groups[0].samples[0]
+    assert sample.media_sizes == (encoded.sizes[0],)
+
+
+def test_tile_models_report_the_size_of_the_file(tiny):
+    encoded = make(tiny("internvl")).encode(Prompt("p", "?", (picture(0, 90, 40),)))
+    assert encoded.sizes == (MediaSize(90, 40, 90, 40),)
+
+
+@pytest.mark.parametrize(
+    ("family", "space"), [("qwen2_5_vl", "resized"), ("qwen3_vl", "norm1000"), ("internvl", "norm1000"), ("smolvlm", None)]
+)
+def test_box_space_is_the_familys_or_must_be_declared(tiny, family, space):
+    if space is None:
+        with pytest.raises(ValueError, match=r"set policy\.box_space"):
+            _ = make(tiny(family)).box_space
+    else:
+        assert make(tiny(family)).box_space == space
+    assert make(tiny(family), box_space="pixel").box_space == "pixel"
+
+
+def test_a_grey_picture_is_not_taken_for_padding(tiny):
+    """SmolVLM drops tiles of zeros; normalized middle grey would be one if it had an exact byte value."""
+    policy = make(tiny("smolvlm"))
+    policy.processor.image_processor.image_mean = policy.processor.image_processor.image_std = [128 / 255] * 3
+    grey = Prompt("grey", "?", (Image.new("RGB", (32, 32), (128, 128, 128)),))
+    encoded = policy.encode(grey)
+    assert encoded.media["pixel_values"].abs().max() < 1e-7
+    rollouts = policy.rollout([Request(grey, 2, 0), Request(Prompt("p", "?", (picture(0),)), 1, 1)])
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
+
+
+def test_an_unknown_model_type_is_batched_by_the_names_of_its_tensors(tiny, monkeypatch):
+    policy = make(tiny("internvl"), prefix="repeated")
+    generic = Generic(policy.net.model.config)
+    for owner in (policy, policy.net):
+        monkeypatch.setattr(owner, "family", generic)
+    policy.encode = replace(policy.encode, family=generic)
+    rollouts = policy.rollout(mixed())
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
+    with pytest.raises(ValueError, match="pixel_attention_mask, which the family Generic cannot batch"):
+        generic.tidy({"pixel_values": torch.zeros(1), "pixel_attention_mask": torch.zeros(1)})
+
+
+def test_family_is_chosen_by_model_type(tiny):
+    from transformers import AutoConfig
+
+    names = [type(family_of(AutoConfig.from_pretrained(tiny(family)))).__name__ for family in FAMILIES]
+    assert names == ["QwenVL", "QwenVL", "SmolVLM", "InternVL", "LlavaOnevision", "Gemma3"]
+
+
+def test_padding_prompts_on_the_left(tiny):
+    policy = make(tiny("qwen3_vl"))
+    short, long = policy.encode(Prompt("a", "?")), policy.encode(Prompt("b", "what?", (picture(0),)))
+    batch = collate_prompts([short, long], 7, torch.device("cpu"))
+    gap = len(long) - len(short)
+    assert batch.token_ids[0].tolist() == [7] * gap + short.token_ids.tolist()
+    assert batch.attention[0].tolist() == [0] * gap + [1] * len(short)
+    assert batch.positions[:, 0, gap:].tolist() == [list(range(len(short)))] * 3
+    assert batch.next_positions[0, :, 0].tolist() == [len(short), int(long.positions.max()) + 1]
+
+
+def test_pad_cat_pads_at_the_end():
+    a, b = torch.ones(1, 2, 1), 2 * torch.ones(2, 1, 2)
+    expected = torch.tensor([[[1.0, 0], [1, 0]], [[2, 2], [0, 0]], [[2, 2], [0, 0]]])
+    assert torch.equal(pad_cat([a, b]), expected)
+
+
+def test_rows_of_each_sample_by_its_grids():
+    grids = torch.tensor([[1, 2, 2], [1, 4, 2], [1, 2, 4]])
+    rows = split_rows_by_grid(grids, [1, 0, 2])
+    assert rows == [[0, 1, 2, 3], [], list(range(4, 20))]
+    with pytest.raises(ValueError, match="adds up to 2 pictures, but there are 3 grids"):
+        split_rows_by_grid(grids, [1, 1])
+
+
+def test_pictures_stand_at_their_markers():
+    chat = messages(Prompt("p", "a <image> b <image>", (1, 2)), "Q: {question}!", "be brief")
+    assert chat == [
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Q: a "},
+                {"type": "image"},
+                {"type": "text", "text": " b "},
+                {"type": "image"},
+                {"type": "text", "text": "!"},
+            ],
+        },
+    ]
+    first = messages(Prompt("p", "what?", (1,)), answer_template("none"))
+    assert first == [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
+    for wrong in (Prompt("p9", "a <image>", ()), Prompt("p9", "<image>", (1, 2))):
+        with pytest.raises(ValueError, match="prompt 'p9' has 1 <image> markers"):
+            messages(wrong, answer_template("none"))
+
+
+def test_answer_formats_tell_the_tags(tiny):
+    assert "<answer>" in answer_template("direct") and "<think>" not in answer_template("direct")
+    assert answer_template("think").index("<think>") < answer_template("think").index("<answer>")
+    assert answer_template("In short: {question}") == "In short: {question}"
+    with pytest.raises(ValueError, match="'thinks': use one of none, direct, think"):
+        answer_template("thinks")
+    policy = make(tiny("qwen3_vl"), answer_format="think", system_prompt="You see.")
+    text = policy.tokenizer.decode(policy.encode(Prompt("p", "where?")).token_ids)
+    assert text.index("You see.") < text.index("where?") < text.index("<think>") < text.index("assistant")
+
+
+def test_pictures_are_turned_upright_and_made_rgb(tmp_path):
+    upright = picture(0, 40, 20)
+    turned = upright.rotate(90, expand=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to see it upright
+    turned.save(tmp_path / "turned.png", exif=exif)
+    opened = open_picture(tmp_path / "turned.png", "p")
+    assert opened.size == (40, 20) and opened.tobytes() == upright.tobytes()
+    assert open_picture(picture(0).convert("RGBA"), "p").mode == "RGB"
+    assert open_picture(str(tmp_path / "turned.png"), "p").mode == "RGB"
+
+
+def test_wrong_pictures_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"prompt 'p7': there is no picture .*cat\.jpg"):
+        open_picture(tmp_path / "cat.jpg", "p7")
+    (tmp_path / "text.jpg").write_text("no picture")
+    with pytest.raises(ValueError, match=r"prompt 'p7': .*text\.jpg' is not a picture"):
+        open_picture(tmp_path / "text.jpg", "p7")
+    picture(0, 200, 200).save(tmp_path / "cut.jpg")
+    whole = (tmp_path / "cut.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"prompt 'p7': the picture .*cut\.jpg' is damaged"):
+        open_picture(tmp_path / "cut.jpg", "p7")
+    with pytest.raises(ValueError, match="prompt 'p7': a picture is a path or a PIL image, not bytes"):
+        open_picture(b"", "p7")
+
+
+def test_prompts_are_never_cut(tiny):
+    policy = make(tiny("qwen3_vl"), max_prompt_tokens=30)
+    policy.encode(Prompt("short", "?"))
+    with pytest.raises(ValueError, match=r"prompt 'long': it has \d+ tokens, .* policy.max_prompt_tokens is 30"):
+        policy.encode(Prompt("long", "?" * 40))
+
+
+def test_a_text_that_spells_a_placeholder_is_refused(tiny):
+    policy = make(tiny("qwen3_vl"))
+    with pytest.raises(ValueError, match="prompt 'p3'"):
+        policy.encode(Prompt("p3", "<|image_pad|> what?"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_audit_finds_what_does_not_fit(tiny, family):
+    policy = make(tiny(family))
+    trace = text_trace(policy.rollout(mixed()).trace)
+    audit(trace)
+    first = trace.prompts[0]
+    placeholder = policy.family.image_token_id
+    more = replace(first, token_ids=first.token_ids.clone())
+    more.token_ids[-1] = placeholder
+    with pytest.raises(ValueError, match=r"prompt 'one': its text holds .* image placeholders"):
+        audit(replace(trace, prompts=(more, *trace.prompts[1:])))
+    tokens = trace.tokens.clone()
+    tokens[0, 0] = placeholder
+    with pytest.raises(ValueError, match=r"prompt 'one': a completion holds the media tokens"):
+        audit(replace(trace, tokens=tokens))
+
+
+def test_the_audit_counts_patch_rows(tiny):
+    policy = make(tiny("qwen3_vl"))
+    trace = text_trace(policy.rollout(mixed()).trace)
+    first = trace.prompts[0]
+    short = replace(first, media={**first.media, "pixel_values": first.media["pixel_values"][1:]})
+    with pytest.raises(ValueError, match="prompt 'one': the grids of its pictures speak of"):
+        audit(replace(trace, prompts=(short, *trace.prompts[1:])))
+
+
+def test_wrong_models_are_refused(tiny, tmp_path):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    with pytest.raises(FileNotFoundError, match=r"there is no folder '\./nowhere'"):
+        make("./nowhere")
+    with pytest.raises(FileNotFoundError, match="neither a folder with a model nor one the Hugging Face hub gave us"):
+        make("nobody/no-such-model")
+    small = Qwen2Config(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    )
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="of type qwen2, which takes no pictures"):
+        make(str(tmp_path))
+    with pytest.raises(ValueError, match=r"remove policy\.min_pixels"):
+        make(tiny("internvl"), max_pixels=10_000)
+
+
+def test_the_plain_model_agrees_after_a_system_prompt_free_round(tiny):
+    policy = make(tiny("internvl"), sampling=Sampling(max_new_tokens=3))
+    rollouts = policy.rollout(
+        [Request(Prompt(str(i), "x" * (1 + 7 * i), (picture(i, 30 + 40 * i, 60),)), 2, i) for i in range(4)]
+    )
+    expected = plain_logprobs(tiny("internvl"), policy, rollouts)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], expected, atol=FP32_BOUND, rtol=0)

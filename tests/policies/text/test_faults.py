@@ -1,0 +1,226 @@
+"""Faults between sampling and training of a vision-language model: the run stops before its first update and names the cause."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.types import Prompt, Rollouts, Video
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text import diagnose as causes
+from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.generate import Completions, Generator
+from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
+from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rolled, stuck_in_training, trainer_of
+from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
+from tests.support.videos import even, write_video
+
+GRPO = replace(PRESETS["dr_grpo"], group_size=3).with_length(6)
+LORA = (("lora", LoraSettings(rank=4)),)
+
+
+def layers(policy: TextPolicy) -> Any:
+    return policy.net.core.language_model.layers
+
+
+def wrap(kind: type) -> Any:
+    def change(policy: TextPolicy) -> None:
+        if not isinstance(layers(policy)[0].mlp, kind):
+            layers(policy)[0].mlp = kind(layers(policy)[0].mlp).eval()
+
+    return change
+
+
+def then(change: Any) -> Any:
+    """An `after` by which the model changes and the rollouts do not."""
+
+    def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
+        change(policy)
+        return rollouts
+
+    return after
+
+
+def half(on: bool) -> Any:
+    return lambda policy: setattr(policy.net, "half_precision", on)
+
+
+def stir(policy: TextPolicy) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
+
+
+def prompts_changed(change: Any) -> Any:
+    """An `after` by which training sees the prompts like this."""
+
+    def after(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
+        trace = text_trace(rollouts.trace)
+        return replace(rollouts, trace=replace(trace, prompts=tuple(change(policy, trace.prompts))))
+
+    return after
+
+
+def exchanged(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encoded]:
+    """Every prompt with the media of the next one."""
+    return [replace(one, media=other.media) for one, other in zip(encoded, (*encoded[1:], encoded[0]), strict=True)]
+
+
+def slowed(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encoded]:
+    """Time runs three times as fast within clips, and height within pictures."""
+    return [faster(policy, one) for one in encoded]
+
+
+def faster(policy: TextPolicy, encoded: Encoded) -> Encoded:
+    positions, config = encoded.positions.clone(), policy.family.config
+    for axis, token in ((0, config.video_token_id), (1, config.image_token_id)):
+        here = encoded.token_ids == token
+        positions[axis, here] = 3 * positions[axis, here]
+    return replace(encoded, positions=positions)
+
+
+@dataclass
+class Around:
+    """A generator that does something around another one."""
+
+    inner: Generator
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        self.inner.follow(weights, version)
+
+
+def sampled_with(change: Any) -> tuple[Any, Any]:
+    """(before, after): sampling saw the prompts like this, training sees them right."""
+    right: dict[str, Encoded] = {}
+
+    def before(policy: TextPolicy) -> None:
+        class Wrong(Around):
+            def write(self, *asked: Any, **_: Any) -> Completions:
+                prompts, *rest = asked
+                right.update({prompt.prompt_id: prompt for prompt in prompts})
+                return self.inner.write(change(policy, tuple(prompts)), *rest)
+
+        policy.generator = Wrong(policy.generator)
+
+    after = prompts_changed(lambda policy, encoded: [right[one.prompt_id] for one in encoded])
+    return before, after
+
+
+def on_one_axis(policy: TextPolicy, encoded: tuple[Encoded, ...]) -> list[Encoded]:
+    return [replace(one, positions=torch.arange(len(one)).repeat(len(one.positions), 1)) for one in encoded]
+
+
+def swapped_in(policy: TextPolicy) -> None:
+    """Sampling looks through the average."""
+    stir(policy)
+    wear(policy, lambda: policy.weights.swapped_in("ema"))
+
+
+def without_adapter(policy: TextPolicy) -> None:
+    stir(policy)
+    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
+
+
+def wear(policy: TextPolicy, context: Any) -> None:
+    class Inside(Around):
+        def write(self, *asked: Any, **_: Any) -> Completions:
+            with context():
+                return self.inner.write(*asked)
+
+    policy.generator = Inside(policy.generator)
+
+
+def disable_adapters(policy: TextPolicy) -> None:
+    for module in policy.net.modules():
+        if hasattr(module, "lora_B"):
+            module._disable_adapters = True  # type: ignore[assignment]
+
+
+def rolled_tokens(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
+    trace = text_trace(rollouts.trace)
+    return replace(rollouts, trace=replace(trace, tokens=trace.tokens.roll(1, 1)))
+
+
+SAMPLED_SWAPPED, SAMPLED_FLAT = sampled_with(exchanged), sampled_with(on_one_axis)
+FAULTS = {
+    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
+    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "tokens rolled": Fault(causes.SHIFT, after=rolled_tokens),
+    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
+    "dropout in training only": Fault(causes.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
+    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter, settings=LORA),
+    "training without adapter": Fault(causes.WEIGHTS, stir, then(disable_adapters), settings=LORA),
+    "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
+    "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
+    "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),
+    "positions on one axis in sampling": Fault(causes.POSITIONS, *SAMPLED_FLAT),
+}
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Prompt]]:
+    """Prompts with a picture each, and with a clip each, all of one size."""
+    folder = tmp_path_factory.mktemp("faults")
+    files = [write_video(folder / f"{i}.mp4", even(50 + 25 * i), size=(112, 56)) for i in range(3)]
+    clips = [Video(file, frames=4, start=0.2 * i, end=1.8) for i, file in enumerate(files)]
+    return {
+        "pictures": [Prompt(name, "what is it?", (picture(i),)) for i, name in enumerate("abc")],
+        "clips": [Prompt(name, "when is it?", (clip,)) for name, clip in zip("abc", clips, strict=True)],
+    }
+
+
+POLICIES = {"pictures": "qwen3_vl", "clips": "qwen2_5_vl"}
+
+
+def policy_of(folder: str, shadows: Any = (), **settings: Any) -> TextPolicy:
+    return make(folder, shadows, video=VideoSettings(workers=0), sampling=Sampling(max_new_tokens=6), **settings)
+
+
+def table(tiny: Any, data: dict[str, list[Prompt]]) -> dict[tuple[str, str], str]:
+    """(fault, kind of prompts) -> what the run said."""
+    found: dict[tuple[str, str], str] = {}
+    for kind, family in POLICIES.items():
+        for name, fault in FAULTS.items():
+            policy = policy_of(tiny(family), {"ema"}, **dict(fault.settings))
+            found[name, kind] = message_of(policy, GRPO, data[kind], fault)
+    return found
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_named(tiny, data, name, kind):
+    fault = FAULTS[name]
+    policy = policy_of(tiny(POLICIES[kind]), {"ema"}, **dict(fault.settings))
+    before = [weight.detach().clone() for weight in policy.parameters()]
+    message = message_of(policy, GRPO, data[kind], fault)
+    assert f"Likely cause: {fault.cause} (" in message, message
+    moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    assert moved == (fault.before in (swapped_in, without_adapter, stir)), "no update was made"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clean_runs_are_not_stopped(tiny, family, seed):
+    policy = policy_of(tiny(family))
+    trainer = trainer_of(policy, GRPO, prompts(), seed=seed, micro_batch=300, audit_steps=1)
+    for _ in range(2):
+        trainer.step()
+    assert not trainer.reader.gate.closed
+
+
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, dict(LORA), {"prefix": "repeated"}], ids=str)
+@pytest.mark.parametrize("kind", POLICIES)
+def test_clean_runs_of_other_ways_to_train_are_not_stopped(tiny, data, kind, settings):
+    trainer = trainer_of(policy_of(tiny(POLICIES[kind]), **settings), GRPO, data[kind], micro_batch=300)
+    for _ in range(2):
+        trainer.step()

@@ -1,0 +1,47 @@
+"""Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.launcher import KINDS, Kind, results
+
+pytestmark = pytest.mark.slow
+FAMILIES = ("qwen3_vl", "llava_onevision")
+Joined = Callable[[Kind, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
+    """The readings of each process of a family's model, joined, and the state that all of them hold."""
+    models = {family: tiny(family) for family in FAMILIES}
+    ran: dict[Kind, list[dict[str, Any]]] = {}
+    for kind in ("one", *KINDS):
+        ran[kind] = results("tests.policies.text.run_families", kind, folder / kind, *models.values())
+
+    def of(kind: Kind, family: str) -> dict[str, Any]:
+        parts = [part[models[family]] for part in ran[kind]]
+        return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
+
+    return of
+
+
+def saved(folder: Path, model: str) -> Path:
+    return folder / Path(model).name / "model.safetensors"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Joined, folder: Path, family: str):
+    one = joined("one", family)
+    for kind in KINDS:
+        torch.testing.assert_close(joined(kind, family), one, atol=2e-5, rtol=1e-5)
+        assert saved(folder / kind, tiny(family)).stat().st_size == saved(folder / "one", tiny(family)).stat().st_size
+    assert one["rows"]["0 policy"] > one["rows"]["0 ema"] > one["rows"]["0 ref"]

@@ -1,0 +1,255 @@
+"""LoRA, frozen parts, shadows, checkpointing, half precision, saving."""
+
+import pytest
+import torch
+
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Request
+from mmrl.policies.text.policy import LoraSettings, Sampling
+from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, prompts, relative_difference
+
+LORA = LoraSettings(rank=4)
+
+
+def step(policy, rollouts, lr: float = 1e-2) -> None:
+    optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
+    (-logprobs(policy, rollouts).sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    policy.advance()
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family, lora):
+    policy = make(tiny(family), {"ref"}, lora=lora)
+    rollouts = policy.rollout(mixed())
+    before = logprobs(policy, rollouts).detach()
+    step(policy, rollouts, lr=1e-3)
+    after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(after[REF_LOGPROBS], before, atol=FP32_BOUND, rtol=0)
+    assert not after[REF_LOGPROBS].requires_grad
+    assert after[LOGPROBS].sum() > before.sum()
+
+
+def test_reference_of_a_fresh_adapter_is_the_model_without_it(tiny):
+    policy = make(tiny("qwen3_vl"), {"ref"}, lora=LORA)
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    with policy.adapter.disable_adapter(), torch.no_grad():
+        switched_off = logprobs(policy, rollouts)
+    torch.testing.assert_close(reference, switched_off, atol=FP32_BOUND, rtol=0)
+    assert (reference - logprobs(policy, rollouts).detach()).abs().max() > 1e-3
+
+
+def test_a_reading_under_a_shadow_leaves_the_graph_of_the_live_one_intact(tiny):
+    policy = make(tiny("qwen3_vl"), {"ref"})
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    expected = gradients(policy, rollouts)
+    live = logprobs(policy, rollouts)
+    policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)
+    weights = torch.linspace(0.5, 1.5, live.numel()).reshape(live.shape)
+    (weights * live).sum().backward()
+    named = dict(policy.net.model.named_parameters())
+    found = {name: named[name].grad for name in expected}
+    assert relative_difference(found, expected) < 1e-6
+
+
+def test_the_average_follows_with_its_decay(tiny):
+    policy = make(tiny("qwen3_vl"), {"ema"}, ema_decay=0.25)
+    start = [weight.detach().clone() for weight in policy.parameters()]
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    # 0.25 of the start, 0.75 of the new weights
+    expected = [0.25 * a + 0.75 * b.detach() for a, b in zip(start, policy.parameters(), strict=True)]
+    for shadow, value in zip(policy.weights.shadows["ema"].weights, expected, strict=True):
+        torch.testing.assert_close(shadow, value)
+    moved = policy.rollout([Request(prompts()[0], 2, 0, model="ema")])
+    read = policy.read(moved.trace, [EMA_LOGPROBS], moved.action_mask)[EMA_LOGPROBS]
+    torch.testing.assert_close(moved.recorded[ROLLOUT_LOGPROBS], read, atol=FP32_BOUND, rtol=0)
+    assert (read - logprobs(policy, moved).detach()).abs().max() > 1e-3
+
+
+def test_a_checkpoint_without_a_number_of_updates_is_loaded(tiny):
+    """Text policies saved none when averages could only follow at a constant rate."""
+    policy = make(tiny("qwen3_vl"), {"ref", "ema"}, ema_decay=RampDecay(slope=0.2))
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    state = policy.state_dict()
+    values = policy.read(rollouts.trace, [REF_LOGPROBS, EMA_LOGPROBS], rollouts.action_mask)
+    assert state.pop("num_updates") == 1
+    fresh = make(tiny("qwen3_vl"), {"ref", "ema"}, ema_decay=RampDecay(slope=0.2))
+    fresh.load_state_dict(state)
+    again = fresh.read(rollouts.trace, [REF_LOGPROBS, EMA_LOGPROBS], rollouts.action_mask)
+    assert all(torch.equal(again[reading], values[reading]) for reading in values)
+    assert fresh.weights.num_updates == 0
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_nothing(tiny, family, lora):
+    plain, saving = make(tiny(family), lora=lora), make(tiny(family), lora=lora, gradient_checkpointing=True)
+    rollouts = plain.rollout(mixed())
+    saving.load_state_dict(plain.state_dict())
+    again = saving.rollout(mixed())
+    assert [g.samples for g in again.groups] == [g.samples for g in rollouts.groups]
+    torch.testing.assert_close(logprobs(saving, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)
+    ran: list[bool] = []
+    hook = saving.net.core.register_forward_pre_hook(lambda module, args: ran.append(module.training))
+    assert relative_difference(gradients(saving, rollouts), gradients(plain, rollouts)) < 1e-4
+    hook.remove()
+    assert ran == [True], "checkpointing only acts in training mode"
+    assert not saving.net.training
+    layers = [m for m in saving.net.modules() if getattr(m, "gradient_checkpointing", False)]
+    assert layers
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
+def test_half_precision_stays_near_its_rollout(tiny, family, lora):
+    policy = make(tiny(family), dtype="bfloat16", lora=lora)
+    rollouts = policy.rollout(mixed())
+    read = logprobs(policy, rollouts)
+    assert read.dtype == torch.float32 and rollouts.recorded[ROLLOUT_LOGPROBS].dtype == torch.float32
+    difference = (read.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max()
+    # Measured: 0.03 and less; one rounding of a logit near 2 is 2**-7 = 0.008.
+    assert difference < 0.1
+    full = make(tiny(family))
+    assert 1e-4 < (read.detach() - logprobs(full, rollouts).detach()).abs().max() < 0.3
+    assert all(weight.dtype == torch.float32 for weight in policy.parameters())
+    frozen = {weight.dtype for weight in policy.net.model.parameters() if not weight.requires_grad}
+    assert frozen == (set() if lora is None else {torch.bfloat16})
+    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in gradients(policy, rollouts).values())
+
+
+def names(policy) -> set[str]:
+    return {name for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_can_be_frozen(tiny, family):
+    everything = names(make(tiny(family)))
+    parts = {part: everything - names(make(tiny(family), freeze=(part,))) for part in ("vision", "projector", "language")}
+    assert all(parts.values())
+    assert sum(map(len, parts.values())) == len(everything) == len(set().union(*parts.values())), "the parts cover the model"
+    first = everything - names(make(tiny(family), freeze=("layers:0-0",)))
+    assert first and first < parts["language"] and all(".layers.0." in name for name in first)
+
+
+def test_frozen_weights_do_not_move(tiny):
+    policy = make(tiny("qwen3_vl"), freeze=("vision", "projector"))
+    before = {name: weight.clone() for name, weight in policy.net.model.state_dict().items()}
+    step(policy, policy.rollout(mixed()))
+    moved = {name for name, weight in policy.net.model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert moved and not any("visual" in name for name in moved)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_automatic_adapters_sit_in_the_language_model_only(tiny, family):
+    found = {name for name, weight in make(tiny(family), lora=LORA).net.model.named_parameters() if weight.requires_grad}
+    layers = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in found}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert all(name.startswith(("model.language_model", "model.text_model")) for name in found)
+    assert len(found) == 2 * 7 * 2  # two layers, seven linear maps, A and B
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_state_survives_a_round_trip(tiny, lora):
+    policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora)
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    wanted = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
+    values = policy.read(rollouts.trace, wanted, rollouts.action_mask)
+    state = policy.state_dict()
+    step(policy, rollouts)
+    fresh = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora)
+    for other in (policy, fresh):
+        other.load_state_dict(state)
+        again = other.read(rollouts.trace, wanted, rollouts.action_mask)
+        for reading in wanted:
+            torch.testing.assert_close(again[reading], values[reading])
+    assert not torch.equal(values[EMA_LOGPROBS], values[REF_LOGPROBS])
+    with pytest.raises(ValueError, match="other shadows"):
+        make(tiny("qwen3_vl"), {"ref"}, lora=lora).load_state_dict(state)
+    with pytest.raises(ValueError, match="other weights"):
+        make(tiny("qwen3_vl"), {"ref", "ema"}, freeze=("vision",)).load_state_dict(
+            make(tiny("qwen3_vl"), {"ref", "ema"}).state_dict()
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_weights_load_in_their_own_library(tiny, family, tmp_path):
+    policy = make(tiny(family))
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    policy.save(tmp_path / "full")
+    loaded = make(str(tmp_path / "full"))
+    torch.testing.assert_close(logprobs(loaded, rollouts), logprobs(policy, rollouts), atol=1e-6, rtol=0)
+
+
+def test_a_saved_adapter_loads_in_peft_and_as_a_start(tiny, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    policy = make(tiny("qwen3_vl"), lora=LORA)
+    rollouts = policy.rollout(mixed())
+    step(policy, rollouts)
+    policy.save(tmp_path)
+    expected = logprobs(policy, rollouts).detach()
+    started = make(tiny("qwen3_vl"), {"ref"}, lora=LoraSettings(adapter=str(tmp_path)))
+    values = started.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[LOGPROBS].detach(), expected)
+    torch.testing.assert_close(values[REF_LOGPROBS], expected, msg="the reference is the adapter training started from")
+    assert names(started) == names(policy)
+    reloaded = PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(tiny("qwen3_vl")), tmp_path)
+    base = make(tiny("qwen3_vl"))
+    ids = base.encode(prompts()[2]).token_ids[None]
+    with torch.no_grad():
+        torch.testing.assert_close(reloaded(input_ids=ids).logits, policy.net.model(input_ids=ids).logits)
+        assert (reloaded(input_ids=ids).logits - base.net.model(input_ids=ids).logits).abs().max() > 1e-3
+
+
+def test_accelerate_prepares_the_one_module(tiny):
+    from accelerate import Accelerator
+
+    policy = make(tiny("qwen3_vl"), {"ref"})
+    rollouts = policy.rollout(mixed())
+    before = logprobs(policy, rollouts).detach()
+    policy.prepare(Accelerator(cpu=True))
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), before)
+    step(policy, rollouts)
+    values = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    torch.testing.assert_close(values[REF_LOGPROBS], before)
+    assert (values[LOGPROBS].detach() - before).abs().max() > 1e-3
+
+
+def test_contradicting_settings_are_refused(tiny):
+    with pytest.raises(ValueError, match="dropout"):
+        LoraSettings(dropout=0.1)
+    with pytest.raises(ValueError, match="prefix"):
+        make(tiny("qwen3_vl"), prefix="shared", gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="leaves nothing to train"):
+        make(tiny("qwen3_vl"), freeze=("vision", "projector", "language"))
+    with pytest.raises(ValueError, match="choose from vision, projector, language and layers:FIRST-LAST"):
+        make(tiny("qwen3_vl"), freeze=("visual",))
+    with pytest.raises(ValueError, match="no weights in 'layers:7-9'"):
+        make(tiny("qwen3_vl"), freeze=("layers:7-9",))
+    with pytest.raises(ValueError, match="shadows"):
+        make(tiny("qwen3_vl"), {"old"})
+    with pytest.raises(FileNotFoundError, match="adapter"):
+        make(tiny("qwen3_vl"), lora=LoraSettings(adapter="./nowhere"))
+
+
+def test_dropout_in_a_config_is_switched_off(tiny, tmp_path):
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model = AutoModelForImageTextToText.from_pretrained(tiny("qwen3_vl"))
+    model.config.text_config.attention_dropout = 0.5
+    model.save_pretrained(tmp_path)
+    AutoProcessor.from_pretrained(tiny("qwen3_vl")).save_pretrained(tmp_path)
+    policy = make(str(tmp_path), gradient_checkpointing=True, sampling=Sampling(max_new_tokens=6))
+    rollouts = policy.rollout(mixed())
+    torch.testing.assert_close(logprobs(policy, rollouts).detach(), rollouts.recorded[ROLLOUT_LOGPROBS], atol=FP32_BOUND, rtol=0)

@@ -1,0 +1,335 @@
+"""Which frames of a file are shown, and when: sampling, decoding, budgets, the cache, and files that cannot be read."""
+
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrl.answers.spans.timelines import Timeline, read_timeline
+from mmrl.core.types import Video
+from mmrl.policies.video.cache import FrameCache
+from mmrl.policies.video.decode import fetch
+from mmrl.policies.video.input import VideoInput, shuffle_frames
+from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
+from mmrl.policies.video.settings import VideoSettings
+from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    return {
+        "even.mp4": write_video(folder / "even.mp4", even(100)),
+        "uneven.mp4": write_video(folder / "uneven.mp4", [0.5 + time for time in uneven(60)]),
+        "uneven.mkv": write_video(folder / "uneven.mkv", uneven(60, 1), sound=True),
+        "uneven.webm": write_video(folder / "uneven.webm", uneven(40, 2), codec="libvpx-vp9"),
+        "mpeg4.mp4": write_video(folder / "mpeg4.mp4", even(30, 10.0), codec="mpeg4"),
+    }
+
+
+TRUE = {
+    "even.mp4": even(100),
+    "uneven.mp4": uneven(60),
+    "uneven.mkv": uneven(60, 1),
+    "uneven.webm": uneven(40, 2),
+    "mpeg4.mp4": even(30, 10.0),
+}
+
+
+def timeline(times: list[float], end: float) -> Timeline:
+    return Timeline(tuple(times), end, 64, 64)
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_times_are_the_containers_and_count_from_the_first_frame(files, name):
+    found = read_timeline(files[name])
+    np.testing.assert_allclose(found.times, TRUE[name], atol=1.1e-3)
+    assert (found.width, found.height) == (WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("backend", ["decord", "pyav"])
+@pytest.mark.parametrize("name", TRUE)
+def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend):
+    for wish in (Video(files[name]), Video(files[name], fps=7.0, start=0.5), Video(files[name], frames=6, end=2.0)):
+        frames = fetch(wish, Plan(backend=backend, multiple=2))
+        numbers = [read_number(picture) for picture in frames.pixels]
+        start = wish.start or 0.0
+        np.testing.assert_allclose(frames.times, [TRUE[name][i] - start for i in numbers], atol=1.1e-3)
+        assert numbers == sorted(set(numbers)) and len(numbers) % 2 == 0
+        assert min(frames.times) >= 0 and max(frames.times) < frames.seconds
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_both_decoders_give_the_same_bytes(files, name):
+    by = [fetch(Video(files[name], frames=12), Plan(backend=backend)).pixels for backend in ("decord", "pyav")]
+    assert np.array_equal(by[0], by[1])
+
+
+def test_frames_by_rate_stand_at_multiples_of_its_period():
+    chosen = choose(timeline(even(250), 10.0), Video("a.mp4"), Plan(fps=2.0))
+    # 2 a second from 25: half a second is 12.5 frames, and 12.5 goes to the even 12, 37.5 to 38.
+    assert chosen.indices == (0, 12, 25, 38, 50, 62, 75, 88, 100, 112, 125, 138, 150, 162, 175, 188, 200, 212, 225, 238)
+    assert (chosen.step, chosen.seconds) == (0.5, 10.0)
+
+
+def test_frames_by_number_reach_from_the_first_to_the_last():
+    line = timeline(even(250), 10.0)
+    for video, plan in (
+        (Video("a.mp4", frames=4), Plan()),
+        (Video("a.mp4"), Plan(fps=25.0, max_frames=4)),
+        (Video("a.mp4"), Plan(fps=0.1, min_frames=4)),
+    ):
+        chosen = choose(line, video, plan)
+        assert chosen.indices == (0, 83, 166, 249)
+        assert chosen.step == pytest.approx(249 / 3 / 25)
+    part = choose(line, Video("a.mp4", start=2.0, end=4.0, frames=3), Plan())
+    assert part.indices == (50, 74, 99) and (part.start, part.seconds) == (2.0, 2.0)
+
+
+def test_the_number_of_frames_is_a_multiple():
+    line = timeline(even(250), 10.0)
+    assert len(choose(line, Video("a.mp4", end=3.6), Plan(fps=2.0, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4"), Plan(fps=2.0, max_frames=7, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4", end=1.0), Plan(fps=2.0, min_frames=5, multiple=2)).indices) == 6
+    with pytest.raises(ValueError, match="asks for 5 frames, and this model takes multiples of 2"):
+        choose(line, Video("a.mp4", frames=5), Plan(multiple=2))
+
+
+def test_where_frames_are_rare_none_is_shown_twice():
+    times = [0.0, 0.1, 0.2, 5.0, 5.1, 9.0]
+    chosen = choose(timeline(times, 9.5), Video("a.mp4"), Plan(fps=1.0, multiple=2))
+    # 8 moments: second 0 goes to 0.0, 1 and 2 to 0.2, 3 to 5 to 5.0, 6 and 7 to 5.1
+    assert chosen.indices == (0, 2, 3, 4)
+    crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), Plan(fps=1.0))
+    assert len(crowded.indices) >= 4
+
+
+@pytest.mark.parametrize(
+    ("video", "message"),
+    [
+        (Video("a.mp4", start=4.0), "asks for 4 s to 4 s, and the file lasts from 0 to 4.00 s"),
+        (Video("a.mp4", end=5.0), "asks for 0 s to 5 s"),
+        (Video("a.mp4", start=3.0, end=2.0), "asks for 3 s to 2 s"),
+        (Video("a.mp4", start=-1.0), "asks for -1 s"),
+        (Video("a.mp4", end=0.08), "holds 2 frames, and policy.video.min_frames is 4"),
+        (Video("a.mp4", frames=101), "holds 100 frames, and its `frames` is 101"),
+        (Video("a.mp4", frames=4, fps=2.0), "names both fps and frames"),
+        (Video("a.mp4", fps=0.0), "its fps is 0"),
+        (Video("a.mp4", frames=0), "asks for 0 frames"),
+    ],
+)
+def test_clips_that_cannot_be_shown_are_refused(video, message):
+    with pytest.raises(ValueError, match=message):
+        choose(timeline(even(100), 4.0), video, Plan())
+
+
+def test_an_end_that_a_data_set_rounded_up_is_the_files_end():
+    assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), Plan()).seconds == 4.0
+
+
+def test_sizes_stay_within_the_budget():
+    rng = np.random.RandomState(0)
+    for _ in range(500):
+        side = int(rng.choice([28, 32]))
+        height, width = rng.randint(10, 1500, 2).tolist()
+        budget = Budget(
+            side, 4.0 * side**2, side**2 * float(rng.randint(8, 200)), max_total=side**2 * float(rng.randint(200, 3000))
+        )
+        frames = int(rng.randint(1, 24))
+        high, wide = budget.size(frames, height, width)
+        assert high % side == wide % side == 0 and min(high, wide) > 0
+        assert high * wide <= budget.max_pixels and frames * high * wide <= budget.max_total
+    with pytest.raises(
+        BudgetError, match="16 frames of 500 pixels each are all the budget allows, and the model's smallest frame has 784"
+    ):
+        Budget(28, max_total=8000.0).size(16, 100, 100)
+    with pytest.raises(BudgetError, match="longer side may be 200 times"):
+        Budget(28).size(1, 10, 3000)
+
+
+def test_frames_are_resized_to_the_budget(files):
+    budget = Budget(16, max_pixels=64 * 24.0)
+    frames = fetch(Video(files["even.mp4"], frames=8), Plan(budget=budget))
+    assert frames.pixels.shape == (8, 16, 64, 3)
+    wide = fetch(Video(files["even.mp4"], frames=8), Plan(budget=Budget(16, max_pixels=128 * 48.0)))
+    assert [read_number(picture) for picture in wide.pixels] == [0, 14, 28, 42, 57, 71, 85, 99]
+
+
+def test_frames_equal_those_of_qwen_vl_utils(files):
+    from qwen_vl_utils import process_vision_info
+
+    size = {"min_pixels": 4 * 28 * 28, "max_pixels": 8 * 28 * 28}
+    wish = {"type": "video", "video": files["even.mp4"], "nframes": 8, **size}
+    seen: Any = process_vision_info(
+        [{"role": "user", "content": [wish]}], return_video_kwargs=True, return_video_metadata=True, image_patch_size=14
+    )
+    theirs, metadata = seen[1][0]
+    budget = Budget(28, **{name: float(value) for name, value in size.items()})
+    ours = fetch(Video(files["even.mp4"], frames=8), Plan(multiple=2, budget=budget))
+    np.testing.assert_allclose(ours.times, np.asarray(metadata["frames_indices"]) / metadata["fps"], atol=1e-6)
+    assert theirs.shape == (8, 3, *ours.pixels.shape[1:3])
+    # torchvision and PIL round differently
+    apart = np.abs(theirs.permute(0, 2, 3, 1).numpy() - ours.pixels.astype(float))
+    assert apart.max() <= 2 and apart.mean() < 0.05
+
+
+def test_frames_stand_upright_with_both_decoders(tmp_path, files):
+    for angle in (90, 180, 270):
+        path = turn(files["even.mp4"], tmp_path / f"{angle}.mp4", angle)
+        by = [fetch(Video(path, frames=4), Plan(backend=backend)).pixels for backend in ("decord", "pyav")]
+        assert np.array_equal(by[0], by[1])
+        assert by[0].shape[1:3] == ((HEIGHT, WIDTH) if angle == 180 else (WIDTH, HEIGHT))
+
+
+def test_pictures_in_a_row(tmp_path):
+    from PIL import Image
+
+    paths = []
+    for i in range(10):
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(numbered(i)).save(paths[-1])
+    frames = fetch(Video(tuple(paths), fps=4.0), Plan(fps=2.0, multiple=2))
+    assert [read_number(picture) for picture in frames.pixels] == [0, 2, 4, 6]
+    assert frames.times == (0.0, 0.5, 1.0, 1.5) and (frames.fps, frames.seconds) == (4.0, 2.5)
+    assert [read_number(picture) for picture in fetch(Video(tuple(paths)), Plan()).pixels] == list(range(10))
+    assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), Plan()).times) == 6
+    Image.fromarray(numbered(3, 64, 48)).save(paths[3])
+    with pytest.raises(ValueError, match=r"3\.png' is not as large as the first picture"):
+        fetch(Video(tuple(paths)), Plan())
+    os.remove(paths[5])
+    with pytest.raises(FileNotFoundError, match=r"no picture .*5\.png"):
+        fetch(Video(tuple(paths)), Plan())
+    with pytest.raises(ValueError, match="holds none"):
+        fetch(Video(()), Plan())
+
+
+def test_without_decord_pyav_decodes(files, monkeypatch):
+    expected = fetch(Video(files["even.mp4"], frames=6), Plan(backend="decord")).pixels
+    monkeypatch.setitem(sys.modules, "decord", None)
+    assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), Plan()).pixels, expected)
+    with pytest.raises(ValueError, match="cannot be decoded: decord is not installed"):
+        fetch(Video(files["even.mp4"]), Plan(backend="decord"))
+
+
+def test_what_decord_cannot_read_pyav_decodes(files, monkeypatch):
+    import decord
+
+    def refuse(*_, **__):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(decord, "VideoReader", refuse)
+    frames = fetch(Video(files["even.mp4"], frames=6), Plan())
+    assert read_number(frames.pixels[-1]) == 99
+    with pytest.raises(ValueError, match=r"the video .*even\.mp4': it cannot be decoded: decord says: no such luck"):
+        fetch(Video(files["even.mp4"]), Plan(backend="decord"))
+
+
+def test_both_decoders_are_heard_when_neither_can(tmp_path, files):
+    whole = bytearray(Path(files["even.mp4"]).read_bytes())
+    start = whole.index(b"mdat") + 4
+    whole[start:-3000] = bytes(len(whole) - 3000 - start)
+    path = tmp_path / "zeros.mp4"
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"zeros\.mp4': it cannot be decoded: decord says: .*; pyav says: Invalid data"):
+        fetch(Video(str(path)), Plan())
+
+
+def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch):
+    import mmrl.policies.video.input as module
+
+    decoded: list[str] = []
+    monkeypatch.setattr(
+        module, "fetch", lambda video, plan, hashed: (decoded.append(video.source), fetch(video, plan, hashed))[1]
+    )
+    videos = VideoInput(VideoSettings(workers=0), Plan())
+    first = videos(Video(files["even.mp4"], frames=6))
+    again = videos(Video(files["even.mp4"], frames=6))
+    assert again.pixels is first.pixels and len(decoded) == 1
+    assert videos(Video(files["even.mp4"], frames=8)).pixels.shape[0] == 8 and len(decoded) == 2
+    copy = tmp_path / "copy.mp4"
+    copy.write_bytes(Path(files["even.mp4"]).read_bytes())
+    assert np.array_equal(videos(Video(str(copy), frames=6)).pixels, first.pixels)
+    assert len(videos.cache) == 2, "a copy takes no room of its own"
+    write_video(copy, even(50))
+    assert read_number(videos(Video(str(copy), frames=6)).pixels[-1]) == 49, "a file that was written again is read again"
+    copy.unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no video .*copy\.mp4"):
+        videos(Video(str(copy), frames=6))
+
+
+def test_the_cache_keeps_its_budget_and_forgets_the_oldest(files):
+    one = fetch(Video(files["even.mp4"], frames=4), Plan())
+    cache = FrameCache(3 * one.pixels.nbytes)
+    wishes = [Video(files["even.mp4"], frames=4, end=1.0 + i) for i in range(4)]
+    for i, wish in enumerate(wishes):
+        if i == 3:
+            assert cache.get(wishes[0], Plan()) is not None
+        cache.put(wish, Plan(), fetch(wish, Plan()))
+        assert cache.num_bytes <= cache.max_bytes
+    assert [cache.get(wish, Plan()) is not None for wish in wishes] == [True, False, True, True]
+    large = Video(files["even.mp4"], frames=16)
+    cache.put(large, Plan(), fetch(large, Plan()))
+    assert cache.get(large, Plan()) is None and len(cache) == 3
+
+
+def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
+    videos = VideoInput(VideoSettings(workers=0), Plan())
+    plain, mixed = (videos(Video(files["even.mp4"], frames=12, shuffle=seed)) for seed in (None, 3))
+    assert mixed.times == plain.times
+    order = np.random.RandomState(3).permutation(12)
+    assert np.array_equal(mixed.pixels, plain.pixels[order]) and not np.array_equal(mixed.pixels, plain.pixels)
+    assert np.array_equal(videos(Video(files["even.mp4"], frames=12, shuffle=3)).pixels, mixed.pixels)
+    assert not np.array_equal(shuffle_frames(plain, 4).pixels, mixed.pixels)
+    assert len(videos.cache) == 1
+
+
+def test_files_that_are_no_videos_are_named(tmp_path, files):
+    whole = Path(files["even.mp4"]).read_bytes()
+    cases = {
+        "empty.mp4": (b"", "is an empty file"),
+        "text.mp4": (b"no video" * 99, "cannot be opened: Invalid data"),
+        "cut.mp4": (whole[: len(whole) // 2], "cannot be opened"),
+        "codec.mp4": (whole.replace(b"avc1", b"zzz9"), "is in a codec that this FFmpeg does not know"),
+    }
+    mkv = Path(files["uneven.mkv"]).read_bytes()
+    cases["cut.mkv"] = (mkv[: len(mkv) // 2], "is cut short: it promises")
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"the video .*{name}' {message}"):
+            fetch(Video(str(tmp_path / name)), Plan())
+    sound = write_video(tmp_path / "sound.mp4", [], sound=True)
+    with pytest.raises(ValueError, match=r"sound\.mp4' holds no pictures, only audio"):
+        fetch(Video(sound), Plan())
+    with pytest.raises(ValueError, match=r"one\.mp4': the part from 0\.00 s to 0\.04 s holds 1 frames"):
+        fetch(Video(write_video(tmp_path / "one.mp4", [0.0])), Plan())
+    with pytest.raises(FileNotFoundError, match=r"there is no video .*gone\.mp4"):
+        fetch(Video(str(tmp_path / "gone.mp4")), Plan())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fps", 0.0),
+        ("min_frames", 0),
+        ("max_frames", 3),
+        ("cache_mb", -1),
+        ("workers", -1),
+        ("timeout", 0.0),
+        ("total_pixels", 0),
+    ],
+)
+def test_wrong_settings_are_named(name, value):
+    with pytest.raises(ValueError, match=rf"policy\.video\.{name} is {value!r}: it must be"):
+        VideoSettings(**{name: value})
+    with pytest.raises(ValueError, match=r"min_pixels .* is larger than"):
+        VideoSettings(min_pixels=10, max_pixels=9)
+
+
+def test_a_step_is_told_even_for_one_frame():
+    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), Plan(min_frames=1))
+    assert chosen.indices == (0,) and math.isfinite(replace(chosen).step)

@@ -1,0 +1,223 @@
+"""A policy that learns in a second: letters a b c d and a stop, conditioned on a vector; it keeps the protocol's promises."""
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmrl.core.protocols import View
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.tensors import pad_actions
+from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
+from mmrl.policies.text.divergence import disagreement
+
+LETTERS = "abcd."
+
+
+class FakeAccelerator:
+    """What mmrl looks at of accelerate's Accelerator, for processes that are not there; `more` are further attributes."""
+
+    def __init__(self, world: int = 1, kind: str = "NO", **more: Any) -> None:
+        self.num_processes, self.process_index, self.is_main_process = world, 0, True
+        self.device, self.deepspeed_plugin = torch.device("cpu"), None
+        self.distributed_type: Any = SimpleNamespace(value=kind)
+        self.mixed_precision, self.gradient_accumulation_steps = "no", 1
+        vars(self).update(more)
+
+    def prepare(self, *args: Any) -> Any:
+        return args[0] if len(args) == 1 else args
+
+    def unwrap_model(self, model: Any) -> Any:
+        return model
+
+    def gather(self, tensor: Any) -> Any:
+        return tensor.repeat(self.num_processes)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float) -> Any:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def local_main_process_first(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait_for_everyone(self) -> None: ...
+    def end_training(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A trace whose tensors all carry (n, t) in front."""
+
+    tensors: dict[str, Tensor]
+
+    def take(self, rows: Tensor, steps: slice) -> "Steps":
+        return Steps({name: x[rows][:, steps] for name, x in self.tensors.items()})
+
+
+@dataclass
+class FakeTextPolicy:
+    """Autoregressive over LETTERS, at most `length` of them, given the three numbers in prompt.columns["vector"].
+
+    Clips are not opened: a prompt whose frames are shuffled shows its numbers shuffled.
+    """
+
+    length: int = 4
+    shadows: frozenset[str] = frozenset({"ref"})
+    ema_decay: float = 0.9
+    offers: frozenset[str] = frozenset({"logprobs", "entropy", "group_divergence", "answer_mask"})
+    views: Mapping[str, View] = field(default_factory=dict)
+    nets: dict[str, nn.Module] = field(default_factory=dict)
+    accelerator: Any = None
+
+    def __post_init__(self) -> None:
+        for name in ("policy", "ref", "ema"):
+            torch.manual_seed(0)
+            size = 3 + len(LETTERS) + self.length
+            self.nets[name] = nn.Sequential(nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, len(LETTERS)))
+
+    def _logprobs(self, model: str, trace: Steps, view: str) -> Tensor:
+        tokens = trace.tensors["tokens"]
+        previous = nn.functional.one_hot(tokens, len(LETTERS)).float().roll(1, dims=1)
+        previous[:, 0] = 0
+        position = trace.tensors["position"]
+        return self.nets[model](torch.cat([trace.tensors[view], previous, position], -1)).log_softmax(-1)
+
+    @torch.no_grad()
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        rows = [(request, i) for request in requests for i in range(request.count)]
+        tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
+        trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
+        trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
+        draws = uniform(rows, self.length)
+        for t in range(self.length):
+            probs = self._logprobs("policy", trace, "shown")[:, t].exp()
+            drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
+            tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
+            for row, (request, _) in zip(tokens, rows, strict=True):
+                row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
+        stop = tokens == len(LETTERS) - 1
+        mask = stop.long().cumsum(1) - stop.long() == 0
+        logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
+        logprobs[torch.tensor([request.role == "injected" for request, _ in rows], dtype=torch.bool)] = torch.nan
+        groups, group_ids, sample_ids = self._groups(rows, tokens, mask)
+        kept = (sample_ids >= 0).nonzero()[:, 0]
+        everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
+        return everything if len(kept) == len(rows) else everything.take(kept)
+
+    def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
+        """What the net sees of every row's prompt: as shown while sampling, plain, and under each view."""
+        prompts = {"plain": [request.prompt for request in requests]}
+        for name, view in self.views.items():
+            prompts[name] = [view(request.prompt, request.seed) for request in requests]
+        prompts["shown"] = [prompts[request.view][i] for i, request in enumerate(requests)]
+        vectors = {name: torch.tensor([vector(prompt) for prompt in some]).view(-1, 3) for name, some in prompts.items()}
+        return {name: x[:, None].expand(-1, self.length, -1) for name, x in vectors.items()}
+
+    def _groups(self, rows: list[tuple[Request, int]], tokens: Tensor, mask: Tensor) -> tuple[tuple[Group, ...], Tensor, Tensor]:
+        samples: dict[int, list[Sample]] = {}
+        probes: dict[int, dict[str, tuple[Sample, ...]]] = {}
+        prompts: dict[int, Prompt] = {}
+        sample_ids: list[int] = []
+        for (request, _), row, kept in zip(rows, tokens.tolist(), mask.tolist(), strict=True):
+            text = "".join(LETTERS[token] for token, keep in zip(row, kept, strict=True) if keep)
+            prompts[request.group_id] = request.prompt
+            own, drawn = samples.setdefault(request.group_id, []), probes.setdefault(request.group_id, {})
+            sample = Sample(text=text, token_ids=tuple(row[: sum(kept)]), truncated="." not in text, role=request.role)
+            if request.role == "probe":
+                sample_ids.append(-1)
+                drawn[request.view] = (*drawn.get(request.view, ()), sample)
+                continue
+            sample_ids.append(len(own))
+            own.append(sample)
+        groups = tuple(Group(i, prompts[i], tuple(own), probes[i]) for i, own in samples.items())
+        ids = torch.tensor([request.group_id for request, _ in rows], dtype=torch.long)
+        return groups, ids, torch.tensor(sample_ids, dtype=torch.long)
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
+        assert isinstance(trace, Steps)
+        out: dict[Reading, Tensor] = {}
+        for reading in readings:
+            logprobs = self._logprobs(reading.model, trace, reading.view)
+            chosen = logprobs.gather(-1, trace.tensors["tokens"][..., None])[..., 0]
+            uniform = torch.full_like(logprobs, -math.log(len(LETTERS)))
+            out[reading] = {
+                "logprobs": lambda chosen=chosen: chosen,
+                "entropy": lambda logprobs=logprobs: -(logprobs.exp() * logprobs).sum(-1),
+                "group_divergence": lambda x=torch.where(mask[..., None], logprobs, uniform): disagreement(x).expand(mask.shape),
+                "answer_mask": lambda: (torch.arange(mask.shape[1]) == 0).float().expand(mask.shape),
+            }[reading.quantity]()
+        return out
+
+    def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+        if scope == "batch":
+            yield batch
+            return
+        ids = batch.rollouts.group_ids
+        units = ids if scope == "group" else torch.arange(len(batch))
+        for chosen in units.unique().split(max(1, micro_batch // self.length)):
+            yield batch.take(torch.isin(units, chosen).nonzero()[:, 0])
+
+    def join(self, traces: Sequence[Trace]) -> Steps:
+        steps = [trace for trace in traces if isinstance(trace, Steps)]
+        return Steps({name: torch.cat([pad_actions(t.tensors[name], self.length) for t in steps]) for name in steps[0].tensors})
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return self.nets["policy"].parameters()
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        for slow, live in zip(self.nets["ema"].parameters(), self.nets["policy"].parameters(), strict=True):
+            slow.lerp_(live, 1 - self.ema_decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: net.state_dict() for name, net in self.nets.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, net in self.nets.items():
+            net.load_state_dict(state[name])
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), folder / "policy.pt")
+
+    def prepare(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        self.nets["policy"] = accelerator.prepare(self.nets["policy"])
+
+
+def uniform(rows: list[tuple[Request, int]], length: int) -> Tensor:
+    """A number per action, by the request's seed and the sample's number alone."""
+    draws = torch.empty(len(rows), length)
+    for row, (request, i) in zip(draws, rows, strict=True):
+        row.uniform_(generator=torch.Generator().manual_seed((request.seed * 1009 + i) % 2**63))
+    return draws
+
+
+def vector(prompt: Prompt) -> list[float]:
+    numbers = [float(x) for x in prompt.columns["vector"]]
+    shuffles = [clip.shuffle for clip in prompt.media if isinstance(clip, Video) and clip.shuffle is not None]
+    return random.Random(shuffles[0]).sample(numbers, len(numbers)) if shuffles else numbers
+
+
+def prompts(count: int = 8) -> list[Prompt]:
+    """The answer is the letter of the largest number."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(count, 3, generator=generator)
+    return [
+        Prompt(str(i), f"which? {i}", answer=LETTERS[int(vector.argmax())], columns={"vector": vector.tolist()})
+        for i, vector in enumerate(vectors)
+    ]
+
+
+def right_letter(group: Group) -> list[float]:
+    """1 for the answer's letter first, 0.2 more for stopping."""
+    return [float((sample.text or "").startswith(group.prompt.answer)) + 0.2 * (not sample.truncated) for sample in group.samples]

@@ -1,0 +1,111 @@
+"""Plans, requests and comparisons shared by the tests of the flow policy."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
+from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.schedules import Branching, Full, RandomSubset, Tree, Window
+from mmrl.flow.sigmas import LinearShift
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
+
+FAMILIES = ("sd3", "flux", "qwen_image")
+PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}
+LORA = LoraSettings(rank=4, alpha=8)
+PLANS: dict[str, RolloutPlan] = {
+    "flow_grpo": Full(num_steps=4).at(0),
+    "cps": Full(num_steps=4, dynamics="cps", level=0.8).at(0),
+    "dance": Full(
+        num_steps=4, dynamics="dance_sde", level=0.3, trained_per_row=2, initial_noise="group", truncated_timesteps=True
+    ).at(0),
+    "mix": Window(num_steps=5, size=2, low=1, initial_noise="group", share_prefix=True, spacing=LinearShift(3.0)).at(0),
+    "flash": Window(num_steps=8, size=2, flash=0.4, spacing=LinearShift(3.0)).at(0),
+    "tree": Tree(num_steps=4, split_steps=(0, 2), spacing=LinearShift(3.0)).at(0),
+    "branches": Branching(num_steps=4, branches=2, at_steps=(0, 2)).at(0),
+    "mixed_tree": Tree(num_steps=5, split_steps=(0, 2), window=(1, 1), nominal_density=True, last="ode").at(0),
+    "subset": RandomSubset(num_steps=5, candidates=(0, 1, 3), count=2).at(0),
+    "random_window": Window(num_steps=5, size=2, dynamics="cps", level=0.8, move="random").at(3),
+    "wan": Full(num_steps=4, dynamics="wan", last="noisy", spacing=LinearShift(5.0)).at(0),
+}
+"""All take groups of 4."""
+
+
+def make(folder: str, shadows: Sequence[str] = (), ema_decay: Any = 0.5, **settings: Any) -> FlowPolicy:
+    """With adapters that do something."""
+    family = next(name for name in FAMILIES if name in folder)
+    settings = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS[family], "lora": LORA, "guidance": 2.0} | settings
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowPolicyConfig(folder, **settings), shadows, ema_decay)
+    stir(policy)
+    return policy
+
+
+@torch.no_grad()
+def stir(policy: FlowPolicy, amount: float = 0.1) -> None:
+    """Move the trainable weights, always the same way."""
+    generator = torch.Generator().manual_seed(1)
+    for weight in policy.parameters():
+        weight += amount * weight.shape[-1] ** -0.5 * torch.randn(weight.shape, generator=generator)
+
+
+def prompts() -> list[Prompt]:
+    return [Prompt("cat", "a red cat"), Prompt("dogs", "two large dogs"), Prompt("hi", "hi")]
+
+
+def requests(count: int = 4, num_prompts: int = 2, seed: int = 7) -> list[Request]:
+    return [Request(prompt, count, group_id=i, seed=seed + i) for i, prompt in enumerate(prompts()[:num_prompts])]
+
+
+def logprobs(policy: FlowPolicy, rollouts: Rollouts, reading: Reading = LOGPROBS) -> Tensor:
+    return policy.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
+
+
+def latents(policy: FlowPolicy, asked: Sequence[Request], plan: RolloutPlan) -> Tensor:
+    """The samples before they are decoded."""
+    seen: list[Tensor] = []
+    decoder = policy.decoder
+    policy.decoder = lambda latents: (seen.append(latents), decoder(latents))[1]
+    policy.rollout(asked, plan)
+    policy.decoder = decoder
+    return torch.cat(seen)
+
+
+def batch_of(rollouts: Rollouts) -> Batch:
+    """Every action with another share, so that no two can be mixed up unnoticed."""
+    mask = rollouts.action_mask
+    share = torch.linspace(0.5, 1.5, mask.numel()).reshape(mask.shape) * mask
+    return Batch(rollouts, torch.ones(mask.shape), share, torch.ones(mask.shape))
+
+
+def gradients(policy: FlowPolicy, parts: Sequence[Batch]) -> list[Tensor]:
+    """The gradients of the sum of share * logprobs over parts, each with a backward of its own."""
+    for weight in policy.parameters():
+        weight.grad = None
+    for part in parts:
+        (part.share * logprobs(policy, part.rollouts)).sum().backward()
+    return [weight.grad.clone() for weight in policy.parameters() if weight.grad is not None]
+
+
+def relative_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    assert len(a) == len(b) > 0
+    difference = sum(float((x - y).pow(2).sum()) for x, y in zip(a, b, strict=True)) ** 0.5
+    return difference / sum(float(y.pow(2).sum()) for y in b) ** 0.5
+
+
+@contextmanager
+def counted(policy: FlowPolicy):
+    """A list with the number of latents of every forward of the transformer inside the block."""
+    seen: list[int] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(len(kwargs["hidden_states"]))
+
+    handle = policy.net.transformer.register_forward_pre_hook(note, with_kwargs=True)
+    yield seen
+    handle.remove()

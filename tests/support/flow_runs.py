@@ -1,0 +1,39 @@
+"""Configs of small image generators, shared by the tests of the commands."""
+
+from collections.abc import Callable
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+
+Make = Callable[..., Resolved]
+SMALL = {
+    "flow_grpo": ["group_size=4", "schedule.num_steps=4"],
+    "flow_grpo_fast": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
+    "cps": ["group_size=4", "schedule.num_steps=4"],
+    "grpo_guard": ["group_size=4", "schedule.num_steps=4"],
+    "mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2"],
+    "mix_grpo_flash": ["group_size=4", "schedule.num_steps=8", "schedule.size=2"],
+    "temp_flow_grpo": ["group_size=8", "schedule.num_steps=4", "schedule.branches=2", "schedule.at_steps=[0, 1]"],
+    "dance_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.trained_per_row=2"],
+    "branch_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.split_steps=[0, 2]"],
+    "branch_mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.split_steps=[0, 2]", "schedule.window=[1, 2]"],
+    "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2"],
+    "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
+    "awm": ["group_size=4", "schedule.num_steps=6", "schedule.times.count=2"],
+}
+"""Overrides under `algorithm` that make a preset cheap."""
+FAMILIES = {"sd3": 3, "flux": 24, "qwen_image": 40}
+"""Family -> max_prompt_tokens of its tiny pipeline."""
+
+
+def with_preset(make: Make, name: str, *words: str) -> Resolved:
+    """The tiny config with another preset, made cheap, in place of its own algorithm."""
+    resolved = make()
+    resolved.table.set(("algorithm",), {"preset": name}, "test")
+    return configs.resolve(resolved.table, [*(f"algorithm.{word}" for word in SMALL[name]), *words])
+
+
+def of_family(family: str) -> list[str]:
+    """Overrides for another tiny pipeline, with guidance and an adapter."""
+    tokens = FAMILIES[family]
+    return [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={tokens}", "policy.guidance=2.0", "policy.lora.rank=2"]

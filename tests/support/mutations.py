@@ -1,0 +1,199 @@
+"""Slips of the finger in configs: every key with one letter added, lost, replaced or swapped with its neighbour.
+
+`python -m tests.support.mutations [COUNT]` tries COUNT slips per key (all of every distinct key without it), and slips in names,
+on the command line and in kinds of values. It prints what was refused, and how often the right word was suggested.
+"""
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import resolve
+from mmrl.app.plugins.catalog import configs as all_configs
+from mmrl.app.toml.tables import KeyPath, Table, dotted
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
+NOBODY = "zzzzzzzzzzzz"
+NAMED = ("preset", "kind", "use")
+"""Keys whose values are names of mmrl's own things."""
+WRONG = {"text": "ten", "number as text": "3", "truth": True, "list": [1], "table": {"a": 1}, "number": 7, "fraction": 0.5}
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Outcome:
+    """Of many mutated configs."""
+
+    total: int = 0
+    right: int = 0
+    """The right word was suggested."""
+    accepted: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    """Refused, by a message that does not name the key."""
+
+    def note(self, what: str, message: str | None, named: str, wanted: str = "") -> None:
+        self.total += 1
+        if message is None:
+            self.accepted.append(what)
+        elif named not in message:
+            self.unnamed.append(f"{what}: {message}")
+        elif wanted and f"did you mean {wanted!r}" in message:
+            self.right += 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """One key of one config, and all that may stand in its place."""
+
+    config: str
+    path: KeyPath
+    known: frozenset[str]
+
+    @property
+    def key(self) -> str:
+        return self.path[-1]
+
+    @property
+    def same(self) -> tuple[Any, ...]:
+        """Equal where two configs have the same key in the same kind of table."""
+        return tuple("#" if part.isdigit() else part for part in self.path), self.known
+
+    def slips(self) -> list[str]:
+        """All one-edit mutations of the key that are no keys themselves."""
+        return sorted(set(one_edit(self.key)) - self.known - {"", self.key})
+
+
+def tables() -> Tables:
+    """Every shipped config as its file says."""
+    return {listed.name: Table.read(listed.file).values for listed in all_configs()}
+
+
+def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
+    """Why the config is refused before data are read or models loaded; None if it is not."""
+    try:
+        read_plug_ins(resolve(Table.of(values, "a.toml"), overrides))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def places(name: str, values: dict[str, Any]) -> Iterator[Place]:
+    """Every key of a config, at all depths."""
+    for path in key_paths(values):
+        message = refusal(renamed(values, path, NOBODY)) or ""
+        found = re.search(r"known: ([^()]*)\)", message)
+        yield Place(name, path, frozenset(found[1].split(", ")) if found else frozenset())
+
+
+def key_paths(values: Any, above: KeyPath = ()) -> Iterator[KeyPath]:
+    items = values.items() if isinstance(values, Mapping) else ()
+    if isinstance(values, list):
+        items = [(str(i), item) for i, item in enumerate(values) if isinstance(item, Mapping)]
+    for key, value in items:
+        if isinstance(values, Mapping):
+            yield (*above, key)
+        yield from key_paths(value, (*above, key))
+
+
+def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:
+    """The config with one key called otherwise, at the same place among its neighbours."""
+    changed = deepcopy(values)
+    holder = at(changed, path[:-1])
+    items = list(holder.items())
+    holder.clear()
+    holder.update({key if name == path[-1] else name: item for name, item in items})
+    return changed
+
+
+def with_value(values: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
+    changed = deepcopy(values)
+    at(changed, path[:-1])[path[-1]] = value
+    return changed
+
+
+def at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values[int(key)] if isinstance(values, list) else values[key]
+    return values
+
+
+def one_edit(word: str) -> Iterator[str]:
+    for i in range(len(word) + 1):
+        head, tail = word[:i], word[i:]
+        yield from (head + letter + tail for letter in LETTERS)
+        if tail:
+            yield head + tail[1:]
+            yield from (head + letter + tail[1:] for letter in LETTERS)
+        if len(tail) > 1:
+            yield head + tail[1] + tail[0] + tail[2:]
+
+
+def some(rng: random.Random, words: Sequence[str], count: int | None) -> Sequence[str]:
+    return words if count is None else rng.sample(words, min(count, len(words)))
+
+
+def slips_in_keys(shipped: Tables, count: int | None) -> Outcome:
+    """`count` of every key of every config; all of every distinct one."""
+    rng, found = random.Random(0), Outcome()
+    everywhere = [place for name, values in shipped.items() for place in places(name, values)]
+    for place in everywhere if count is not None else {place.same: place for place in everywhere}.values():
+        for slip in some(rng, place.slips(), count):
+            wrong = dotted((*place.path[:-1], slip))
+            message = refusal(renamed(shipped[place.config], place.path, slip))
+            found.note(f"{place.config} {wrong}", message, f"a.toml: {wrong} is ", place.key)
+    return found
+
+
+def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
+    """In the names of presets, kinds and plug-ins."""
+    rng, found = random.Random(1), Outcome()
+    named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
+    for (_, name), (values, path) in {(path[-2:], at(values, path)): (values, path) for values, path in named}.items():
+        for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
+            found.note(f"{dotted(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
+    return found
+
+
+def slips_on_the_command_line(shipped: Tables, count: int | None) -> Outcome:
+    """In any part of a dotted key: `optimzer.lr=1`. They take the same ways as those in files, so three of each are all."""
+    rng, found = random.Random(2), Outcome()
+    count = 3 if count is None else count
+    for name, values in shipped.items():
+        known = {place.path: place for place in places(name, values)}
+        for path in [path for path in known if not any(part.isdigit() for part in path)]:
+            i = rng.randrange(len(path))
+            for slip in some(rng, known[path[: i + 1]].slips(), count):
+                wrong = dotted((*path[:i], slip))
+                message = refusal(deepcopy(values), [f"{dotted((*path[:i], slip, *path[i + 1 :]))}=1"])
+                found.note(f"{name} {wrong}", message, f"command line: {wrong}", path[i])
+    return found
+
+
+def wrong_values(shipped: Tables, count: int | None) -> Outcome:
+    """A text or truth value for a number, a number for a text, a list or table for either, and the other way round."""
+    rng, found = random.Random(3), Outcome()
+    for values in shipped.values():
+        for path in key_paths(values):
+            old = at(values, path)
+            for what in some(rng, [what for what, new in WRONG.items() if is_wrong(old, new)], count):
+                found.note(f"{dotted(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
+    return found
+
+
+def is_wrong(old: Any, new: Any) -> bool:
+    """Is the value of another kind than the shipped one? A whole number may stand for any number, not the other way round."""
+    if isinstance(old, float):
+        return isinstance(new, bool) or not isinstance(new, int | float)
+    return type(new) is not type(old)
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else None
+    trials = (slips_in_keys, slips_in_names, slips_on_the_command_line, wrong_values)
+    sys.stdout.write(json.dumps({trial.__name__: asdict(trial(tables(), wanted)) for trial in trials}) + "\n")

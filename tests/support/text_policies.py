@@ -1,0 +1,132 @@
+"""Pictures, requests and comparisons shared by the tests of the text policy."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
+from mmrl.policies.shared.weights import Decay
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.trace import TextTrace
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")
+FP32_BOUND = 2e-5
+
+
+def picture(seed: int, width: int = 64, height: int = 48) -> Image.Image:
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def make(folder: str, shadows: Any = (), ema_decay: Decay = 0.5, **settings: Any) -> TextPolicy:
+    settings.setdefault("sampling", Sampling(max_new_tokens=6))
+    return TextPolicy(TextPolicyConfig(folder, **settings), shadows, ema_decay)
+
+
+def prompts() -> list[Prompt]:
+    """One picture, two of different size inside the text, none, and a tall one."""
+    return [
+        Prompt("one", "what is it?", (picture(0),)),
+        Prompt("two", "is <image> like <image>, or not?", (picture(1), picture(2, 90, 40))),
+        Prompt("none", "hi"),
+        Prompt("tall", "and this?", (picture(3, 40, 100),)),
+    ]
+
+
+def mixed(seed: int = 7) -> list[Request]:
+    """Groups of different prompt length and size."""
+    return [Request(prompt, 1 + i % 3, group_id=i, seed=seed + i) for i, prompt in enumerate(prompts())]
+
+
+def text_trace(trace: Trace) -> TextTrace:
+    assert isinstance(trace, TextTrace)
+    return trace
+
+
+def ids_of(sample: Sample) -> tuple[int, ...]:
+    assert sample.token_ids is not None
+    return sample.token_ids
+
+
+def text_of(sample: Sample) -> str:
+    assert sample.text is not None
+    return sample.text
+
+
+def logprobs(policy: TextPolicy, rollouts: Rollouts) -> Tensor:
+    return policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
+
+
+def gradients(policy: TextPolicy, rollouts: Rollouts) -> dict[str, Tensor]:
+    """The gradients of a sum with another weight for every token, so that no two can be mixed up unnoticed."""
+    weights = torch.linspace(0.5, 1.5, rollouts.action_mask.numel()).reshape(rollouts.action_mask.shape)
+    named = {name: weight for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
+    loss = (weights * logprobs(policy, rollouts)).sum()
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
+
+
+def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    difference = sum(float((a[name] - b[name]).pow(2).sum()) for name in a) ** 0.5
+    return difference / sum(float(b[name].pow(2).sum()) for name in b) ** 0.5
+
+
+def plain_model(folder: str) -> tuple[Any, Any]:
+    """The model and the processor as transformers alone loads them."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    return AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+
+
+def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tensor:
+    """Row by row through transformers' own chat template, processor and forward, with nothing of ours but the banned ids."""
+    model, processor = plain_model(folder)
+    out = torch.zeros(rollouts.action_mask.shape)
+    for row, (group, sample) in enumerate(rollouts.samples()):
+        pieces, pictures = group.prompt.text.split("<image>"), list(group.prompt.media)
+        if len(pieces) == 1:
+            pieces = [""] * len(pictures) + pieces
+        content: list[dict[str, Any]] = []
+        for i, piece in enumerate(pieces):
+            content += [{"type": "image", "image": pictures[i - 1]}] if i else []
+            content += [{"type": "text", "text": piece}] if piece else []
+        fed = processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
+        fed = dict(fed)
+        completion = torch.tensor([ids_of(sample)])
+        start = fed["input_ids"].shape[1]
+        fed["input_ids"] = torch.cat([fed["input_ids"], completion], 1)
+        fed["attention_mask"] = torch.ones_like(fed["input_ids"])
+        for name in ("mm_token_type_ids", "token_type_ids"):
+            if name in fed:
+                fed[name] = torch.cat([fed[name], torch.zeros_like(completion)], 1)
+        with torch.no_grad():
+            logits = model(**fed, use_cache=False).logits[0, start - 1 : -1]
+        logits[:, sorted(policy.banned)] = -torch.inf
+        out[row, : completion.shape[1]] = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
+    return out
+
+
+def hotter(policy: TextPolicy, **sampling: Any) -> Sampling:
+    return replace(policy.config.sampling, **sampling)
+
+
+def bias_toward(policy: TextPolicy, tokens: list[int], amount: float = 50.0) -> Any:
+    """Make the model want these tokens above all; the answer removes the bias."""
+
+    def push(module: Any, inputs: Any, logits: Tensor) -> Tensor:
+        bias = torch.zeros(logits.shape[-1])
+        bias[tokens] = amount
+        return logits + bias
+
+    return policy.net.model.get_output_embeddings().register_forward_hook(push)

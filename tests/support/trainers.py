@@ -1,0 +1,48 @@
+"""Trainers on the fake policies, small enough to learn in a second."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.types import Group
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.support import fakes, flow_fakes
+
+NUMBERS = {field.name for field in fields(TrainSettings)}
+
+
+def make_trainer(
+    algorithm: Algorithm = PRESETS["grpo"],
+    function: Callable[[Group], Any] | None = None,
+    *,
+    policy: Any = None,
+    sampler: Any = None,
+    lr: float | None = None,
+    **more: Any,
+) -> Trainer:
+    """A trainer on the fake text policy, or on the fake flow policy if the algorithm has a schedule.
+
+    Args:
+        function: the reward; None: the right letter, or nearness to the prompt's point.
+        lr: of AdamW; `optimizer` gives the whole settings instead.
+        more: fields of TrainSettings go there, the rest to the Trainer.
+    """
+    if algorithm.schedule is None:
+        policy = policy or fakes.FakeTextPolicy()
+        algorithm, prompts = algorithm.with_length(policy.length), fakes.prompts()
+        reward = NamedReward("letter", function or fakes.right_letter)
+        numbers: dict[str, Any] = {"steps": 5, "prompts_per_step": 4, "micro_batch": 1000}
+        numbers["optimizer"] = OptimizerSettings(lr=lr or 1e-2)
+    else:
+        policy, prompts = policy or flow_fakes.FakeFlowPolicy(), flow_fakes.prompts()
+        reward = NamedReward("nearness", function or flow_fakes.nearness)
+        numbers = {"steps": 100, "prompts_per_step": 3, "micro_batch": 4096, "optimizer": OptimizerSettings(lr=lr or 5e-3)}
+    settings = TrainSettings(**numbers | {name: more.pop(name) for name in list(more) if name in NUMBERS})
+    sampler = sampler or Shuffled(prompts, seed=settings.seed)
+    return Trainer(policy, algorithm, sampler, RewardRunner([reward]), settings, **more)
