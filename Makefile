@@ -1,19 +1,27 @@
 # Every target sets itself up: it needs Python >= 3.11 (or PYTHON=/path/to/python3), pip and make.
+# make test PYTHON=python3.13, or CONSTRAINTS=constraints-lowest.txt: the environment is made anew.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
-INPUTS := pyproject.toml constraints.txt
-STAMP := $(VENV)/installed-$(shell cat $(INPUTS) | cksum | tr ' ' '-')
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Without PYTHON=..., an environment that is there keeps its Python
+WANTED := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+VERSION := $(shell $(WANTED) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) | cksum | tr ' ' '-')
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint real-weights evidence soak bench install clean
+.PHONY: demo test check lint real-weights evidence soak bench install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
 
 test: lint real-weights
-	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
-	MMRL_REAL_WEIGHTS=1 $(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
+	MMRL_REAL_WEIGHTS=1 $(PYTEST) -m "not gpu and not evidence"
+
+# The fast tests of the rooms that changed since origin/main (or the commit before)
+check: lint
+	$(BIN)/python tests/changed.py -n 2 --dist loadfile
 
 # Packages that hold real models and photographs, and an environment for a reward that needs another numpy
 real-weights: $(STAMP)
@@ -27,6 +35,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 
 evidence: $(STAMP)
+	$(PYTEST) -m "evidence and not gpu"
 	$(BIN)/python benchmarks/demo_evidence.py grounding
 	$(BIN)/python benchmarks/demo_evidence.py video --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
@@ -48,7 +57,8 @@ $(STAMP):
 	@$(PYTHON) -c 'import venv, ensurepip' || \
 		{ echo "'$(PYTHON)' cannot make virtual environments with pip: install its venv and ensurepip modules (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@echo "Installing mmrl and its dependencies into $(VENV) (some minutes, once)"
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys, pip; sys.exit("%d.%d" % sys.version_info[:2] != "$(VERSION)")' >/dev/null 2>&1 || \
+		$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) hatchling editables "setuptools>=77"
 	@$(PIP) --no-build-isolation --editable ".[test]"
 	@rm -f $(VENV)/installed-*

@@ -1,6 +1,7 @@
 """The traps of folders called rewards/ and datasets/, and what must not stand in any file."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import tomllib
@@ -23,18 +24,38 @@ def test_datasets_is_the_hugging_face_package():
     assert hasattr(importlib.import_module("datasets"), "load_dataset")
 
 
-def test_constraints_are_names_and_versions():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-lowest.txt"])
+def test_constraints_are_names_and_versions(file: str):
+    lines = (ROOT / file).read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.!+-]+", line)] == []
 
 
-def test_every_dependency_is_pinned():
+def wanted() -> dict[str, str]:
+    """Name -> lowest version, of every direct dependency that make test installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["test"], *extras["demo"], *extras["report"], *extras["data"], *extras["rewards"]]
-    names = {re.split(r"[\[<>=; ]", line, maxsplit=1)[0] for line in wanted} - {"mmrl"}
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert {normal(name) for name in names} <= {normal(name) for name in pinned}
+    lines = [*project["dependencies"]]
+    for extra in ("test", "demo", "report", "data", "rewards", "server"):
+        lines += [line for line in extras[extra] if not line.startswith("mmrl[")]
+    found = [re.match(r"([\w.-]+)(?:\[\w+\])?[>=]=([\w.]+)", line) for line in lines]
+    assert None not in found, "a dependency without a lowest version"
+    return {normal(match[1]): match[2] for match in found if match is not None}
+
+
+def pinned(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    return {normal(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-lowest.txt"])
+def test_every_dependency_is_pinned(file: str):
+    assert wanted().keys() <= pinned(file).keys()
+
+
+def test_the_lowest_versions_are_those_that_pyproject_allows():
+    lowest = pinned("constraints-lowest.txt")
+    higher = {name: lowest[name] for name, least in wanted().items() if not f"{lowest[name]}.".startswith(f"{least}.")}
+    assert higher == {}
 
 
 def normal(name: str) -> str:
@@ -46,9 +67,12 @@ def test_ci_runs_the_tests_of_the_makefile():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "evidence", "bench"])
+@pytest.mark.parametrize("target", ["demo", "test", "check", "lint", "evidence", "bench"])
 def test_make_targets_install_first(target: str):
-    plan = subprocess.run(["make", "-n", "-B", target], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True).stdout
+    # not with what the make that runs this test was given
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CONSTRAINTS", "PYTHON")}
+    make = ["make", "-n", "-B", target]
+    plan = subprocess.run(make, capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment, check=True).stdout
     assert plan.index("--constraint constraints.txt") < plan.index(
-        ".venv/bin/" + ("ruff" if target in ("test", "lint") else ""), plan.index("touch")
+        ".venv/bin/" + ("ruff" if target in ("test", "check", "lint") else ""), plan.index("touch")
     )

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +293,8 @@ def soak(kind: str, plan: Sequence[Moment], steps: int, place: Path) -> Tally:
             killed = attempt(kind, folder, steps, moment, place / "log.txt")
             finished = not killed
             if moment is not None and finished:
-                left.append(moment)
+                # a fast machine was done before the clock struck
+                left.append(replace(moment, number=moment.number / 2) if moment.place == "clock" else moment)
             elif moment is not None:
                 tally.kills += 1
                 tally.places[moment.place] += 1

@@ -15,6 +15,8 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.commands import train as commands
+from mmrl.app.commands.train import TrainArguments
 from mmrl.app.run.signals import listen
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
@@ -142,44 +144,40 @@ def test_several_processes_stop_together_and_only_at_a_beginning():
         assert not stop.ask("SIGTERM")
 
 
-SECOND = """
-import os, signal, sys
-from mmrl.app.run.signals import listen
-from mmrl.training.stopping import Stop
-with listen(Stop()):
-    os.kill(os.getpid(), signal.SIGINT)
-    print("still here", flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("too long", flush=True)
-"""
-
-
 def test_the_second_signal_leaves_at_once():
-    done = subprocess.run([sys.executable, "-c", SECOND], capture_output=True, text=True, timeout=60, check=False)
+    program = Path(__file__).parent / "programs" / "second_signal.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGINT and done.stdout == "still here\n"
     assert "SIGINT: stopping" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, number: signal.Signals):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "mmrl", "train", *words("text", 1000), "save_every=0", f"output={str(folder)!r}"]
+def stopped(command: list[str], number: signal.Signals) -> str:
+    """What the command says on stderr when it is asked to stop after its first step."""
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert run.stderr is not None
+    said = ""
     for line in run.stderr:
+        said += line
         if re.match(r"step [1-9]", line):
             break
     run.send_signal(number)
-    said = run.stderr.read()
-    assert run.wait(60) == 0 and f"mmrl train --resume {folder}" in said, said
-    [step] = Checkpoints(folder / "checkpoints").steps()
-    assert f"stopped by {number.name} and saved after step {step}" in said
-    resumed = subprocess.run(
-        [sys.executable, "-m", "mmrl", "train", "--resume", str(folder), f"steps={step + 1}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert resumed.returncode == 0 and f"continuing {folder} after step {step}" in resumed.stderr, resumed.stderr[-2000:]
+    said += run.stderr.read()
+    assert run.wait(60) == 0, said
+    return said
+
+
+@pytest.mark.slow
+def test_the_command_saves_and_ends_with_0_and_prints_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Stopped by SIGTERM, resumed, stopped by Ctrl-C, resumed to its end."""
+    folder, train = tmp_path / "run", [sys.executable, "-m", "mmrl", "train"]
+    said = stopped([*train, *words("text", 1000), "save_every=0", f"output={str(folder)!r}"], signal.SIGTERM)
+    [first] = Checkpoints(folder / "checkpoints").steps()
+    assert f"mmrl train --resume {folder}" in said and f"stopped by SIGTERM and saved after step {first}" in said
+    said = stopped([*train, "--resume", str(folder)], signal.SIGINT)
+    second = max(Checkpoints(folder / "checkpoints").steps())
+    assert second > first and f"continuing {folder} after step {first}" in said
+    assert f"mmrl train --resume {folder}" in said and f"stopped by SIGINT and saved after step {second}" in said
+    monkeypatch.setattr(commands, "announce", lambda run: None)
+    given = TrainArguments([f"steps={second + 1}"], resume=folder)
+    commands.run_training(given.resolve(), given.resume)
+    assert max(Checkpoints(folder / "checkpoints").steps()) == second + 1

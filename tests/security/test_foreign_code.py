@@ -46,20 +46,12 @@ def here(tmp_path: Path, fuse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield folder
 
 
-LOOK = """
-import sys
-from mmrl.app.cli import app
-for words in ("--help", "ls rewards", "ls datasets", "ls configs", "ls algorithms", "show grpo", "reward --help"):
-    try:
-        app(words.split(), standalone_mode=False)
-    except SystemExit as left:
-        assert not left.code, words
-"""
+LOOK = Path(__file__).parent / "programs" / "look.py"
 
 
 def test_looking_runs_nothing(here: Path, fuse: Path):
     """Names and summaries are read as text, also where a folder of the working directory has the name of one of ours."""
-    run = subprocess.run([sys.executable, "-I", "-c", LOOK], cwd=here, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, "-I", str(LOOK)], cwd=here, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "A reward that must not run" in run.stdout and "evil" in run.stdout
     assert not fuse.exists()

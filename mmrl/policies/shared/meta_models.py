@@ -7,6 +7,7 @@ Its inputs (ids, grids, masks) are real, so that code may look at their values.
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,14 +66,14 @@ class LiveBytes(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes() if made_here else 0
         if key in self.known:
             return
-
-        def forget(_: object) -> None:
-            self.now -= size
-            del self.known[key]
-
-        self.known[key] = weakref.ref(storage, forget)
+        self.known[key] = weakref.ref(storage, partial(self.forget, key, size))
         self.now += size
         self.peak = max(self.peak, self.now)
+
+    def forget(self, key: int, size: int, _: object) -> None:
+        """Take a storage that is gone off the count."""
+        self.now -= size
+        del self.known[key]
 
     def reset_peak(self) -> None:
         """Look for the largest count from here on."""

@@ -10,6 +10,7 @@ from PIL import Image
 from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.planning.memory import GIB, advice
+from mmrl.policies.text.dry_run import TextDryRun
 from mmrl.policies.text.templates import ANSWER_FORMATS
 from mmrl.tiny import vlms
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
@@ -138,7 +139,7 @@ def stable_diffusion(folder: Path) -> Path:
     ("name", "config", "card"),
     [
         ("qwen25_3b", "image/qwen25vl_3b_refcoco_24gb", 24),
-        ("qwen3_4b", "image/qwen3vl_4b_refcoco_80gb", 80),
+        pytest.param("qwen3_4b", "image/qwen3vl_4b_refcoco_80gb", 80, marks=pytest.mark.evidence),
     ],
 )
 def test_vision_language_models_fit_the_cards_of_their_configs(name, config, card, tmp_path):
@@ -149,7 +150,10 @@ def test_vision_language_models_fit_the_cards_of_their_configs(name, config, car
 
 
 @pytest.mark.slow
-def test_a_larger_model_is_told_apart(tmp_path):
+def test_a_larger_model_is_told_apart(tmp_path, monkeypatch):
+    """By what stays; what moves on top of it is not computed here."""
+    monkeypatch.setattr(TextDryRun, "activations", lambda self: {})
+    monkeypatch.setattr(TextDryRun, "parts_of_activations", lambda self: {})
     made = planned(tmp_path, "qwen25_7b", "image/qwen25vl_3b_refcoco_24gb")
     assert made.memory.parameters - made.memory.trained == pytest.approx(8.292e9, rel=1e-3)
     assert made.memory.stays["weights in bfloat16"] == pytest.approx(2 * 8.292e9, rel=1e-3)

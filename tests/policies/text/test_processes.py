@@ -1,5 +1,6 @@
 """Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,56 +9,39 @@ import torch
 
 from tests.support.launcher import KINDS, Kind, results
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
-from mmrl.policies.text.policy import Sampling
-from tests.support.text_policies import logprobs, make, mixed
-from tests.support.launcher import accelerator_of, leave
-
-kind, out, folder = sys.argv[1:]
-accelerator = accelerator_of(kind)
-world, rank = accelerator.num_processes, accelerator.process_index
-policy = make(folder, {"ref", "ema"}, sampling=Sampling(max_new_tokens=12, stop=tuple("eaist")))
-policy.prepare(accelerator)
-assert (type(policy.parameters()[0]).__name__ == "DTensor") == (kind == "sharded")
-optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
-requests = mixed()[:3]  # the third has no picture
-mine = requests if world == 1 else requests[:2] if rank == 0 else requests[2:]
-rollouts = policy.rollout(mine)
-for _ in range(2):
-    optimizer.zero_grad()
-    accelerator.backward(-logprobs(policy, rollouts).sum() / 20 * world)
-    optimizer.step()
-    policy.advance()
-readings = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
-values = policy.read(rollouts.trace, readings, rollouts.action_mask)
-rows = {f"{group.id} {reading.model}": values[reading][rollouts.group_ids == group.id].detach().sum()
-        for group in rollouts.groups for reading in readings}
-state = policy.state_dict()
-policy.load_state_dict(state)
-policy.save(Path(out) / "model")
-leave(accelerator, out, {"rows": rows, "state": state})
-"""
+pytestmark = pytest.mark.slow
+FAMILIES = ("qwen3_vl", "llava_onevision")
+Joined = Callable[[Kind, str], dict[str, Any]]
 
 
-def run(kind: Kind, model: str, folder: Path) -> dict[str, Any]:
-    """The readings of each process, joined, and the state that all of them hold."""
-    script = folder / "run.py"
-    script.write_text(SCRIPT)
-    parts = results(script, kind, folder / kind, model)
-    return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_vl", "llava_onevision"])
-def test_two_processes_equal_one(tiny, family, tmp_path):
-    one = run("one", tiny(family), tmp_path)
+@pytest.fixture(scope="module")
+def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
+    """The readings of each process of a family's model, joined, and the state that all of them hold."""
+    models = {family: tiny(family) for family in FAMILIES}
+    ran: dict[Kind, list[dict[str, Any]]] = {}
+    for kind in ("one", *KINDS):
+        ran[kind] = results("tests.policies.text.run_families", kind, folder / kind, *models.values())
+
+    def of(kind: Kind, family: str) -> dict[str, Any]:
+        parts = [part[models[family]] for part in ran[kind]]
+        return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
+
+    return of
+
+
+def saved(folder: Path, model: str) -> Path:
+    return folder / Path(model).name / "model.safetensors"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Joined, folder: Path, family: str):
+    one = joined("one", family)
     for kind in KINDS:
-        two = run(kind, tiny(family), tmp_path)
-        torch.testing.assert_close(two, one, atol=2e-5, rtol=1e-5)
-        saved = tmp_path / kind / "model" / "model.safetensors"
-        assert saved.stat().st_size == (tmp_path / "one" / "model" / "model.safetensors").stat().st_size
+        torch.testing.assert_close(joined(kind, family), one, atol=2e-5, rtol=1e-5)
+        assert saved(folder / kind, tiny(family)).stat().st_size == saved(folder / "one", tiny(family)).stat().st_size
     assert one["rows"]["0 policy"] > one["rows"]["0 ema"] > one["rows"]["0 ref"]

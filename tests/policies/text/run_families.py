@@ -1,0 +1,52 @@
+"""Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER..."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.policies.text.policy import Sampling
+from tests.support.launcher import Kind, accelerator_of, leave, renew
+from tests.support.text_policies import logprobs, make, mixed
+
+
+def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, Any]:
+    """What this process reads after two updates on its share of the prompts, and the state that all hold."""
+    world, rank = accelerator.num_processes, accelerator.process_index
+    policy = make(model, {"ref", "ema"}, sampling=Sampling(max_new_tokens=12, stop=tuple("eaist")))
+    policy.prepare(accelerator)
+    assert (type(policy.parameters()[0]).__name__ == "DTensor") == (kind == "sharded")
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
+    requests = mixed()[:3]  # the third has no picture
+    mine = requests if world == 1 else requests[:2] if rank == 0 else requests[2:]
+    rollouts = policy.rollout(mine)
+    for _ in range(2):
+        optimizer.zero_grad()
+        accelerator.backward(-logprobs(policy, rollouts).sum() / 20 * world)
+        optimizer.step()
+        policy.advance()
+    readings = [LOGPROBS, REF_LOGPROBS, EMA_LOGPROBS]
+    values = policy.read(rollouts.trace, readings, rollouts.action_mask)
+    rows = {
+        f"{group.id} {reading.model}": values[reading][rollouts.group_ids == group.id].detach().sum()
+        for group in rollouts.groups
+        for reading in readings
+    }
+    state = policy.state_dict()
+    policy.load_state_dict(state)
+    policy.save(saved)
+    return {"rows": rows, "state": state}
+
+
+def main(kind: Kind, out: str, *models: str) -> None:
+    accelerator, found = accelerator_of(kind), dict[str, Any]()
+    for model in models:
+        renew(accelerator)
+        found[model] = trained(kind, model, accelerator, Path(out) / Path(model).name)
+    leave(accelerator, out, found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

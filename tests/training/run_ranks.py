@@ -1,0 +1,66 @@
+"""Four steps of several methods on the fake policy, by one process or several: OUT PROCESSES; the first process writes OUT."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.presets import video
+from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.ranks import Ranks
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.trainer import Trainer
+from tests.support.fakes import prompts, right_letter
+from tests.support.trainers import make_trainer
+from tests.training.test_trainer import half_dead
+from tests.training.test_video_methods import CLIPS, video_trainer
+
+DAPO, ONCE = PRESETS["dapo"], PRESETS["grpo"].planner
+ALGORITHMS = {
+    "grpo": PRESETS["grpo"],
+    "minibatches": replace(DAPO, planner=ONCE, epochs=2, minibatches=3),
+    "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10)),
+    "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE),
+}
+VIDEO = sorted(video.PRESETS)
+
+
+def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
+    """Name -> a trainer of these ranks."""
+    for name, algorithm in ALGORITHMS.items():
+        yield name, partial(make_trainer, algorithm, half_dead if name == "dynamic" else right_letter)
+    mixed = [*CLIPS[:3], *prompts()[3:]]
+    for name in VIDEO:
+        yield name, partial(video_trainer, name, mixed)
+
+
+def trained(accelerator: Any) -> dict[str, Any]:
+    ranks = Ranks(accelerator) if accelerator.num_processes > 1 else Ranks()
+    results: dict[str, Any] = {}
+    for name, make in cases():
+        trainer = make(ranks=ranks, optimizer=OptimizerSettings(kind="sgd", lr=0.5))
+        trainer.policy.prepare(accelerator)
+        metrics = [trainer.step() for _ in range(4)]
+        results[name] = {"metrics": metrics, "weights": torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])}
+    return results
+
+
+def main(out: str, processes: str) -> None:
+    torch.set_num_threads(1)
+    accelerator: Any = Accelerator(cpu=True)
+    assert accelerator.num_processes == int(processes)
+    results = trained(accelerator)
+    if accelerator.is_main_process:
+        torch.save(results, out)
+    Ranks(accelerator).close()
+    os._exit(0)  # gloo's threads sometimes abort the interpreter's own farewell on a busy machine
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
