@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -117,7 +116,7 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
         found.add("held-out data", f"{len(evaluated)} prompts, none of which is trained on")
 
 
-def contents(prompt: Prompt) -> tuple[Any, ...]:
+def contents(prompt: Prompt) -> tuple[object, ...]:
     """Equal where two prompts show and ask the same."""
     return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
 

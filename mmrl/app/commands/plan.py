@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,6 +15,7 @@ from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, size_text
 from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import distributed_run, updates
+from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards import stopwatch
 
 console = Console(highlight=False)
@@ -207,7 +207,7 @@ def timing(resolved: Resolved, count: int) -> Timing:
     return Timing(steps, evaluation, peak)
 
 
-def seconds_of(evaluator: Any) -> float:
+def seconds_of(evaluator: Evaluator) -> float:
     times: dict[str, float] = {}
     with stopwatch(times, "evaluation"):
         evaluator.run(0)

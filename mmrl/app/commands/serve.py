@@ -104,7 +104,7 @@ def served_reward(entry: Mapping[str, Any], where: str) -> Served:
     return Served(entry.get("name") or plugins.default_name(use), reward, fingerprint(file, settings))
 
 
-def instance(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
+def instance(cls: Any, settings: Mapping[str, object], where: str) -> Any:
     """A dataclass with its fields filled in and checked; a function as it is."""
     if not (isinstance(cls, type) and is_dataclass(cls)):
         if settings:

@@ -53,7 +53,7 @@ def part_lines(assembly: Assembly) -> list[str]:
     return [line for row, formula in zip(columns(rows), formulas, strict=True) for line in (row, f"    {formula}")]
 
 
-def parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+def parts(algorithm: Algorithm) -> Iterator[tuple[str, object]]:
     """Every part with the name of its slot."""
     for slot in PART_SLOTS:
         value = getattr(algorithm, slot)

@@ -96,7 +96,7 @@ def answer_text(answer: object, space: Space, size: MediaSize | None, decimals: 
     if isinstance(answer, int | float):
         return f"{answer:.2f}" if decimals else f"{answer:g}"
     if isinstance(answer, list | tuple):
-        return ", ".join(answer_text(item, space, size, decimals) for item in cast(Sequence[Any], answer))
+        return ", ".join(answer_text(item, space, size, decimals) for item in cast(Sequence[object], answer))
     return json.dumps(answer, default=str)
 
 
@@ -135,7 +135,7 @@ def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None
 
 
 def boxes_of(answer: object) -> tuple[Box, ...]:
-    items = tuple(cast(Sequence[Any], answer)) if isinstance(answer, list | tuple) else (answer,)
+    items = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
     return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
 
 

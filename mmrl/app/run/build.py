@@ -257,6 +257,6 @@ def build_records(config: RunConfig, run: RunDir | None, space: str | None, rank
 def build_trackers(config: RunConfig, run: RunDir) -> Tracker:
     from mmrl.app.config.run import as_table
 
-    settings: Mapping[str, Any] = as_table(config)
+    settings: Mapping[str, object] = as_table(config)
     chosen = config.trackers
     return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

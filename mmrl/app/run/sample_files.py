@@ -97,7 +97,7 @@ def digest(sample: Sample) -> str | None:
     return hashlib.sha256(data).hexdigest()[:20]
 
 
-def answer_boxes(answer: object, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
+def answer_boxes(answer: object, sample: Sample, media: Sequence[Line]) -> list[list[object]]:
     """The true boxes in pixels of the first picture; none when the answer is something else."""
     boxes = [answer] if isinstance(answer, Box) else list(answer) if isinstance(answer, list | tuple) else []
     if not boxes or not all(isinstance(box, Box) for box in boxes):

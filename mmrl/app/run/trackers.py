@@ -23,6 +23,9 @@ KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("
 """What the terminal shows of a step, in this order, where the run has it."""
 NAMES = ("tensorboard", "wandb", "trackio")
 
+Service = Any
+"""A tracker of accelerate: of tensorboard, wandb or trackio, each with calls of its own."""
+
 
 @dataclass(frozen=True)
 class JsonlTracker:
@@ -116,7 +119,7 @@ class AccelerateTrackers:
 Pictures = Sequence[tuple[str, Image.Image]]
 
 
-def started(name: str, folder: Path, project: str) -> Any:
+def started(name: str, folder: Path, project: str) -> Service:
     """The running accelerate tracker of this name."""
     from accelerate.state import PartialState
     from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
@@ -132,20 +135,20 @@ def started(name: str, folder: Path, project: str) -> Any:
     return tracker
 
 
-def show_in_tensorboard(tracker: Any, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
+def show_in_tensorboard(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
     tracker.log({f"{split}/completions": markdown_table(rows)}, step=step)
     for tag, picture in pictures:
         tracker.log_images({tag: np.asarray(picture)[None]}, step=step, dataformats="NHWC")
 
 
-def show_in_wandb(tracker: Any, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
+def show_in_wandb(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
     if rows:
         tracker.log_table(f"{split}/completions", columns=list(rows[0]), data=[list(row.values()) for row in rows], step=step)
     if pictures:
         tracker.log_images({f"{split}/pictures": [picture for _, picture in pictures]}, step=step)
 
 
-def show_in_trackio(tracker: Any, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
+def show_in_trackio(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
     import pandas
     import trackio  # pyright: ignore[reportMissingImports] - part of the extra [track]
 
@@ -154,7 +157,7 @@ def show_in_trackio(tracker: Any, step: int, split: str, rows: list[Line], pictu
         tracker.log({tag: trackio.Image(picture, caption=tag)}, step=step)
 
 
-EXAMPLES: dict[str, Callable[[Any, int, str, list[Line], Pictures], None]] = {
+EXAMPLES: dict[str, Callable[[Service, int, str, list[Line], Pictures], None]] = {
     "tensorboard": show_in_tensorboard,
     "wandb": show_in_wandb,
     "trackio": show_in_trackio,

@@ -204,6 +204,8 @@ class FlowDryRun:
             diagnostics=NoDiagnostics,
         )
         self.policy = FlowPolicy(config, shadows, parts=parts)
+        # Counting never reaches the network; the one forward that does is in full size, with every place of a latent.
+        self.policy.net.family = self.family
 
     @property
     def network(self) -> nn.Module:
