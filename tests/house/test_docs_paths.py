@@ -76,3 +76,11 @@ def test_wrong_names_would_be_found():
     ]
     assert wrong_files("`types.py` and `gone.py`") == ["gone.py"]
     assert wrong_modules("mmrl.core.types, mmrl.core.gone, mmrl.Prompt, mmrl.gone") == ["mmrl.core.gone", "mmrl.gone"]
+
+
+@pytest.mark.parametrize("journey", ["A prompt", "A reward", "A config key"])
+def test_a_journey_passes_at_most_twelve_files(journey: str):
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (paragraph,) = [text for text in page.split("\n\n") if text.startswith(f"**{journey}**")]
+    stops = re.findall(r"`([\w/]+(?:\.py|/))`", paragraph)
+    assert 5 < len(stops) <= 12
