@@ -101,7 +101,7 @@ def seconds_since(wall: float, cpu: float) -> str:
 
 def one_seed(name: str, seed: int, args: argparse.Namespace) -> list[str]:
     start = time.perf_counter(), time.process_time()
-    taught = demo.taught(name, seed)
+    taught = demo.taught_model(name, seed)
     imitation_s = seconds_since(*start)
     before = measure(name, taught, args, seed)
     start = time.perf_counter(), time.process_time()

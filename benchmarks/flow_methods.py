@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mmrl.app.commands.demo import taught
+from mmrl.app.commands.demo import taught_model
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 
@@ -67,7 +67,7 @@ def overrides(name: str, seed: int, lr: float) -> list[str]:
     """Command-line words that make the demo's config one of this method."""
     words = [f"seed={seed}", f"data.seed={seed}", "steps=100000", f"prompts_per_step={PROMPTS}", f"optimizer.lr={lr}"]
     words += ["optimizer.lr_schedule='constant'", "samples_every=0", "evaluation.num_samples=16"]
-    return [*words, f"policy.model={str(taught('t2i', 0))!r}"]
+    return [*words, f"policy.model={str(taught_model('t2i', 0))!r}"]
 
 
 def resolve_method(name: str, seed: int, lr: float) -> configs.Resolved:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mmrl.app.commands.plan import draw_up, timed
+from mmrl.app.commands.plan import draw_up, timing
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 from mmrl.policies.shared.meta_models import count_bytes
@@ -50,7 +50,7 @@ def main() -> None:
     for name in chosen.runs:
         config, words = RUNS[name]
         resolved = configs.load(config, [*words, *QUICK])
-        memory, seconds = draw_up(resolved).memory, timed(resolved, chosen.calibrate).per_step()
+        memory, seconds = draw_up(resolved).memory, timing(resolved, chosen.calibrate).per_step()
         # Gradients are made inside of an update, and told among what stays.
         told = memory.phases["update"] + memory.stays["gradients"]
         trainer = build(resolved).trainer

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mmrl.app.commands.demo import SEEDS, taught
+from mmrl.app.commands.demo import SEEDS, taught_model
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 
@@ -34,7 +34,7 @@ def resolve_method(name: str, seed: int, args: argparse.Namespace) -> configs.Re
     table.set(("algorithm",), METHODS[name] | {"group_size": 8}, "benchmark")
     words = [f"{key}={seed}" for key in SEEDS[:2]] + [f"evaluation.data.seed={args.fresh + seed}"]
     words += [f"evaluation.data.size={args.fresh_size}", f"evaluation.num_prompts={args.fresh_size}", f"steps={args.steps}"]
-    words += [f"optimizer.lr={args.lr}", f"policy.model={str(taught('video', seed))!r}"]
+    words += [f"optimizer.lr={args.lr}", f"policy.model={str(taught_model('video', seed))!r}"]
     return configs.resolve(table, words)
 
 

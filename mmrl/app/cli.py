@@ -68,7 +68,7 @@ def mmrl(
     ] = False,
     traceback: Annotated[bool, Option("--traceback", help=f"Show where an error happened (also {TRACEBACK}=1).")] = False,
 ) -> None:
-    """Group-relative RL fine-tuning of vision-language models.
+    """Group-relative RL fine-tuning of vision-language models, video LLMs and image generators.
 
     Start with [bold]mmrl demo grounding[/bold], then look at [bold]mmrl ls[/bold] and [bold]mmrl show grpo[/bold].
     """
@@ -80,7 +80,9 @@ def train(
         list[str] | None,
         Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A TOML file or a name from `mmrl ls configs`, then overrides."),
     ] = None,
-    task: Annotated[str | None, Option(help="Without a config: what to train for; `grounding`.")] = None,
+    task: Annotated[
+        str | None, Option(help="Without a config: what to train for; grounding (pictures) or video (clips).")
+    ] = None,
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
     reward: Annotated[
@@ -91,10 +93,10 @@ def train(
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
 ) -> None:
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
-    from mmrl.app.commands import train as jobs
+    from mmrl.app.commands.train import TrainArguments
+    from mmrl.app.commands.train import train as run_train
 
-    given = jobs.TrainArguments(arguments or [], task, model, data, reward or [], output, resume)
-    jobs.train(given)
+    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume))
 
 
 @app.command("eval", rich_help_panel=RUN)
@@ -105,10 +107,10 @@ def evaluate(
     overrides: Overrides = None,
     step: Annotated[int | None, Option(help="Of a run: this checkpoint instead of the newest.")] = None,
 ) -> None:
-    """Score held-out prompts."""
-    from mmrl.app.commands import train as jobs
+    """Score held-out prompts with a run's model, or with a config's model as it is."""
+    from mmrl.app.commands.train import evaluate as run_evaluation
 
-    jobs.evaluate(name, overrides or [], step)
+    run_evaluation(name, overrides or [], step)
 
 
 @app.command(rich_help_panel=RUN)
@@ -132,9 +134,9 @@ def plan(
 @app.command(rich_help_panel=RUN)
 def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
     """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 when something is wrong."""
-    from mmrl.app.commands.check import check as checked
+    from mmrl.app.commands.check import check as run_check
 
-    if not checked(config, overrides or [], card):
+    if not run_check(config, overrides or [], card):
         raise typer.Exit(2)
 
 
@@ -193,9 +195,9 @@ def export(
     ] = "live",
 ) -> None:
     """Write the trained model in the form its own library loads."""
-    from mmrl.app.commands.export import export as exported
+    from mmrl.app.commands.export import export as write_model
 
-    typer.echo(exported(run, folder, step=step, merge=merge, weights=weights))
+    typer.echo(write_model(run, folder, step=step, merge=merge, weights=weights))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -269,7 +271,7 @@ def data_filter(
     high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
     success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
 ) -> None:
-    """Keep the prompts the starting model gets right sometimes: those it can learn from."""
+    """Keep the pictures with boxes that the starting model gets right sometimes: those it can learn from."""
     from mmrl.app.commands.filter import keep_by_difficulty
 
     typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
@@ -348,9 +350,9 @@ def show(
     overrides: Overrides = None,
 ) -> None:
     """Print an algorithm or a run with every value, where it comes from, and the file of each part."""
-    from mmrl.app.commands.show import shown
+    from mmrl.app.commands.show import description
 
-    typer.echo(shown(name, overrides or []))
+    typer.echo(description(name, overrides or []))
 
 
 @app.command(rich_help_panel=MAKE)

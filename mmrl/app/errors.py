@@ -20,7 +20,7 @@ EXTRAS = {
 
 
 def sentence(error: ValueError | OSError | ModuleNotFoundError) -> str:
-    """What went wrong; for errors that mmrl did not word itself, also how to see where."""
+    """Words an error for its user; one that mmrl did not word itself says also how to see where it happened."""
     if isinstance(error, ModuleNotFoundError):
         return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name or ""]}]"'
     frame = error.__traceback__

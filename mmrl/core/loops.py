@@ -27,7 +27,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 def wait_for(answer: Awaitable[T]) -> T:
     """Run an awaitable in the one loop and return its answer; for callers outside the loop."""
 
-    async def awaited() -> T:
+    async def result() -> T:
         return await answer
 
-    return asyncio.run_coroutine_threadsafe(awaited(), loop()).result()
+    return asyncio.run_coroutine_threadsafe(result(), loop()).result()

@@ -1,4 +1,4 @@
-"""Whether anything may be downloaded: the switch of the Hugging Face libraries, which all of mmrl's downloads go through."""
+"""The switch that forbids downloads: that of the Hugging Face libraries, which all of mmrl's downloads go through."""
 
 import os
 
@@ -11,7 +11,7 @@ def is_offline() -> bool:
 
 
 def offline_note() -> str:
-    """For errors about something that is not on this machine; empty where downloads are allowed."""
+    """The end of an error about something that is not on this machine; empty where downloads are allowed."""
     if not is_offline():
         return ""
     return "; HF_HUB_OFFLINE is set, so nothing is downloaded: unset it, or fetch it beforehand with `hf download`"

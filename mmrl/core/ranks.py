@@ -69,7 +69,7 @@ class Ranks:
         """One object per rank, in rank order, on every rank."""
         if self.world == 1:
             return [x]
-        gathered: list[Any] = [None] * self.world
+        gathered = [x] * self.world
         torch.distributed.all_gather_object(gathered, x)
         return gathered
 
@@ -124,8 +124,9 @@ class Ranks:
             return self.engine.norm(max_norm)
         limit = max_norm if max_norm > 0 else float("inf")
         clip = torch.nn.utils.clip_grad_norm_ if self.accelerator is None else self.accelerator.clip_grad_norm_
-        norm: Any = clip(list(parameters), limit)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norm = clip(list(parameters), limit)
+        whole = getattr(norm, "full_tensor", None)
+        return float(norm if whole is None else whole())
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.engine is None:
@@ -141,7 +142,7 @@ class Ranks:
 
     @contextmanager
     def main_first(self, when: bool = True) -> Generator[None]:
-        """Inside, one process of every node goes first: what it downloads, the others find."""
+        """Let one process of every node go first: what it downloads inside, the others find."""
         if self.world == 1 or self.accelerator is None or not when:
             yield
         else:
@@ -198,8 +199,9 @@ def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None) 
     if engine is not None:
         return engine.state()
 
-    def whole(x: Any) -> Any:
-        return x.full_tensor().cpu() if hasattr(x, "full_tensor") else x
+    def whole(x: object) -> object:
+        gather = getattr(x, "full_tensor", None)
+        return x if gather is None else gather().cpu()
 
     state = optimizer.state_dict()
     moments = {index: {name: whole(x) for name, x in own.items()} for index, own in state["state"].items()}
@@ -211,11 +213,11 @@ def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Eng
     if engine is not None:
         return engine.load(state)
     weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
-    moments = {index: {name: _sharded_as(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
+    moments = {index: {name: _shard_like(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
     optimizer.load_state_dict({**state, "state": moments})
 
 
-def _sharded_as(weight: Any, x: object) -> object:
+def _shard_like(weight: Any, x: object) -> object:
     """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
     if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
         return x

@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def bit_for_bit() -> Generator[None]:
-    """Inside, PyTorch computes the same bits from the same numbers, whatever OMP_NUM_THREADS says.
+    """Let PyTorch compute the same bits from the same numbers, whatever OMP_NUM_THREADS says.
 
     One thread works, for sums depend on how they are shared out; gradients that several threads add up in one place
     (`index_put` with accumulation) differ from run to run even with a fixed number of them. Operations that have no repeatable

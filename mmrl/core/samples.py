@@ -1,4 +1,4 @@
-"""What rewards and data sets speak of: prompts, samples, groups, answers.
+"""Prompts, samples, groups and answers: the words of rewards and data sets.
 
 Imports the standard library only, so a reward may run in an environment of its own, without torch.
 """
@@ -14,12 +14,12 @@ Role = Literal["policy", "injected", "replayed", "probe"]
 
 Media = Any
 """A picture (a path or a PIL image), frames (an array) or a `Video`; their libraries are not imported here."""
-GroundTruth = Any
+Value = Any
 """Whatever a data set and its rewards agree on: a text, a number, a `Box`, a list of these."""
 
 
 class Status(IntEnum):
-    """What a reward said of one sample."""
+    """A reward's verdict on whether it has a score for one sample."""
 
     OK = 0
     NA = 1
@@ -75,9 +75,9 @@ class Prompt:
     """May hold one `<image>` marker per picture and one `<video>` per clip; without markers the media come first."""
     media: tuple[Media, ...] = ()
     """Pictures (a path or a PIL image) and `Video`s, in the order the text speaks of them; empty for text to image."""
-    answer: GroundTruth = None
+    answer: Value = None
     """The ground truth that rewards compare with."""
-    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    columns: Mapping[str, Value] = field(default_factory=dict[str, Value])
     """All other columns of the data set's row."""
 
 

@@ -76,7 +76,7 @@ class ClipRange(NamedTuple):
 
 @runtime_checkable
 class Trace(Protocol):
-    """What a policy recorded so that it can evaluate the same actions again; only that policy looks inside."""
+    """A policy's record, from which it can evaluate the same actions again; only that policy looks inside."""
 
     def take(self, rows: Tensor, steps: slice) -> "Trace": ...
 
@@ -152,7 +152,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Credit:
-    """What an advantage answers. A row with keep False leaves every count, as if it had never been sampled."""
+    """An advantage's answer. A row with keep False leaves every count, as if it had never been sampled."""
 
     values: Float[Tensor, "n t"]
     keep: Bool[Tensor, " n"]
@@ -174,7 +174,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimizer step (or a part cut from it) trains on."""
+    """The rows of one optimizer step, or a micro-batch cut from it."""
 
     rollouts: Rollouts
     advantages: Float[Tensor, "n t"]
@@ -200,7 +200,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Revision:
-    """What a planner wants after seeing the scores of a round. The default: nothing more, all is well."""
+    """A planner's wish after seeing the scores of a round. The default: nothing more, all is well."""
 
     requests: Sequence[Request] = ()
     """Sample these too; a request with a known group id adds to that group."""

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import cast
+from typing import Any, cast
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
@@ -42,7 +42,7 @@ class WorkerProcess:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, *arguments: object, timeout_s: float | None = None) -> object:
+    def __call__(self, *arguments: object, timeout_s: float | None = None) -> Any:
         """The function's answer.
 
         Raises:

@@ -19,7 +19,7 @@ Velocity = Callable[[Float[Tensor, "m ..."], int, Int[Tensor, " m"]], Float[Tens
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What integrating a plan recorded. Column c of the states is the latent before step c; the last are the samples."""
+    """The record of an integrated plan. Column c of the states is the latent before step c; the last are the samples."""
 
     layout: Layout
     states: tuple[Tensor, ...]
@@ -80,7 +80,7 @@ def integrate(
     `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
     evaluating them again from the record gives the same numbers.
     """
-    x = _rounded_to(noise(0, layout.owners(0)), storage)
+    x = _round_to(noise(0, layout.owners(0)), storage)
     states, means, logprobs = [x], list[Tensor](), list[Tensor]()
     before: Before | None = None
     for i, step in enumerate(plan.steps):
@@ -91,7 +91,7 @@ def integrate(
         if before is not None:
             before = Before(before.data[parents], before.sigma)
         here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
-        x_next = _rounded_to(
+        x_next = _round_to(
             _without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage
         )
         mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)
@@ -101,7 +101,7 @@ def integrate(
             gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i)
             fresh = noise(i + 1, children[noisy.cpu()]).to(x) * (step.noise_scale / step.density_scale)
             mean[noisy] = gaussian.mean
-            x_next[noisy] = _rounded_to(gaussian.draw(fresh), storage)
+            x_next[noisy] = _round_to(gaussian.draw(fresh), storage)
             if step.trained:
                 lp[noisy] = gaussian.log_density(x_next[noisy])
         before, x = here, x_next
@@ -127,5 +127,5 @@ def _without_density(
     return euler(x, v, sigma, sigma_next)
 
 
-def _rounded_to(x: Tensor, storage: torch.dtype | None) -> Tensor:
+def _round_to(x: Tensor, storage: torch.dtype | None) -> Tensor:
     return x if storage is None else x.to(storage).to(x.dtype)

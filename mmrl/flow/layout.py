@@ -65,7 +65,7 @@ def leaves(plan: RolloutPlan) -> int:
 
 
 def forwards(plan: RolloutPlan, group_size: int, guided: bool = False, frozen_models: int = 0) -> Forwards:
-    """What a group costs in network forwards; `guided` = a second pass without the prompt, `frozen_models` = others read."""
+    """The cost of a group in network forwards; `guided` = a second pass without the prompt, `frozen_models` = others read."""
     layout = lay_out(plan, [group_size], [0])
     rollout = sum(len(layout.owners(column)) for column in range(plan.num_steps))
     trained = int(layout.trained.sum()) if plan.forward is None else group_size * plan.forward.count

@@ -43,7 +43,7 @@ def velocity_towards(
     return (x - data) / like_batch(t, x)
 
 
-def guided_velocity(
+def velocity_with_guidance(
     conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."], scale: float, keep_norm: bool = False
 ) -> Float[Tensor, "n ..."]:
     """Classifier-free guidance: unconditional + scale (conditional - unconditional).

@@ -1,4 +1,4 @@
-"""What one training step samples: a RolloutPlan says of every denoising step how it moves and whether it trains."""
+"""The plan of one training step: a RolloutPlan says of every denoising step how it moves and whether it trains."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

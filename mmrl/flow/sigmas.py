@@ -97,7 +97,7 @@ Spacing = StaticShift | DynamicShift | LinearShift
 
 
 def timesteps(sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
-    """What diffusers' transformers are fed: 1000 sigma of every step."""
+    """1000 sigma of every step, which diffusers' transformers are fed."""
     return sigmas[:-1] * 1000
 
 

@@ -54,7 +54,7 @@ class AlarmSettings:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation said of every held-out prompt, samples averaged; the prompts are the same every time."""
+    """One evaluation's scores of every held-out prompt, samples averaged; the prompts are the same every time."""
 
     step: int
     trained: list[float]
@@ -120,7 +120,7 @@ class Alarm:
             if name in self.settings.ignore or name not in self.best:
                 continue
             for then, choices in ((self.best[name], self.count), (self.first, 1)):
-                risen = self._risen(then, now, first_totals)
+                risen = self._rise(then, now, first_totals)
                 fall = self._fall(then.watched[name], values, choices)
                 if risen and fall:
                     yield f"alarm/{name}", self._sentence(name, then, now, risen, fall)
@@ -164,7 +164,7 @@ class Alarm:
         for name, after in now.variety.items():
             then = self.best.setdefault(name, now)
             before = then.variety[name]
-            risen = self._risen(then, now, first_totals)
+            risen = self._rise(then, now, first_totals)
             if risen and self._is_narrow(name, before, after):
                 since = f"{name} from {before:.3g} at step {then.step} to {after:.3g} at step {now.step}"
                 yield f"alarm/eval/{name}", loss_of_variety(*risen, VARIETIES[name], since)
@@ -178,13 +178,13 @@ class Alarm:
 
     def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> Change | None:
         """Unless chance explains it, given that `before` is the best of so many."""
-        change = paired_change(before, after, sign=-1, least=self.settings.least_prompts)
+        change = pairwise_change(before, after, sign=-1, least=self.settings.least_prompts)
         unlikely = change.chance * choices <= self.settings.fall_chance
         return change if unlikely and change.size >= self.settings.least_fall else None
 
-    def _risen(self, then: Evaluation, now: Evaluation, first_totals: Sequence[float]) -> tuple[Change, str] | None:
+    def _rise(self, then: Evaluation, now: Evaluation, first_totals: Sequence[float]) -> tuple[Change, str] | None:
         """On the held-out prompts, or in training."""
-        held_out = paired_change(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
+        held_out = pairwise_change(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
         if held_out.chance <= self.settings.rise_chance:
             return held_out, "on held-out prompts"
         training = independent_change(then.train_totals or first_totals, now.train_totals)
@@ -219,7 +219,7 @@ def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
 
 
 def were_cut_off(first: Mapping[str, list[float]]) -> bool:
-    """Whether completions did not end by themselves at the start: then shorter ones are what one wants."""
+    """True if completions did not end by themselves at the start: then shorter ones are what one wants."""
     return mean(first.get("rollout/truncated", [])) > 0.2
 
 
@@ -233,7 +233,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def paired_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
+def pairwise_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
     """The change over prompts that have both values; its chance is 1 if there are fewer than `least`."""
     pairs = [pair for pair in zip(before, after, strict=False) if all(map(math.isfinite, pair))]
     if len(pairs) < least:

@@ -171,7 +171,7 @@ class Checkpoints:
         return {self.keep_best: value} if math.isfinite(value) else {}
 
     def _save(self, step: int, state: State, scores: Mapping[str, float], final: bool) -> str:
-        """What went wrong, if anything did."""
+        """Save, and return what went wrong, if anything did."""
         self._writer.wait()
         failed_before, self._writer.error = bool(self._writer.error), ""
         if final and looks_whole(self._path(step)):

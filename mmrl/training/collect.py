@@ -21,7 +21,7 @@ ProbeScores = dict[str, Tensor]
 
 @dataclass
 class Collected:
-    """What one step trains on (this rank's rows), and what it cost to get."""
+    """The rows of this rank that one step trains on, and what it cost to get them."""
 
     rollouts: Rollouts
     scores: Scores
@@ -214,7 +214,7 @@ def join_groups(old: Group, new: Group) -> Group:
 
 
 def without(rollouts: Rollouts, revision: Revision) -> Rollouts:
-    """Without the groups and samples the planner dropped. A dropped sample stays in its group; only its row goes."""
+    """The rows without the groups and samples the planner dropped. A dropped sample stays in its group; only its row goes."""
     if not revision.drop_groups and not revision.drop_samples:
         return rollouts
     pairs: Sequence[tuple[int, int]] = list(zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True))

@@ -16,7 +16,7 @@ FIXED = (":4096:8", ":16:8")
 
 @contextmanager
 def deterministic(wanted: bool = True) -> Iterator[None]:
-    """Inside, the same program on the same machine computes the same bits; to be entered before a GPU is used.
+    """Let the same program on the same machine compute the same bits; to be entered before a GPU is used.
 
     PyTorch takes deterministic kernels and refuses operations that have none, cuBLAS gets a fixed workspace, cuDNN does not try
     out kernels, TF32 is off, and one thread works on the CPU, for sums depend on how they are shared out.

@@ -16,7 +16,7 @@ SIDE = 32
 
 
 def diversity(groups: Sequence[Group]) -> list[float]:
-    """Of every group with two or more pictures: the mean over pairs of the root mean square difference of colours in [0, 1].
+    """The mean over pairs of pictures of the root mean square difference of colours in [0, 1], of every group with two or more.
 
     Outputs without a picture's interface (arrays of a policy of one's own) are not compared.
     """
@@ -42,7 +42,7 @@ def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
 
 
 def distinct(groups: Sequence[Group]) -> list[float]:
-    """Of every group with two or more texts: the share of them that differ from each other (1 = all do)."""
+    """The share of a group's texts that differ from each other (1 = all do), of every group with two or more."""
     texts = [[sample.text for sample in group.samples if sample.text is not None] for group in groups]
     return [len(set(some)) / len(some) for some in texts if len(some) > 1]
 

@@ -20,7 +20,7 @@ MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What is evaluated and how."""
+    """How held-out prompts are evaluated."""
 
     num_prompts: int = 256
     """The first so many held-out prompts; the same every time, so differences are paired."""

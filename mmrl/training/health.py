@@ -69,12 +69,12 @@ class Memory:
 
     @property
     def full(self) -> bool:
-        """Whether a whole window has been seen."""
+        """True once a whole window has been seen."""
         return len(self.last) == self.window
 
     @property
     def has_two_windows(self) -> bool:
-        """Whether the last steps are others than the first."""
+        """True once the last steps are others than the first."""
         return self.num_steps >= 2 * self.window
 
     def now(self, name: str) -> float:
@@ -149,7 +149,7 @@ def missing_answers(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def truncated(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def truncations(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
     """Too many completions were cut off."""
     share = seen.recent("rollout/truncated")
     if share > limits.max_truncated:
@@ -253,7 +253,7 @@ CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     no_spread,
     constant_reward,
     missing_answers,
-    truncated,
+    truncations,
     length,
     entropy,
     clipping,
@@ -281,7 +281,7 @@ class Health:
     def after_step(self, step: int, metrics: Metrics) -> list[str]:
         """The sentences that became true with this step."""
         self.memory.add(metrics)
-        found = {key: said for check in CHECKS for key, said in check(self.memory, self.settings)} | dict(self._unparsed())
+        found = {key: said for check in CHECKS for key, said in check(self.memory, self.settings)} | dict(self._parse_failures())
         if self.memory.has_two_windows:
             found |= dict(self.alarm.after_step(as_lists(self.memory.first), as_lists(self.memory.last)))
         new = self._say(step, found, known=self.active)
@@ -315,7 +315,7 @@ class Health:
             self.active, self.alarms = dict(state["active"]), list(state["alarms"])
             self.alarm.load_state_dict(state["alarm"])
 
-    def _unparsed(self) -> Iterator[Finding]:
+    def _parse_failures(self) -> Iterator[Finding]:
         for name in self.memory.last[-1]:
             share = self.memory.recent(name)
             if name.endswith("/unparsed") and share > self.max_unparsed:

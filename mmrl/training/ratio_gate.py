@@ -1,4 +1,4 @@
-"""Do the weights that sampled give the same log-probabilities when training evaluates them? If not: why not?"""
+"""The gate before training: the weights that sampled must give the same log-probabilities again, or a cause is named."""
 
 import math
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one process found out; of several the worst one's counts."""
+    """The finding of one process; of several the worst one's counts."""
 
     worst: float
     place: str
@@ -190,7 +190,7 @@ class Diagnosis:
         )
 
     def explain_change(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
-        """Does what training reads change where it must not, and by as much as the difference to be explained?"""
+        """A sentence if what training reads changes where it must not, by as much as the difference to be explained."""
         change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
         if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
             return None

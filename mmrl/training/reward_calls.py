@@ -57,7 +57,7 @@ class Calling:
 
 @dataclass
 class Meter:
-    """What calling a reward cost since it was last asked."""
+    """The cost of calling a reward since it was last asked for."""
 
     seconds: list[float] = field(default_factory=list)
     retried: int = 0
@@ -145,7 +145,7 @@ class RewardCaller:
                 return self.cache.learn(known, await self._with_retries_async([known.rest]))
 
     def _look(self, groups: Sequence[Group]) -> Known | None:
-        """What the cache knows of the one group; None without a cache."""
+        """The cache's knowledge of the one group; None without a cache."""
         if self.cache is None:
             return None
         known = self.cache.look(groups[0])

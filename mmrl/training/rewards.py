@@ -67,7 +67,7 @@ class NamedReward:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one reward said of one group."""
+    """One reward's answer for one group."""
 
     values: list[float]
     status: list[Status]
@@ -77,7 +77,7 @@ class Answer:
 
 @dataclass
 class GroupScores:
-    """What all rewards said of one group: (samples, rewards) tables."""
+    """All rewards' answers for one group: (samples, rewards) tables."""
 
     values: Tensor
     status: Tensor
@@ -137,7 +137,7 @@ class RewardRunner:
         return Scores(self.names, values, status, self.weights)
 
     def drain_metrics(self) -> dict[str, float]:
-        """What the rewards cost since this was last asked: seconds per group, further attempts, share found in the cache."""
+        """The cost of the rewards since this was last asked: seconds per group, further attempts, share found in the cache."""
         found: dict[str, float] = {}
         for name, caller in self.lane_of.items():
             meter = caller.meter
@@ -244,7 +244,7 @@ class Scoring:
 
 
 def check_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
-    """The answer; of a reward that is only logged a broken one counts as failed, for it must not stop a run."""
+    """Read an answer; a broken one of a reward that is only logged counts as failed, for it must not stop a run."""
     if reward.weight != 0:
         return read_answer(reward, group, outcome)
     try:
@@ -329,7 +329,7 @@ def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) ->
 
 
 def is_same(a: object, b: object) -> bool:
-    """Whether two rewards are one object or equal data."""
+    """True if two rewards are one object or equal data."""
     if a is b or type(a) is not type(b):
         return a is b
     try:
@@ -340,7 +340,7 @@ def is_same(a: object, b: object) -> bool:
 
 @contextmanager
 def keep_random_state() -> Iterator[None]:
-    """Whatever random numbers are drawn inside, sampling outside goes on as if none were."""
+    """Put the global random states back at the end: sampling outside goes on as if nothing had been drawn inside."""
     python, cpu = random.getstate(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     numpy = np.random.get_state()

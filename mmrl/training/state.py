@@ -43,7 +43,7 @@ class RunState:
         }
 
     def draws(self) -> State:
-        """What collecting and evaluating move on: which prompts come next, what chance says, what rewards remember."""
+        """The state that collecting and evaluating move on: prompts to come, random generators, rewards' memories."""
         collector = self.collector
         runners = [collector.rewards] if self.watched in (None, collector.rewards) else [collector.rewards, self.watched]
         return {
@@ -81,17 +81,17 @@ class RunState:
 
 
 def state_of(part: object) -> State:
-    """Of a part that remembers; nothing of one that does not."""
+    """The state of a part that remembers; empty for one that does not."""
     return part.state_dict() if isinstance(part, Stateful) else {}
 
 
 def remembers(function: object) -> bool:
-    """Does a reward keep state that checkpoints should hold? A network's weights are none: they do not move."""
+    """True if a reward keeps state that checkpoints should hold. A network's weights are none: they do not move."""
     return isinstance(function, Stateful) and not isinstance(function, nn.Module | type)
 
 
 def rewards_state(runner: RewardRunner) -> State:
-    """By reward: what it remembers (running statistics), and its cache of answers.
+    """By reward, what it remembers (running statistics), and its cache of answers.
 
     Raises:
         ValueError: a reward that remembers runs in processes of its own, which cannot be asked.
@@ -111,7 +111,7 @@ def rewards_state(runner: RewardRunner) -> State:
 
 
 def load_rewards(runner: RewardRunner, state: State) -> None:
-    """What a new run has no use for (a cache that is now off) is left out."""
+    """Put back what rewards remembered, apart from what the run has no use for (a cache that is now off)."""
     for lane in runner.callers:
         known = state.get(lane.name, {})
         if remembers(lane.function) and "function" in known:
@@ -121,7 +121,7 @@ def load_rewards(runner: RewardRunner, state: State) -> None:
 
 
 def copy_state(value: Any, where: str = "the state") -> Any:
-    """The same in memory of its own on the CPU, so that training can go on while it is written.
+    """Copy a state to memory of its own on the CPU, so that training can go on while it is written.
 
     Raises:
         TypeError: something that a checkpoint cannot hold; names where it is.

@@ -19,7 +19,7 @@ class AskedToStopError(BaseException):
 
 
 class Stop:
-    """Whether the run was asked to stop, and whether it can at this moment."""
+    """A request to stop the run, and the moments at which it can be followed."""
 
     def __init__(self) -> None:
         self.asked_by = ""
@@ -47,7 +47,7 @@ class Stop:
 
     @contextmanager
     def interruptible(self, ranks: Ranks) -> Iterator[None]:
-        """Inside, a request is followed at once; of several processes, only here at the beginning, and by all of them.
+        """Follow a request at once while inside; of several processes, only here at the beginning, and by all of them.
 
         Raises:
             AskedToStopError: any of them was asked.

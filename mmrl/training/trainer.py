@@ -31,7 +31,7 @@ from mmrl.training.stopping import AskedToStopError, Stop
 
 @dataclass(frozen=True)
 class Records:
-    """What a run leaves behind: where metrics and examples go, and where checkpoints go."""
+    """The traces a run leaves: where metrics and examples go, and where checkpoints go."""
 
     tracker: Tracker | None = None
     checkpoints: Checkpoints | None = None
@@ -244,7 +244,7 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Around work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
+        """Enclose work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
         self._before = copy_state(self._run_state.draws()) if self.ranks.world == 1 else {}
         with self.stop.interruptible(self.ranks):
             yield
@@ -277,7 +277,7 @@ class Trainer:
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:
-    """Measures over the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
+    """Divide measures by the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
     share = totals.pop("policy/share")
     return {name: value if name == "loss" else value / (share or 1.0) for name, value in totals.items()}
 

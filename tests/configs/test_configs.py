@@ -8,7 +8,7 @@ import pytest
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.plugins.catalog import configs as all_configs
-from mmrl.app.plugins.resolve import shipped
+from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import build
 
 NAMES = [listed.name for listed in all_configs()]
@@ -77,7 +77,7 @@ def test_it_parses_says_what_it_is_and_fits_a_screen(name: str):
     listed = next(listed for listed in all_configs() if listed.name == name)
     assert len(listed.summary) > 20
     assert len(listed.file.read_text().splitlines()) <= 60
-    assert listed.file.is_relative_to(shipped("configs"))
+    assert listed.file.is_relative_to(shipped_folder("configs"))
 
 
 @pytest.mark.parametrize("name", IMAGE)

@@ -42,9 +42,11 @@ def small(name: str) -> Algorithm:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_learn(name):
     policy = FakeFlowPolicy(ema_decay=RampDecay(slope=0.01, most=0.5))
-    trainer = make_trainer(small(name), policy=policy, lr=1e-2)
+    algorithm = small(name)
+    trainer = make_trainer(algorithm, policy=policy, lr=1e-2)
     rewards = []
-    for _ in range(40):
+    # trees share most of a path among their rows: after 40 steps they stand 3 deviations above the bound, after 60 seven
+    for _ in range(60 if isinstance(algorithm.schedule, Tree) else 40):
         metrics = trainer.step()
         assert math.isfinite(metrics["loss"])
         rewards.append(metrics["reward/total"])

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.flow.path import add_noise, data_of, guided_velocity, noise_of, velocity_of, velocity_towards
+from mmrl.flow.path import add_noise, data_of, noise_of, velocity_of, velocity_towards, velocity_with_guidance
 
 times = st.floats(0.01, 0.99)
 seeds = st.integers(0, 1000)
@@ -41,7 +41,7 @@ def test_time_runs_from_noise_to_data():
 def test_guidance():
     # 1 + 3 (2 - 1) = 4 and -1 + 3 (0 + 1) = 2; the norm of (2, 0) kept: (4, 2) * 2 / sqrt(20)
     conditional, unconditional = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, -1.0]])
-    torch.testing.assert_close(guided_velocity(conditional, unconditional, 3.0), torch.tensor([[4.0, 2.0]]))
-    kept = guided_velocity(conditional, unconditional, 3.0, keep_norm=True)
+    torch.testing.assert_close(velocity_with_guidance(conditional, unconditional, 3.0), torch.tensor([[4.0, 2.0]]))
+    kept = velocity_with_guidance(conditional, unconditional, 3.0, keep_norm=True)
     torch.testing.assert_close(kept, torch.tensor([[4.0, 2.0]]) * 2 / 20**0.5)
-    torch.testing.assert_close(guided_velocity(conditional, unconditional, 1.0), conditional)
+    torch.testing.assert_close(velocity_with_guidance(conditional, unconditional, 1.0), conditional)

@@ -118,7 +118,7 @@ def test_costs_are_those_of_the_methods():
 def test_tree_prunes_and_clamps():
     tree = Tree(8, (0, 3, 99), pruned_depths=(6, 7), slide_every=10, stop_depth=4)
     assert tree.splits == (0, 3, 7) and tree.group_size == 8
-    assert [tree.pruned_at(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
+    assert [tree.depths_to_prune(step) for step in (0, 10, 20, 500)] == [[6, 7], [5, 6], [4, 5], [4, 5]]
     assert trained(tree.at(0)) == [0, 1, 2, 3, 4, 7]
     assert trained(Tree(8, (0, 3), first_half_only=True).at(0)) == [0, 1, 2, 3, 4, 5]
     assert not Tree(8, (0, 3), last="ode").at(0).steps[-1].stochastic

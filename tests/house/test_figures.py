@@ -14,15 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMITS: dict[str, float] = {  # limits only ever fall
-    "files in one folder": 25,
-    "Any per 1,000 lines": 18.7,
-    "Any per 1,000 lines: app": 34.7,
-    "Any per 1,000 lines: core": 24.3,
-    "Any per 1,000 lines: policies": 27.5,
-    "Any per 1,000 lines: training": 22.7,
-    "Any per 1,000 lines: any other room": 8,
-    "participles": 170,
-    "docstrings that begin with Of, As, What, Inside or Whether": 165,
+    "files in one folder": 24,
+    "Any per 1,000 lines": 6.3,
+    "Any per 1,000 lines: app": 10.9,
+    "Any per 1,000 lines: core": 6.5,
+    "Any per 1,000 lines: policies": 9.4,
+    "Any per 1,000 lines: training": 6,
+    "Any per 1,000 lines: any other room": 5,
+    "participles": 37,
+    "docstrings that begin with Of, As, What, Inside or Whether": 0,
     "words of README.md": 3341,
 }
 """The goal: 20 files, 10 `Any` in all and in every room (15 in policies, where libraries leave no choice), 60, 0."""

@@ -191,7 +191,7 @@ def test_the_report_shows_alarms_first(tmp_path: Path):
     from mmrl.app.report.page import write_report
 
     run = write_run(tmp_path / "run", steps=2, kind="text", num_prompts=4)
-    with run.recording_warnings(lambda: 7):
+    with run.record_warnings(lambda: 7):
         logging.getLogger("mmrl").error("step 7: alarm, <b>hacked</b>?")
         logging.getLogger("mmrl").warning("step 7: only a warning")
     page = write_report(run.path).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stoc
 from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import forwards, lay_out
-from mmrl.flow.path import data_of, guided_velocity
+from mmrl.flow.path import data_of, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules import Window
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
@@ -274,7 +274,7 @@ def fast_rollout(vector: Vector) -> None:
     def velocity(x: Tensor, i: int, rows: Tensor) -> Tensor:
         time = float(sigmas[i])
         v = toy(x, time, positive[rows])
-        return v if p["guidance_scale"] <= 1 else guided_velocity(v, toy(x, time, negative[rows]), p["guidance_scale"])
+        return v if p["guidance_scale"] <= 1 else velocity_with_guidance(v, toy(x, time, negative[rows]), p["guidance_scale"])
 
     layout = lay_out(plan, [len(first)], [0])
     found = integrate(plan, sigmas, layout, velocity, lambda c, rows: (noise[c - 1] if c else first)[rows])

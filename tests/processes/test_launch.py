@@ -16,7 +16,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run import build as building
 from mmrl.app.run import launch
-from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.ranks import Ranks, is_sharded
 from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
 from tests.support.fakes import FakeAccelerator as Fake
 
@@ -81,7 +81,7 @@ def test_accelerate_launch_on_cpus_runs_one_process():
     ],
 )
 def test_what_accelerate_was_asked_for(command: str, expected: int):
-    assert launch.asked_of_accelerate(command.format(file=FOLDER / "ddp.yaml").split()) == expected
+    assert launch.processes_asked_for(command.format(file=FOLDER / "ddp.yaml").split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -163,10 +163,13 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match=f"another process is training into {tmp_path}"), launch.alone(tmp_path, Ranks()):
+        with (
+            pytest.raises(ValueError, match=f"another process is training into {tmp_path}"),
+            launch.lock_folder(tmp_path, Ranks()),
+        ):
             pytest.fail("both are inside")
         other.kill()
-    with launch.alone(tmp_path, Ranks()):
+    with launch.lock_folder(tmp_path, Ranks()):
         pass
 
 
@@ -187,21 +190,6 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
         assert ranks.log == [*loading, "wait", *making, "wait"]
     else:
         assert ranks.log == ["wait", *loading, "wait", *making]
-
-
-def test_one_process_waits_for_nobody():
-    ranks = Ranks()
-    assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
-
-
-def test_the_optimizer_comes_back():
-    weight = torch.nn.Parameter(torch.ones(3))
-    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
-    weight.grad = torch.tensor([1.0, 2.0, 3.0])
-    first.step()
-    load_whole_state(second, whole_state(first))
-    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
-    assert second.state[weight]["step"] == 1
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)

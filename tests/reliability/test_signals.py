@@ -17,7 +17,7 @@ from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments
-from mmrl.app.run.signals import listening
+from mmrl.app.run.signals import listen
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
@@ -94,7 +94,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
 
     cut = make(tmp_path, first := Log(), at)
     before = signal.getsignal(number)
-    with listening(cut.stop):
+    with listen(cut.stop):
         cut.fit()
     assert signal.getsignal(number) is before
     assert cut.is_stopped and cut.stop.asked_by == number.name
@@ -118,7 +118,7 @@ def test_nothing_is_broken_off_while_weights_are_exchanged():
         def __exit__(self, *_: object) -> None:
             events.append("back")
 
-    with pytest.raises(AskedToStopError), listening(stop), stop.interruptible(Ranks()):
+    with pytest.raises(AskedToStopError), listen(stop), stop.interruptible(Ranks()):
         with Worn():
             for _ in range(200):
                 signal.sigtimedwait([], 0.01)

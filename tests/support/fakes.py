@@ -26,7 +26,8 @@ class FakeAccelerator:
 
     def __init__(self, world: int = 1, kind: str = "NO", **more: Any) -> None:
         self.num_processes, self.process_index, self.is_main_process = world, 0, True
-        self.device, self.deepspeed_plugin = torch.device("cpu"), None
+        self.device = torch.device("cpu")
+        self.deepspeed_plugin: Any = None
         self.distributed_type: Any = SimpleNamespace(value=kind)
         self.mixed_precision, self.gradient_accumulation_steps = "no", 1
         vars(self).update(more)

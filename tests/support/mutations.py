@@ -16,7 +16,7 @@ from typing import Any
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import resolve
 from mmrl.app.plugins.catalog import configs as all_configs
-from mmrl.app.toml.tables import KeyPath, Table, dotted
+from mmrl.app.toml.tables import KeyPath, Table, dotted_key
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 NOBODY = "zzzzzzzzzzzz"
@@ -144,7 +144,7 @@ def slips_in_keys(shipped: Tables, count: int | None) -> Outcome:
     everywhere = [place for name, values in shipped.items() for place in places(name, values)]
     for place in everywhere if count is not None else {place.same: place for place in everywhere}.values():
         for slip in some(rng, place.slips(), count):
-            wrong = dotted((*place.path[:-1], slip))
+            wrong = dotted_key((*place.path[:-1], slip))
             message = refusal(renamed(shipped[place.config], place.path, slip))
             found.note(f"{place.config} {wrong}", message, f"a.toml: {wrong} is ", place.key)
     return found
@@ -156,7 +156,7 @@ def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
     for (_, name), (values, path) in {(path[-2:], at(values, path)): (values, path) for values, path in named}.items():
         for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
-            found.note(f"{dotted(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
+            found.note(f"{dotted_key(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
     return found
 
 
@@ -169,8 +169,8 @@ def slips_on_the_command_line(shipped: Tables, count: int | None) -> Outcome:
         for path in [path for path in known if not any(part.isdigit() for part in path)]:
             i = rng.randrange(len(path))
             for slip in some(rng, known[path[: i + 1]].slips(), count):
-                wrong = dotted((*path[:i], slip))
-                message = refusal(deepcopy(values), [f"{dotted((*path[:i], slip, *path[i + 1 :]))}=1"])
+                wrong = dotted_key((*path[:i], slip))
+                message = refusal(deepcopy(values), [f"{dotted_key((*path[:i], slip, *path[i + 1 :]))}=1"])
                 found.note(f"{name} {wrong}", message, f"command line: {wrong}", path[i])
     return found
 
@@ -182,7 +182,7 @@ def wrong_values(shipped: Tables, count: int | None) -> Outcome:
         for path in key_paths(values):
             old = at(values, path)
             for what in some(rng, [what for what, new in WRONG.items() if is_wrong(old, new)], count):
-                found.note(f"{dotted(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
+                found.note(f"{dotted_key(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Group, Prompt, Sample, Scores
-from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent_change, paired_change
+from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent_change, pairwise_change
 from mmrl.training.health import Health, HealthSettings
 from mmrl.training.settings import TrainSettings
 from tests.support.trainers import make_trainer
@@ -291,12 +291,12 @@ def test_noise_gives_no_alarm():
 
 def test_chances_are_student_s():
     # t = 1 with one degree of freedom is exceeded a quarter of the time
-    change = paired_change([0.0, 0.0], [0.0, 2.0], sign=1, least=2)
+    change = pairwise_change([0.0, 0.0], [0.0, 2.0], sign=1, least=2)
     assert change.chance == pytest.approx(0.25) and change.before == 0 and change.after == 1
-    assert paired_change([0.0, 0.0], [0.0, 2.0], sign=-1, least=2).chance == pytest.approx(0.75)
-    assert paired_change([0.5] * 9, [0.4] * 9, sign=-1, least=8) == (0.5, pytest.approx(0.4), 0.0, math.inf)
-    assert paired_change([0.5] * 9, [0.5 + 1e-9] * 9, sign=1, least=8).chance == 0.5
-    assert paired_change([0.5] * 7, [0.4] * 7, sign=-1, least=8).chance == 1
+    assert pairwise_change([0.0, 0.0], [0.0, 2.0], sign=-1, least=2).chance == pytest.approx(0.75)
+    assert pairwise_change([0.5] * 9, [0.4] * 9, sign=-1, least=8) == (0.5, pytest.approx(0.4), 0.0, math.inf)
+    assert pairwise_change([0.5] * 9, [0.5 + 1e-9] * 9, sign=1, least=8).chance == 0.5
+    assert pairwise_change([0.5] * 7, [0.4] * 7, sign=-1, least=8).chance == 1
     assert independent_change([0.0, 1.0, 2.0], [3.0, 4.0, math.nan]).chance == 1
     assert (
         independent_change([0.0, 1.0, 2.0], [10.0, 11.0, 12.0]).chance

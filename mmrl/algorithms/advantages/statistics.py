@@ -1,4 +1,4 @@
-"""What advantages share: which rows count, statistics within groups, and how values become Credit."""
+"""Tools of advantages: which rows count, statistics within groups, from values to Credit."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -50,7 +50,7 @@ class TreeNorm:
             values = values.clamp(-self.clip, self.clip)
         if self.kept_chains is None:
             return Credit(values, keep)
-        actions = self._unpruned(totals, keep, nodes)
+        actions = self._trainable(totals, keep, nodes)
         return Credit(torch.where(actions, values, 0.0), keep, actions)
 
     def _worth(self, totals: Tensor, nodes: Tensor, keep: Tensor, rollouts: Rollouts) -> Float[Tensor, "n t1"]:
@@ -64,13 +64,13 @@ class TreeNorm:
         return path_weighted(totals, nodes, keep, rollouts.recorded[ROLLOUT_LOGPROBS])
 
     def _standardize(self, rows: Float[Tensor, "m 2"]) -> Float[Tensor, "m 2"]:
-        """Of (worth, 1 / rows of the node), so that every node counts once."""
+        """Standard scores of rows (worth, 1 / rows of the node), every node counting once."""
         worth, weights = rows.unbind(1)
         small = moments(worth, self.ddof, weights)[1] < self.zero_below
         values = torch.zeros_like(worth) if small else standardize(worth, self.ddof, self.eps, self.eps_mode, weights)
         return torch.stack([values, weights], 1)
 
-    def _unpruned(self, totals: Tensor, keep: Tensor, nodes: Tensor) -> Bool[Tensor, "n t"]:
+    def _trainable(self, totals: Tensor, keep: Tensor, nodes: Tensor) -> Bool[Tensor, "n t"]:
         """False at the actions after the last split of leaves that are neither among the best nor among the worst."""
         share = self.kept_chains or 0.0
         actions = torch.ones_like(nodes[:, 1:], dtype=torch.bool)
@@ -100,7 +100,7 @@ def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
 
 def mean_of_leaves(totals: Float[Tensor, " n"], nodes: Int[Tensor, "n t1"], keep: Bool[Tensor, " n"]) -> Float[Tensor, "n t1"]:
     """The mean total of the kept rows through each node."""
-    columns = [weighted_by_node(totals, keep.to(totals), nodes[:, column]) for column in range(nodes.shape[1])]
+    columns = [mean_by_node(totals, keep.to(totals), nodes[:, column]) for column in range(nodes.shape[1])]
     return torch.stack(columns, dim=1)
 
 
@@ -109,19 +109,19 @@ def path_weighted(
 ) -> Float[Tensor, "n t1"]:
     """A node's worth is its children's, weighted by the softmax of the log-probabilities of the edges to them."""
     last = nodes.shape[1] - 1
-    worth = weighted_by_node(totals, keep.to(totals), nodes[:, last])
+    worth = mean_by_node(totals, keep.to(totals), nodes[:, last])
     columns = [worth]
     for column in range(last - 1, -1, -1):
         below = nodes[:, column + 1]
         leaves = sums_by_node(keep.to(totals), below).clamp(min=1)
         edges = logprobs[:, column].to(totals)
         weights = (edges - edges.max()).exp() * keep / leaves
-        worth = weighted_by_node(worth, weights, nodes[:, column])
+        worth = mean_by_node(worth, weights, nodes[:, column])
         columns.append(worth)
     return torch.stack(columns[::-1], dim=1)
 
 
-def weighted_by_node(x: Float[Tensor, " n"], weights: Float[Tensor, " n"], nodes: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+def mean_by_node(x: Float[Tensor, " n"], weights: Float[Tensor, " n"], nodes: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The weighted mean of x over the rows of each node, at every row of it; 0 where all weights are 0."""
     total = sums_by_node(weights, nodes)
     summed = sums_by_node(torch.where(weights > 0, x * weights, 0.0), nodes)

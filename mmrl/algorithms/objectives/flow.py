@@ -14,7 +14,7 @@ from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
 
-def squared_gap(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+def mean_square(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """Mean over a latent's elements of (a - b)^2; 0 where the mask is False."""
     return actions_only(((a - b) ** 2).flatten(2).mean(2), mask)
 
@@ -48,7 +48,7 @@ class FlowKL:
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
         live, other, *_ = self.reads
-        kl = squared_gap(readings[live], readings[other], mask)
+        kl = mean_square(readings[live], readings[other], mask)
         if self.form in ("true", "no_dt"):
             variance = torch.where(mask, readings[STD] ** 2, 1.0).clamp(min=1e-20)
             if self.form == "no_dt":
@@ -85,7 +85,7 @@ class RatioNorm(Surrogate):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         std = torch.where(mask, readings[STD], 1.0)
-        bias = squared_gap(readings[MEAN], readings[SAMPLED_MEAN], mask) / (2 * std**2)
+        bias = mean_square(readings[MEAN], readings[SAMPLED_MEAN], mask) / (2 * std**2)
         if self.bias == "batch":
             bias = masked_mean(bias, mask, dim=0).expand_as(bias)
         difference = actions_only((readings[LOGPROBS] - readings[OLD_LOGPROBS] + bias) * std, mask)

@@ -1,4 +1,4 @@
-"""What the terms of objectives share: the readings, ratios between readings, and what most surrogates declare."""
+"""Tools of the terms: ratios between readings, masked means, and the declarations of most surrogates."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -17,7 +17,7 @@ LOG_RATIO_BOUND = 20.0
 
 
 class Surrogate:
-    """What most surrogates declare: they compare log-probabilities with the old ones, action by action, and take credit."""
+    """The declarations of most surrogates: they compare log-probabilities with old ones, action by action, and take credit."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -1,1 +1,1 @@
-"""What to sample, and what to sample again after seeing scores."""
+"""Planners choose the samples of a step, before and after seeing scores."""

@@ -1,4 +1,4 @@
-"""What to sample, and what to sample again once the scores are known."""
+"""Planners that sample every prompt once, or draw new prompts until groups are informative."""
 
 import hashlib
 import math

@@ -104,7 +104,7 @@ def answer_text(prompt: Prompt) -> str:
 
 @dataclass
 class Memory:
-    """What DifficultyAware knows: the latest rewards, and of this step the prompts and how hard they were."""
+    """Memory of DifficultyAware: the latest rewards, and this step's prompts with how hard they were."""
 
     rewards: deque[float]
     prompts: dict[int, Prompt] = field(default_factory=dict[int, Prompt])

@@ -36,7 +36,7 @@ class Shuffled:
         return drawn
 
     def peek(self, num_prompts: int) -> Iterator[Prompt]:
-        """What the next draw will give."""
+        """Yield the prompts of the next draw."""
         ahead = Shuffled.__new__(Shuffled)
         ahead.__dict__.update(self.__dict__)
         for _ in range(num_prompts):

@@ -14,7 +14,7 @@ from mmrl.core.types import Reading, Rollouts, Scores, Status
 
 
 class ReadsNothing:
-    """What shapings declare that look at scores and rollouts alone."""
+    """The declaration of shapings that look at scores and rollouts alone."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

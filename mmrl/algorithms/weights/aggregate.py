@@ -9,7 +9,7 @@ from mmrl.core.types import Batch, Counts, Reading, Scope
 
 
 class Aggregation:
-    """What aggregations have in common: they read nothing and look at one rollout at a time."""
+    """The declarations of all aggregations: they read nothing and look at one rollout at a time."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

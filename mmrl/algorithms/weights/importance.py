@@ -43,7 +43,7 @@ class HighEntropy:
         entropy, mask = batch.frozen[OLD_ENTROPY], batch.rollouts.action_mask
         if not bool(mask.any()):
             return torch.zeros_like(batch.advantages)
-        threshold = interpolated_quantile(counts.pooled.get(OLD_ENTROPY, entropy[mask]), 1 - self.quantile)
+        threshold = quantile(counts.pooled.get(OLD_ENTROPY, entropy[mask]), 1 - self.quantile)
         return ((entropy >= threshold) & mask).to(batch.advantages.dtype)
 
 
@@ -113,8 +113,8 @@ def sampler_gap(batch: Batch) -> Float[Tensor, "n t"]:
     return torch.where(batch.rollouts.action_mask & ~gap.isnan(), gap, 0.0)
 
 
-def interpolated_quantile(x: Float[Tensor, " m"], q: float) -> Tensor:
-    """As torch.quantile, which refuses more than 2^24 values."""
+def quantile(x: Float[Tensor, " m"], q: float) -> Tensor:
+    """torch.quantile for any number of values; the original refuses more than 2^24."""
     ordered = x.sort().values
     position = q * (len(ordered) - 1)
     low = int(position)

@@ -11,7 +11,7 @@ from mmrl.core.types import Batch, Counts, Reading, Scope
 
 
 class OfTheStep:
-    """What these weights have in common: they know the schedule only."""
+    """The declarations of weights that know the schedule only."""
 
     @property
     def scope(self) -> Scope:

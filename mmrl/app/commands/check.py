@@ -20,8 +20,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.memory import advice, room, sized
-from mmrl.app.run.build import Job, build, held_out_prompts, load_prompts, seen
+from mmrl.app.planning.memory import advice, room, size_text
+from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
@@ -37,7 +37,7 @@ console = Console(highlight=False)
 
 @dataclass
 class Findings:
-    """What was looked at, line by line."""
+    """The lines of a check, one for each thing that was looked at."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     """What, ok or FAIL or note, and what was seen or what to do."""
@@ -46,7 +46,7 @@ class Findings:
         self.rows.append((what, verdict, said))
 
     @contextmanager
-    def looking(self, what: str) -> Iterator[None]:
+    def look(self, what: str) -> Iterator[None]:
         """A mistake inside becomes a line."""
         try:
             yield
@@ -78,16 +78,16 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     resolved, size, found = configs.load(name, overrides), room(card), Findings()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
     found.add("config", f"{resolved.config.algorithm.label}; {given} values given, the rest are defaults (mmrl show {name})")
-    with found.looking("data"):
+    with found.look("data"):
         look_at_data(resolved, found)
     if found.fine:
-        with found.looking("plan"):
+        with found.look("plan"):
             look_at_plan(draw_up(resolved), size, found)
     if found.fine:
-        with found.looking("model and rewards"), distributed_run() as (accelerator, _):
+        with found.look("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)
     if found.fine:
-        with found.looking("reward test"):
+        with found.look("reward test"):
             test_rewards(name, overrides, resolved, found)
     found.show()
     return found.fine
@@ -97,7 +97,7 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
     """Every row can be read, and no prompt to evaluate on is trained on."""
     config, plug_ins = resolved.config, read_plug_ins(resolved)
     prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
-    looked_at, held_out = seen(prompts), held_out_prompts(config, plug_ins.held_out)
+    looked_at, held_out = first_prompts(prompts), held_out_prompts(config, plug_ins.held_out)
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
     if held_out is None:
@@ -131,24 +131,24 @@ def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
         f"parts of each: {made.usual.counts['update'].parts / made.usual.updates:g}",
     )
     trouble = None if size is None else advice(made.memory, size, made.is_text)
-    needed = f"about {sized(made.memory.peak)}"
+    needed = f"about {size_text(made.memory.peak)}"
     if size is None:
         found.add("memory", f"{needed}; no accelerator here: give --card 24GB to compare", "note")
     else:
-        found.add("memory", trouble or f"{needed} of {sized(size)}", "FAIL" if trouble else "ok")
+        found.add("memory", trouble or f"{needed} of {size_text(size)}", "FAIL" if trouble else "ok")
     each = made.memory.checkpoint(sum(name.startswith("weights kept beside") for name in made.memory.stays))
     kept = config.checkpoint.keep or max(1, config.steps // (config.save_every or config.steps or 1))
-    folder = existing(Path(config.output).expanduser() if config.output else RUNS)
+    folder = nearest_folder(Path(config.output).expanduser() if config.output else RUNS)
     free, needs = shutil.disk_usage(folder).free, (kept + 1) * each
-    said = f"{kept} checkpoints of {sized(each)}, {sized(free)} free"
+    said = f"{kept} checkpoints of {size_text(each)}, {size_text(free)} free"
     more = "lower checkpoint.keep, or set output to another disk"
     found.add("disk", said if needs < free else f"{said}: {more}", "ok" if needs < free else "FAIL")
 
 
-def existing(path: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
     """The nearest folder that is there already."""
     path = path.absolute()
-    return path if path.is_dir() else existing(path.parent)
+    return path if path.is_dir() else nearest_folder(path.parent)
 
 
 def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
@@ -161,10 +161,10 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     rollouts = collected.rollouts
     sampled = sum(len(group.samples) for group in rollouts.groups)
     found.add("rollout", f"{len(rollouts.groups)} prompts, {sampled} samples, {collected.times['time/rollout_s']:.1f} s")
-    with found.looking("audit"):
+    with found.look("audit"):
         trainer.audit(rollouts, 1)
         found.add("audit", "prompts, their media and completions fit each other")
-    with found.looking("ratio"):
+    with found.look("ratio"):
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
     look_at_samples(rollouts, modality_of(resolved.config.policy).output, found)
@@ -247,7 +247,7 @@ def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
 
 
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
-    """What `mmrl reward test` says of the config's rewards; pictures have no truth to test with."""
+    """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
     if modality_of(resolved.config.policy).output != "text":
         found.add("reward test", "pictures have no truth to compare with: mmrl reward score shows what a reward likes", "note")
         return

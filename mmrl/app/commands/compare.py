@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Series, line_chart
-from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired, read_rows
+from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired_changes, read_rows
 from mmrl.app.report.page import Chart, environment, number, signed
 from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward
@@ -40,7 +39,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common and what not."""
+    """Two runs side by side: what differs, and what can be compared."""
 
     names: tuple[str, str]
     settings: list[tuple[str, str, str]]
@@ -68,16 +67,16 @@ def compare(run_a: Path | str, run_b: Path | str) -> Comparison:
     last = [by_task(data.after or data.before) for data in runs]
     shared = [task for task in last[0] if task in last[1]]
     held_out = [held_out_curves(data, shared) for data in runs]
-    training = [{name: column(data.train, name) for name in logged(data.train)} for data in runs]
+    training = [{name: column(data.train, name) for name in metric_names(data.train)} for data in runs]
     notices = [f"{name}: {notice}" for name, data in zip(names, runs, strict=True) for notice in data.notices]
     return Comparison(
         names,
         settings(runs[0].config, runs[1].config),
         metric_rows(held_out[0], held_out[1], lambda _: True),
-        paired(last[0], last[1]),
+        paired_changes(last[0], last[1]),
         len(shared),
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
-        notices + unshared(last, len(shared)),
+        notices + unshared_notes(last, len(shared)),
         overlays("held out", held_out, names) + overlays("training", training, names),
     )
 
@@ -88,15 +87,15 @@ def run_names(a: Path, b: Path) -> tuple[str, str]:
     return (a.name, b.name) if a.name != b.name else (f"{a.parent.name}/{a.name}", f"{b.parent.name}/{b.name}")
 
 
-def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Dotted names of the settings that differ, with both values; where a run lies is none of them."""
     left, right = flat(a), flat(b)
 
-    def written(side: Mapping[str, Any], name: str) -> str:
+    def setting_text(side: Mapping[str, object], name: str) -> str:
         return str(side[name]) if name in side else "(not set)"
 
     names = [name for name in dict.fromkeys([*left, *right]) if name != "output"]
-    return [(name, written(left, name), written(right, name)) for name in names if left.get(name) != right.get(name)]
+    return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
 
 
 def by_task(rows: Sequence[Row]) -> dict[Task, list[Row]]:
@@ -121,7 +120,7 @@ def held_out_curves(data: RunData, shared: Sequence[Task]) -> dict[str, Curve]:
     return curves
 
 
-def logged(lines: Sequence[Line]) -> list[str]:
+def metric_names(lines: Sequence[Line]) -> list[str]:
     return [name for name in dict.fromkeys(name for line in lines for name in line) if name != "step"]
 
 
@@ -136,7 +135,7 @@ def metric_rows(a: Mapping[str, Curve], b: Mapping[str, Curve], has_best: Callab
     return rows
 
 
-def unshared(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
+def unshared_notes(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
     alone = len({*last[0], *last[1]}) - num_shared
     if not alone:
         return []

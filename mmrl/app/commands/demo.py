@@ -79,7 +79,7 @@ def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequenc
     configs.load(demo.config, words)
     if not any(word.startswith("policy.model=") for word in words):
         console.print(f"1. imitation: {demo.imitation}")
-        words.append(f"policy.model={str(taught(name, seed))!r}")
+        words.append(f"policy.model={str(taught_model(name, seed))!r}")
     console.print(f"2. reinforcement: {demo.reinforcement}")
     return run_training(configs.load(demo.config, words))
 
@@ -90,7 +90,7 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def taught(name: str, seed: int) -> Path:
+def taught_model(name: str, seed: int) -> Path:
     """The folder of the model that imitation made, with a progress bar while it is made."""
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.progress import track
 
@@ -50,7 +49,7 @@ def totals(job: Job, prompt: Prompt, index: int, num_samples: int) -> list[float
     return rewards.scores(rollouts, {index: table}).total().tolist()
 
 
-def as_row(prompt: Prompt, folder: Path) -> Mapping[str, Any]:
+def as_row(prompt: Prompt, folder: Path) -> Mapping[str, object]:
     """The prompt as a line of grounding JSONL that stands in `folder`."""
     boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
     paths = [media for media in prompt.media if isinstance(media, str | Path)]
@@ -65,7 +64,7 @@ def as_row(prompt: Prompt, folder: Path) -> Mapping[str, Any]:
     return extra | {"id": prompt.id, "image": picture, "question": prompt.text, "boxes": corners, "space": boxes[0].space}
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     try:
         json.dumps(value)
     except (TypeError, ValueError):

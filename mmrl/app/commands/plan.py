@@ -13,8 +13,8 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
-from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, sized
-from mmrl.app.run.build import build, check_ranks, load_prompts, seen, with_local_model
+from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, size_text
+from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import distributed_run, updates
 from mmrl.training.rewards import stopwatch
 
@@ -25,7 +25,7 @@ TIMES = ("rollout", "reward", "read", "update", "step")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is made of, counted and estimated for one of its processes."""
+    """The parts of a run, counted and estimated for one of its processes."""
 
     config: RunConfig
     processes: int
@@ -96,7 +96,7 @@ def plan(
     else:
         console.print("no accelerator here: give --card 24GB to learn whether it fits one", style="yellow")
     if calibrate:
-        print_time(timed(resolved, calibrate), made.config, made.memory, price)
+        print_time(timing(resolved, calibrate), made.config, made.memory, price)
     return trouble is None
 
 
@@ -112,7 +112,7 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
     prompts = load_prompts(plug_ins.data, f"[data] {resolved.config.data.use}")
     config = with_local_model(resolved.config)
     kind = modality_of(config.policy)
-    looked_at = seen(prompts)
+    looked_at = first_prompts(prompts)
     kind.check_prompts(looked_at)
     algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
@@ -145,8 +145,8 @@ def print_geometry(made: Plan) -> None:
         "processes": str(made.processes),
         "prompts per step": f"{config.prompts_per_step} ({each} per process)",
         "group size": str(algorithm.group_size),
-        "rounds of sampling": ranged(made.usual.rounds, longest),
-        "samples scored per step": ranged(made.usual.scored, None if made.most is None else made.most.scored),
+        "rounds of sampling": range_text(made.usual.rounds, longest),
+        "samples scored per step": range_text(made.usual.scored, None if made.most is None else made.most.scored),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
         "parts of an update": f"{update.parts / made.usual.updates:g} of at most {config.micro_batch} "
@@ -162,12 +162,12 @@ def print_geometry(made: Plan) -> None:
     console.print(grid)
 
 
-def ranged(low: int, high: int | None) -> str:
+def range_text(low: int, high: int | None) -> str:
     return str(low) if high is None or high == low else f"{low} to {high}"
 
 
 def print_calls(made: Plan) -> None:
-    """Of one process and step; text at its longest: every completion takes max_new_tokens."""
+    """Print the calls of one process and step; text is at its longest: every completion takes max_new_tokens."""
     passes = "forwards" if made.is_text else "forwards of the transformer"
     grid = Grid("per step and process", "pieces of work", passes, *(["vision passes"] if made.is_text else []), box=None)
     grid.add_column("rows" if made.is_text else "latents")
@@ -175,25 +175,25 @@ def print_calls(made: Plan) -> None:
     for phase, said in PHASES.items():
         low, high = made.usual.counts[phase], None if made.most is None else made.most.counts[phase]
         names = ["parts", "passes", *(["vision"] if made.is_text else []), "rows", "positions"]
-        grid.add_row(said, *(ranged(getattr(low, name), None if high is None else getattr(high, name)) for name in names))
+        grid.add_row(said, *(range_text(getattr(low, name), None if high is None else getattr(high, name)) for name in names))
     console.print(grid)
 
 
 def print_memory(made: Plan) -> None:
     grid = Grid("memory of a process", "", box=None)
     for name, value in made.memory.stays.items():
-        grid.add_row(name, sized(value))
+        grid.add_row(name, size_text(value))
     for name, value in made.memory.phases.items():
         mark = "  <- the largest of these counts" if name == made.memory.largest_phase else ""
-        grid.add_row(f"while {PHASES.get(name, name)}", f"+ {sized(value)}{mark}")
+        grid.add_row(f"while {PHASES.get(name, name)}", f"+ {size_text(value)}{mark}")
     for name, value in made.memory.parts.items():
-        grid.add_row(f"  part of it: {name}", sized(value))
-    grid.add_row("at most", sized(made.memory.peak), style="bold")
+        grid.add_row(f"  part of it: {name}", size_text(value))
+    grid.add_row("at most", size_text(made.memory.peak), style="bold")
     console.print(grid)
     console.print("not counted: models inside rewards" + ("" if made.is_text else "; activations of text encoders"))
 
 
-def timed(resolved: Resolved, count: int) -> Timing:
+def timing(resolved: Resolved, count: int) -> Timing:
     """Real steps of a run of which nothing is kept, and one batch of its evaluation."""
     with distributed_run() as (accelerator, _):
         job = build(resolved, accelerator=accelerator)
@@ -229,10 +229,12 @@ def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float |
         off = memory.peak / timing.peak - 1
         console.print(f"the card held {timing.peak / GIB:.2f} GiB at most, the estimate is {off:+.0%} off")
     cost = "" if price is None else f", {price * hours:.2f} at {price:g} an hour"
-    console.print(f"the whole run: {config.steps} steps, {evaluations(config)} evaluations, {spoken(hours)}{cost}", style="bold")
+    console.print(
+        f"the whole run: {config.steps} steps, {evaluations(config)} evaluations, {duration_text(hours)}{cost}", style="bold"
+    )
 
 
-def spoken(hours: float) -> str:
+def duration_text(hours: float) -> str:
     if hours * 60 < 1:
         return "less than a minute"
     return f"about {hours * 60:.0f} minutes" if hours < 3 else f"about {hours:.1f} hours"

@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -23,15 +23,18 @@ from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
-from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
+from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.build import TINY, load_data, with_local_model
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt
 from mmrl.training.rewards import NamedReward, RewardRunner
 
 MOST_CARDS = 200
+Card = dict[str, Any]
+"""One sample of a gallery, by the names that its template uses."""
 THUMBNAIL = 320
 console = Console(highlight=False)
 
@@ -42,7 +45,7 @@ class Tried:
 
     name: str
     use: str
-    function: Callable[..., Any]
+    function: PlugIn
     weight: float = 1.0
 
 
@@ -60,10 +63,10 @@ def test(
     Raises:
         ValueError: no such reward or config, no data, or data without truth.
     """
-    chosen("--space", space, SPACES)
-    chosen("--template", template, get_args(Template))
+    check_choice("--space", space, SPACES)
+    check_choice("--template", template, get_args(Template))
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
-    rewards, prompts, tasks, style = gathered(target, settings, data, style, space is not None)
+    rewards, prompts, tasks, style = inputs_of_test(target, settings, data, style, space is not None)
     if tasks and any(task.draws for task in tasks):
         names, groups = probes.image_groups(tasks[:num_prompts], style.seed)
     else:
@@ -72,13 +75,15 @@ def test(
     compare_ranges(found)
     if served:
         for one, tried in zip(found, rewards, strict=True):
-            one.faults += [difference for difference in [served_agrees(tried.name, tried.function, groups)] if difference]
+            one.faults += [
+                difference for difference in [difference_when_served(tried.name, tried.function, groups)] if difference
+            ]
     for one in found:
         print_findings(one, len(groups), served)
     return not any(one.faults for one in found)
 
 
-def gathered(
+def inputs_of_test(
     target: str, settings: Sequence[str], data: str | None, style: probes.Style, space_given: bool
 ) -> tuple[list[Tried], list[Prompt], list[Task], probes.Style]:
     """Rewards, prompts or tasks, and how answers are written."""
@@ -110,7 +115,7 @@ def gathered(
 
 
 def is_config(target: str) -> bool:
-    """Whether a word of the command line is a config and not a reward, of which Python files and addresses are."""
+    """Is a word of the command line a config? Python files and addresses are rewards."""
     if target.endswith(".toml"):
         return True
     if target.endswith(".py") or ":" in target:
@@ -140,7 +145,7 @@ def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     return Tried(plugins.default_name(use), use, in_space(function, space))
 
 
-def in_space(function: Any, space: Space) -> Any:
+def in_space(function: Any, space: Space) -> PlugIn:
     """A box reward that would take the policy's space reads this one."""
     if getattr(function, "space", None) != "auto":
         return function
@@ -185,7 +190,7 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
         raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
 
 
-def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[str, Any]:
+def card(task: Task, index: int, value: float, status: int, parts: Any) -> Card:
     sample = task.samples[index]
     said = {0: None, 1: "does not apply", 2: "failed"}[status]
     shown = {name.partition("/")[2]: number for name, number in parts.items()}
@@ -201,7 +206,7 @@ def card(task: Task, index: int, value: float, status: int, parts: Any) -> dict[
     }
 
 
-def print_scores(name: str, cards: Sequence[dict[str, Any]]) -> None:
+def print_scores(name: str, cards: Sequence[Card]) -> None:
     grid = Grid("score", "prompt", "output", "parts", title=f"{name}, best first", title_justify="left", box=None)
     for c in cards[:20] if len(cards) > 40 else cards:
         add_card(grid, c)
@@ -218,20 +223,20 @@ def print_scores(name: str, cards: Sequence[dict[str, Any]]) -> None:
         console.print(f"{missing} without a score (failed, or the reward does not apply)", style="yellow")
 
 
-def add_card(grid: Grid, c: dict[str, Any]) -> None:
+def add_card(grid: Grid, c: Card) -> None:
     from rich.text import Text
 
     value = "-" if c["score"] is None else f"{c['score']:.4g}"
     parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-    grid.add_row(value, Text(shortened(c["prompt"])), Text(shortened(c["completion"] or c["output"])), Text(parts))
+    grid.add_row(value, Text(excerpt(c["prompt"])), Text(excerpt(c["completion"] or c["output"])), Text(parts))
 
 
-def shortened(text: str, most: int = 60) -> str:
+def excerpt(text: str, most: int = 60) -> str:
     flat = " ".join(text.split())
     return flat if len(flat) <= most else flat[: most - 3] + "..."
 
 
-def write_gallery(file: Path, name: str, source: str, cards: Sequence[dict[str, Any]]) -> None:
+def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:
     """One HTML file, best first; of many outputs the best and the worst."""
     from mmrl.app.report.page import ASSETS
 
@@ -285,6 +290,6 @@ def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
     return cuts[9] * 1e3, cuts[18] * 1e3
 
 
-def chosen(option: str, value: str | None, known: Sequence[str]) -> None:
+def check_choice(option: str, value: str | None, known: Sequence[str]) -> None:
     if value is not None and value not in known:
         raise ValueError(f"{option} is {value!r}: use one of {', '.join(known)}")

@@ -4,17 +4,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
 from mmrl.app.config import run as configs
-from mmrl.app.modality.prompt_view import seen
+from mmrl.app.modality.prompt_view import prompt_view
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
-from mmrl.app.run.sample_files import digest, encoded
+from mmrl.app.run.sample_files import digest, image_bytes
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.types import Group, Request, Sample
 from mmrl.training.checkpoint import Checkpoints
@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Resampled:
-    """What `mmrl sample` prints."""
+    """The text that `mmrl sample` prints, and whether anything differs."""
 
     lines: Sequence[str]
     verdicts: Sequence[Verdict]
@@ -95,11 +95,15 @@ def resample(
         if split == "eval":
             drawn = held_out(job, prompt, run)
         else:
-            drawn = whole_step(job, prompt, step) if whole else alone(job, prompt, step, max((g for g, _ in noted), default=-1))
+            drawn = (
+                whole_step(job, prompt, step)
+                if whole
+                else groups_of_prompt(job, prompt, step, max((g for g, _ in noted), default=-1))
+            )
         lines, verdicts = [f"{run.path}, {split} step {step}, prompt {prompt}, drawn with the weights after step {before}"], []
         for one in drawn:
-            lines += described(job, one, out)
-            for place, text, verdict in compared(one, noted, run, index, out):
+            lines += group_lines(job, one, out)
+            for place, text, verdict in sample_verdicts(one, noted, run, index, out):
                 lines += [f"{place}: {verdict.text}", *text]
                 verdicts.append(verdict)
         if not verdicts:
@@ -121,14 +125,14 @@ def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
 
 
 def noted_lines(run: RunDir, split: Split, step: int) -> list[Line]:
-    """What the run wrote of this step's samples; nothing where it wrote none."""
+    """The lines that the run wrote about this step's samples; none where it wrote none."""
     return read_lines(run.samples_file(split, step)).lines
 
 
-def alone(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:
+def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:
     """The prompt's groups, planned as the step planned them and sampled without the others."""
     collector, config = job.trainer.collector, job.config
-    asked = planned(collector, config.prompts_per_step, last_group)
+    asked = planned_requests(collector, config.prompts_per_step, last_group)
     mine = [request for request in asked if request.prompt.id == prompt]
     if not mine:
         again = "; rounds after the first drew others: --whole samples them too" if collector.planner.max_rounds > 1 else ""
@@ -137,7 +141,7 @@ def alone(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:
     return [Drawn(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
 
 
-def planned(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
+def planned_requests(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
     """All requests of the step up to a group: later rounds draw the prompts that come next."""
     requests = collector.plan(num_prompts)
     while collector.next_group <= last_group:
@@ -167,7 +171,7 @@ def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
     ]
 
 
-def plan_of(job: Job, step: int) -> Any:
+def plan_of(job: Job, step: int) -> object:
     """How training sampled at this step; None where it always samples alike."""
     schedule = job.trainer.algorithm.schedule
     return None if schedule is None else schedule.at(step - 1)
@@ -186,18 +190,18 @@ def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
     return [Drawn(group, request) for group, request in zip(groups, requests, strict=True)]
 
 
-def described(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
-    """What the model was shown for a group."""
-    shown = seen(job.policy, drawn.request)
+def group_lines(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
+    """The lines that tell what the model was shown for a group."""
+    shown = prompt_view(job.policy, drawn.request)
     seed = f", seed {drawn.request.seed}" if drawn.request.seed else ""
     yield f"group {drawn.group.id}{seed}; {shown.lines()[0]}"
     yield from shown.lines()[1:]
-    files = [kept(out, f"group-{drawn.group.id}-{name}", picture) for name, picture in shown.pictures if out is not None]
+    files = [save_picture(out, f"group-{drawn.group.id}-{name}", picture) for name, picture in shown.pictures if out is not None]
     if files:
         yield f"    {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
 
 
-def compared(
+def sample_verdicts(
     drawn: Drawn, noted: dict[tuple[int, int], Line], run: RunDir, index: int | None, out: Path | None
 ) -> Iterator[tuple[str, list[str], Verdict]]:
     """Every sample wanted of a group: its name, what it is, and what the run noted."""
@@ -207,20 +211,20 @@ def compared(
         line = noted.get((drawn.group.id, i))
         text = [f"    {part}" for part in (sample.text or "").splitlines()]
         if isinstance(sample.image, Image.Image) and out is not None:
-            text.append(f"    {kept(out, f'group-{drawn.group.id}-sample-{i}', sample.image)}")
+            text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', sample.image)}")
         if drawn.scores:
             text.append(f"    scored again: {drawn.scores[i]}")
         if line is not None:
-            text.append(f"    noted scores: {', '.join(f'{name} {told(value)}' for name, value in line['scores'].items())}")
+            text.append(f"    noted scores: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}")
         tokens = f", {len(sample.token_ids)} tokens" if sample.token_ids is not None else ""
         yield f"sample {i} ({sample.role}{tokens})", text, verdict(sample, line, run)
 
 
-def told(value: float | None) -> str:
+def value_text(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
-def kept(out: Path, name: str, picture: Image.Image) -> Path:
+def save_picture(out: Path, name: str, picture: Image.Image) -> Path:
     """The file the picture was written to."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"{name}.png"
@@ -251,7 +255,7 @@ def first_letter(was: str, now: str) -> str:
 
 def first_pixel(line: Line, picture: Image.Image, run: RunDir) -> str:
     """Where the stored picture, small and perhaps compressed as it is, begins to differ."""
-    suffix = encoded(picture)[1]
+    suffix = image_bytes(picture)[1]
     file = run.samples / line["file"]
     if suffix != ".png" or not file.is_file() or (line["width"], line["height"]) != picture.size:
         return "in some pixels (the run kept it too small or compressed to say which)"
@@ -265,7 +269,7 @@ def first_pixel(line: Line, picture: Image.Image, run: RunDir) -> str:
 
 
 def advice(run: RunDir, whole: bool) -> Iterator[str]:
-    """What may be the reason."""
+    """The likely reason for a difference."""
     then = json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.is_file() else {}
     now = installed_versions()
     changed = [f"{name} {then[name]}, now {now.get(name)}" for name in then if now.get(name) != then[name]]

@@ -80,16 +80,16 @@ def read_spec(file: Path) -> ServeSpec:
         raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
     rewards: dict[str, Served] = {}
     for index, entry in enumerate(entries):
-        reward = served(entry, f"{file}: reward.{index}")
+        reward = served_reward(entry, f"{file}: reward.{index}")
         if reward.name in rewards:
             raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
         rewards[reward.name] = reward
-    limits = made(Limits, {key: table[key] for key in limit_keys if key in table}, str(file))
+    limits = instance(Limits, {key: table[key] for key in limit_keys if key in table}, str(file))
     listening = {key: table[key] for key in ("host", "port") if key in table}
     return ServeSpec(rewards, limits=limits, **listening)
 
 
-def served(entry: Mapping[str, Any], where: str) -> Served:
+def served_reward(entry: Mapping[str, Any], where: str) -> Served:
     """One [[reward]] of a spec."""
     if "use" not in entry:
         raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
@@ -97,14 +97,14 @@ def served(entry: Mapping[str, Any], where: str) -> Served:
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     settings = {key: value for key, value in entry.items() if key not in OWN}
-    reward = adapters.adapt(style, function, settings, where) if style else made(function, settings, where)
+    reward = adapters.adapt(style, function, settings, where) if style else instance(function, settings, where)
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
     file, _ = plugins.locate(plug_in, "rewards")
     return Served(entry.get("name") or plugins.default_name(use), reward, fingerprint(file, settings))
 
 
-def made(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
+def instance(cls: Any, settings: Mapping[str, Any], where: str) -> Any:
     """A dataclass with its fields filled in and checked; a function as it is."""
     if not (isinstance(cls, type) and is_dataclass(cls)):
         if settings:

@@ -10,11 +10,11 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
 from mmrl.app.plugins.catalog import preset_documents
-from mmrl.app.toml.tables import Table, dotted, leaves
+from mmrl.app.toml.tables import Table, dotted_key, leaves
 
 
-def shown(name: str, overrides: Sequence[str] = ()) -> str:
-    """What `name` (a preset, or a config by path or name) stands for.
+def description(name: str, overrides: Sequence[str] = ()) -> str:
+    """Everything that `name` (a preset, or a config by path or name) stands for, as text.
 
     Raises:
         FileNotFoundError: it is neither.
@@ -38,7 +38,7 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield document.strip()
     yield ""
     rows = [
-        (dotted(path), str(value), table.origin(path) or algorithm_origin(path, name, table))
+        (dotted_key(path), str(value), table.origin(path) or algorithm_origin(path, name, table))
         for path, value in leaves({"algorithm": algorithm_table(assembly)})
     ]
     yield from columns(rows)

@@ -1,4 +1,4 @@
-"""What `mmrl train` and `mmrl eval` do, from the words of a command line to the last line they print."""
+"""`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import RUNS, console, distributed_run, updates
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.launch import alone, check_same
-from mmrl.app.run.signals import listening
+from mmrl.app.run.launch import check_same, lock_folder
+from mmrl.app.run.signals import listen
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
@@ -73,7 +73,7 @@ def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
         check_same(ranks, resolved)
         run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
         job = build(resolved, run, accelerator)
-        with alone(run.path, ranks):
+        with lock_folder(run.path, ranks):
             if resume is not None:
                 continue_from(job, run, ranks)
             elif ranks.is_main:
@@ -129,9 +129,9 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> None:
 def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
     """Train; whatever happens, trackers are closed. SIGTERM and Ctrl-C save, say how to go on, and end the program with 0."""
     try:
-        with listening(job.trainer.stop):
+        with listen(job.trainer.stop):
             if ranks.is_main:
-                with run.recording_warnings(lambda: job.trainer.index):
+                with run.record_warnings(lambda: job.trainer.index):
                     job.trainer.fit()
             else:
                 job.trainer.fit()

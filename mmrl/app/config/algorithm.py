@@ -15,7 +15,7 @@ from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip
 from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
-from mmrl.app.toml.tables import KeyPath, Table, dotted
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
 from mmrl.app.toml.values import plain
 
 TOP: KeyPath = ("algorithm",)
@@ -51,7 +51,7 @@ def assemble(table: Table) -> Assembly:
     check_keys(values, known, TOP, table)
     uses: dict[str, str] = {}
     builder = _Builder(table, uses)
-    changes: dict[str, Any] = {}
+    changes: Values = {}
     for key, value in values.items():
         if key in PART_SLOTS:
             changes[key] = builder.slot(key, value, getattr(base, key))
@@ -63,7 +63,7 @@ def assemble(table: Table) -> Assembly:
     return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
 
 
-def preset(name: Any, where: str = "algorithm.preset") -> Algorithm:
+def preset(name: object, where: str = "algorithm.preset") -> Algorithm:
     """The preset of this name.
 
     Raises:
@@ -90,20 +90,20 @@ class _Builder:
     uses: dict[str, str]
 
     def slot(self, name: str, value: Any, own: Any) -> Any:
-        """What sits in a slot of the algorithm after the config has spoken; `own` is the preset's."""
+        """The content of a slot of the algorithm once the config has spoken; `own` is the preset's."""
         path = (*TOP, name)
         if not SLOTS[name].many:
             return self.part(name, value, path, own)
         if isinstance(value, Mapping):
-            return self._altered(name, value, path, own)
+            return self._altered_list(name, value, path, own)
         if not isinstance(value, list):
-            raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted(path)}]]")
+            raise ValueError(f"{self.table.at(path)} is a list of parts: write [[{dotted_key(path)}]]")
         return tuple(self._entry(name, item, (*path, str(i)), None) for i, item in enumerate(value))
 
-    def part(self, slot: str, value: Any, path: KeyPath, own: Any) -> Any:
+    def part(self, slot: str, value: object, path: KeyPath, own: object) -> Any:
         """One part: the user's (`use`), one of a kind (`kind`), or the preset's own with other fields."""
         if not isinstance(value, Mapping):
-            raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted(path)}] with kind = "..."')
+            raise ValueError(f'{self.table.at(path)} is a table, not {value!r}: write [{dotted_key(path)}] with kind = "..."')
         given = {key: item for key, item in value.items() if key not in ("kind", "use")}
         words = RESERVED if slot == "objective" else ("kind", "use")
         if "use" in value and "kind" in value:
@@ -118,25 +118,25 @@ class _Builder:
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
         return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
 
-    def _own(self, slot: str, use: str, given: Mapping[str, Any], path: KeyPath, words: Sequence[str]) -> Any:
+    def _own(self, slot: str, use: str, given: Mapping[str, object], path: KeyPath, words: Sequence[str]) -> object:
         """A part of the user's own, which must answer the slot's call."""
         where, found = self.table.at(path), plugins.load(use, "algorithms")
         check_fit(slot, found, where)
-        self.uses[dotted(path)] = use
+        self.uses[dotted_key(path)] = use
         part = part_of(found, given, path, self.table, words, len(SLOTS[slot].arguments))
         check_declared(slot, part, where)
         return part
 
-    def _altered(self, name: str, value: Mapping[str, Any], path: KeyPath, own: Sequence[Any]) -> Any:
+    def _altered_list(self, name: str, value: Mapping[str, object], path: KeyPath, own: Sequence[object]) -> object:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
         for key, item in value.items():
             places = [str(i) for i in range(len(entries))]
             if key not in places:
                 raise ValueError(
-                    f"{self.table.at((*path, key))} is not there: {dotted(path)} of the preset has {len(entries)} entries, "
-                    f"counted from 0 ({dotted(path)}.0...): {did_you_mean(key, places)}; "
-                    f"to replace them all write [[{dotted(path)}]]"
+                    f"{self.table.at((*path, key))} is not there: {dotted_key(path)} of the preset has {len(entries)} entries, "
+                    f"counted from 0 ({dotted_key(path)}.0...): {did_you_mean(key, places)}; "
+                    f"to replace them all write [[{dotted_key(path)}]]"
                 )
             entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
         return tuple(entries)
@@ -154,7 +154,7 @@ class _Builder:
 
 
 def part_of(
-    found: Callable[..., Any], given: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str], skip: int
+    found: Callable[..., object], given: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str], skip: int
 ) -> Any:
     """An object of a class of the user's own, or the function with its settings, which come after `skip` arguments."""
     if inspect.isclass(found) and is_dataclass(found):
@@ -166,7 +166,7 @@ def part_of(
     return partial(found, **values) if values else found
 
 
-def differences(before: Any, after: Any, path: str) -> list[str]:
+def differences(before: object, after: object, path: str) -> list[str]:
     """Dotted paths of what differs between two slots' contents."""
     if before == after:
         return []

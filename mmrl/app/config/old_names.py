@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.toml.tables import KeyPath, Table, dotted
+from mmrl.app.toml.tables import KeyPath, Table, dotted_key
 
 KEYS: dict[KeyPath, KeyPath] = {
     ("budget",): ("micro_batch",),
@@ -23,7 +23,7 @@ def refuse_old_names(table: Table) -> None:
     """
     for old, new in KEYS.items():
         if has(table.values, old):
-            raise ValueError(f"{table.at(old)} is called {dotted(new)} now: write {new[-1]} in its place")
+            raise ValueError(f"{table.at(old)} is called {dotted_key(new)} now: write {new[-1]} in its place")
 
     def refuse(path: KeyPath, kind: str) -> str:
         raise ValueError(f"{table.at(path)} is {kind!r}, which is called {KINDS[kind]} now: write {KINDS[kind]!r}")
@@ -50,7 +50,7 @@ def is_of_a_run(file: Path) -> bool:
     return file.name == "config.toml" and (file.parent / "versions.json").is_file()
 
 
-def has(values: Any, path: KeyPath) -> bool:
+def has(values: object, path: KeyPath) -> bool:
     """Does a table hold a value at a path?"""
     for key in path:
         if not isinstance(values, dict) or key not in values:
@@ -59,7 +59,7 @@ def has(values: Any, path: KeyPath) -> bool:
     return True
 
 
-def map_kinds(values: Any, path: KeyPath, new: Callable[[KeyPath, str], str]) -> None:
+def map_kinds(values: object, path: KeyPath, new: Callable[[KeyPath, str], str]) -> None:
     """Replace every old kind inside a table, in place, by `new` of its path and itself."""
     if isinstance(values, list):
         for i, item in enumerate(values):

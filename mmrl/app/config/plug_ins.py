@@ -13,8 +13,9 @@ from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedRewa
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import read, refuse_missing, settings, typed
+from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
@@ -26,16 +27,14 @@ SERVED = ("deadline_s", "token_env")
 SEQUENCES, STREAMS = "Shuffled", "Streamed"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
-Function = Callable[..., Any]
-"""A reward as it is called: with a group, for an answer per sample."""
 
 
 @dataclass(frozen=True)
 class PlugIns:
-    """What a config names, each ready to be made."""
+    """The plug-ins that a config names, each ready to be made."""
 
-    rewards: tuple[Callable[[], Function], ...]
-    watched: tuple[Callable[[], Function], ...]
+    rewards: tuple[Callable[[], PlugIn], ...]
+    watched: tuple[Callable[[], PlugIn], ...]
     """The rewards of [evaluation]."""
     data: Callable[[], Prompts]
     held_out: Callable[[], Prompts] | None
@@ -50,7 +49,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
         FileNotFoundError: no such plug-in file.
         ValueError: no such plug-in, an unknown or missing key, or a value of the wrong type; the message names place and key.
     """
-    config, table, known = resolved.config, resolved.table, dict[str, Callable[[], Function]]()
+    config, table, known = resolved.config, resolved.table, dict[str, Callable[[], PlugIn]]()
     held_out = config.evaluation.data
     return PlugIns(
         rewards=tuple(read_rewards(config.reward, ("reward",), table, known)),
@@ -62,10 +61,10 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
 
 
 def read_rewards(
-    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], Function]]
-) -> list[Callable[[], Function]]:
+    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
+) -> list[Callable[[], PlugIn]]:
     """A list of rewards; equal entries are one object, which `known` remembers."""
-    found: list[Callable[[], Function]] = []
+    found: list[Callable[[], PlugIn]] = []
     for i, reward in enumerate(rewards):
         key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
         fresh = read_reward(reward, (*path, str(i)), table)
@@ -73,11 +72,11 @@ def read_rewards(
     return found
 
 
-def once(make: Callable[[], Function]) -> Callable[[], Function]:
+def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
     """The same object at every call."""
-    made: list[Function] = []
+    made: list[PlugIn] = []
 
-    def remembered() -> Function:
+    def remembered() -> PlugIn:
         if not made:
             made.append(make())
         return made[0]
@@ -85,15 +84,15 @@ def once(make: Callable[[], Function]) -> Callable[[], Function]:
     return remembered
 
 
-def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], Function]:
+def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
     """A reward of a config, its own fields aside from those by which it is called."""
     own = [f.name for f in fields(reward) if f.name != "args"]
     return reward_of(reward.use, reward.args, path, table, own)
 
 
 def reward_of(
-    use: str, args: Mapping[str, Any], path: KeyPath, table: Table, beside: Sequence[str] = ()
-) -> Callable[[], Function]:
+    use: str, args: Mapping[str, object], path: KeyPath, table: Table, beside: Sequence[str] = ()
+) -> Callable[[], PlugIn]:
     """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`.
 
     A reward behind HTTP is made once its server has said that it serves it.
@@ -107,26 +106,26 @@ def reward_of(
     if is_url(use):
         check_keys(args, [*beside, *SERVED], path, table)
         remote = {"url": use, **settings(RemoteReward, given, path, table, beside=beside)}
-        return lambda: made(RemoteReward, remote, path, table).connect()
+        return lambda: instance(RemoteReward, remote, path, table).connect()
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     if style:
-        return lambda: adapters.adapt(style, function, given | made_inside(inside), table.at(path))
+        return lambda: adapters.adapt(style, function, given | values_inside(inside), table.at(path))
     adapters.refuse_foreign(function, use, table.at(path))
     values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
     check_keys(inside, known_keys(function), path, table)
     if inspect.isclass(function):
         refuse_missing(function, [*values, *inside], path, table)
-        return lambda: made(function, values | made_inside(inside), path, table, is_checked=not inside)
-    return lambda: partial(function, **values, **made_inside(inside)) if args else function
+        return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
+    return lambda: partial(function, **values, **values_inside(inside)) if args else function
 
 
-def known_keys(function: Function) -> list[str]:
+def known_keys(function: PlugIn) -> list[str]:
     """The settings of a reward: a function's first argument is the group."""
     return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
-def made(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
+def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
     """An object of a class.
 
     Args:
@@ -143,25 +142,25 @@ def made(cls: Function, values: Mapping[str, Any], path: KeyPath, table: Table, 
         raise ValueError(f"{table.origin(path) or 'config'}: {error}") from error
 
 
-def rewards_inside(value: Any, path: KeyPath, table: Table) -> Callable[[], Any]:
+def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], object]:
     """A setting of a reward, in which every table with a `use` will be the reward it names."""
     if isinstance(value, Mapping):
         inside = {key: item for key, item in value.items() if key != "use"}
         if isinstance(value.get("use"), str):
             return reward_of(value["use"], inside, path, table, ("use",))
         entries = {key: rewards_inside(item, (*path, key), table) for key, item in value.items()}
-        return lambda: made_inside(entries)
+        return lambda: values_inside(entries)
     if isinstance(value, list):
         items = [rewards_inside(item, (*path, str(i)), table) for i, item in enumerate(value)]
         return lambda: [item() for item in items]
     return lambda: value
 
 
-def made_inside(entries: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def values_inside(entries: Mapping[str, Callable[[], object]]) -> dict[str, object]:
     return {key: make() for key, make in entries.items()}
 
 
-def has_reward(value: Any) -> bool:
+def has_reward(value: object) -> bool:
     """Does a setting hold a table with a `use`, at any depth?"""
     if isinstance(value, list):
         return any(map(has_reward, value))
@@ -183,7 +182,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         raise ValueError(f"{table.at((*path, missing[0]))} is missing: the data set {data.use!r} needs {', '.join(missing)}")
     for key, value in data.args.items():
         hint, at = hints.get(key, object), (*path, key)
-        typed(hint, read(hint, value, at, table), at, table)
+        typed_value(hint, read(hint, value, at, table), at, table)
     return partial(load, **data.args)
 
 
@@ -204,7 +203,7 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
             raise ValueError(f'{table.at((*path, key))} is a setting of one sampler: name it, such as kind = "{STREAMS}"')
         return usual_sampler
     if config.use:
-        cls: Callable[..., Any] = plugins.load(config.use, "algorithms")
+        cls: PlugIn = plugins.load(config.use, "algorithms")
         check_fit("sampler", cls, where)
     else:
         cls = check_kind("sampler", config.kind, table.at((*path, "kind")))
@@ -215,7 +214,7 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
     def make(prompts: Prompts, seed: int) -> PromptSampler:
         if config.kind == SEQUENCES and not isinstance(prompts, Sequence):
             raise ValueError(f'{where}: {SEQUENCES} needs all prompts at once, and the data set is a stream: take "{STREAMS}"')
-        sampler = made(partial(cls, prompts, seed), values, path, table)
+        sampler = instance(partial(cls, prompts, seed), values, path, table)
         check_declared("sampler", sampler, where)
         return sampler
 

@@ -22,7 +22,7 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
-from mmrl.app.toml.tables import KeyPath, Table, dotted, leaves
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
@@ -35,7 +35,7 @@ class DataConfig:
     """A data set: which plug-in, and what its `load` is called with."""
 
     use: str
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
 
@@ -47,7 +47,7 @@ class SamplerConfig:
     """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams."""
     use: str = ""
     """`mine.py:Mine`, called with the prompts and the run's seed."""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
 
@@ -65,7 +65,7 @@ class WatchedReward:
     call: Calling = field(default_factory=Calling)
     transform: Transform | None = None
     """None: the reward counts as it is."""
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class WatchedReward:
 
     @property
     def label(self) -> str:
-        """What metrics call it."""
+        """The name in metrics."""
         return self.name or default_name(self.use)
 
 
@@ -140,7 +140,7 @@ class EvaluationConfig(EvaluationSettings):
 
     @property
     def all_weights(self) -> frozenset[str]:
-        """Of all ways to answer."""
+        """The weights that any way to answer needs."""
         return frozenset({self.weights, *(one.weights or self.weights for one in self.also)})
 
 
@@ -203,7 +203,7 @@ class Resolved:
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """Dotted key, value and origin of everything, defaults included."""
         for path, value in leaves(as_table(self.config)):
-            yield dotted(path), value, self.origin(path)
+            yield dotted_key(path), value, self.origin(path)
 
     def origin(self, path: KeyPath) -> str:
         said = self.table.origin(path)
@@ -219,7 +219,7 @@ class Resolved:
 
 
 def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
-    """Of a value of the algorithm that nobody said: the preset's, or the default of a part that was put in the preset's place."""
+    """The origin of a value of the algorithm that nobody gave: the preset, or a part that took the place of the preset's."""
     for depth in range(len(path) - 1, 1, -1):
         named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
         if named:
@@ -264,7 +264,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     return Resolved(make(RunConfig, table.values, (), table, ready=ready), table, name)
 
 
-def read_policy(given: Mapping[str, Any], table: Table) -> PolicyConfig:
+def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
     """The settings of `[policy]`, by its kind.
 
     Raises:
@@ -299,9 +299,9 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual)}
 
 
-def as_table(config: RunConfig) -> dict[str, Any]:
+def as_table(config: RunConfig) -> Values:
     """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back."""
-    table: dict[str, Any] = {}
+    table: Values = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if f.name == "algorithm":
@@ -313,8 +313,8 @@ def as_table(config: RunConfig) -> dict[str, Any]:
     return table
 
 
-def algorithm_table(assembly: Assembly) -> dict[str, Any]:
-    table: dict[str, Any] = {"preset": assembly.preset}
+def algorithm_table(assembly: Assembly) -> Values:
+    table: Values = {"preset": assembly.preset}
     for f in fields(assembly.algorithm):
         value = getattr(assembly.algorithm, f.name)
         path = f"algorithm.{f.name}"
@@ -330,13 +330,13 @@ def algorithm_table(assembly: Assembly) -> dict[str, Any]:
     return table
 
 
-def part_table(part: Any, path: str, assembly: Assembly) -> dict[str, Any]:
+def part_table(part: object, path: str, assembly: Assembly) -> Values:
     named = {"use": assembly.uses[path]} if path in assembly.uses else {"kind": type(part).__name__}
     own = as_plain(part).items() if is_dataclass(part) else ()
     return named | {f"{name}_" if name in RESERVED else name: value for name, value in own}
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> Any:
     """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
     if is_dataclass(value) and not isinstance(value, type):
         pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 from mmrl.app.toml.did_you_mean import did_you_mean
 
@@ -20,28 +19,28 @@ class Slot:
 
     home: str
     arguments: tuple[str, ...]
-    """Of the call, by their names in mmrl/core/protocols.py."""
+    """The arguments of the call, by their names in mmrl/core/protocols.py."""
     method: str = "__call__"
     many: bool = False
     declares: tuple[str, ...] = ()
-    """What else a part must have."""
+    """The attributes that a part must have beside its call."""
     without: str = ""
     """A module of the home whose parts are another slot's."""
     made_with: tuple[str, ...] = ()
-    """What the run gives when it makes the part; the other arguments are settings."""
+    """The arguments that the run gives when it makes the part; the others are settings."""
     top: bool = False
     """A table of its own, not one of [algorithm]."""
 
-    def fits(self, part: Callable[..., Any]) -> bool:
+    def fits(self, part: Callable[..., object]) -> bool:
         """Does a class or function answer the slot's call, argument by argument? A function takes its settings after them."""
-        found = called_with(part, self.method)
+        found = call_parameters(part, self.method)
         if found is None or (self.method == "__call__" and [p.name for p in found[: len(self.arguments)]] != [*self.arguments]):
             return False
         return self.could_take(part)
 
-    def could_take(self, part: Callable[..., Any]) -> bool:
+    def could_take(self, part: Callable[..., object]) -> bool:
         """Could it be called with so many arguments, whatever it calls them?"""
-        found = called_with(part, self.method)
+        found = call_parameters(part, self.method)
         if found is None:
             return False
         needed = [p for p in found if p.default is p.empty] if inspect.isclass(part) else ()
@@ -59,7 +58,7 @@ SLOTS = {
         declares=("reads", "scope"),
         without="mmrl.algorithms.weights.aggregate",
     ),
-    "masks": Slot("mmrl.algorithms.weights.rollouts", ("rollouts",), many=True),
+    "masks": Slot("mmrl.algorithms.masks", ("rollouts",), many=True),
     "shaping": Slot("mmrl.algorithms.shaping", ("scores", "rollouts", "frozen"), many=True, declares=("reads",)),
     "planner": Slot(
         "mmrl.algorithms.planners",
@@ -87,7 +86,7 @@ def place(slot: str) -> str:
     return f"[[{name}]]" if SLOTS[slot].many else f"[{name}]"
 
 
-def called_with(part: Callable[..., Any], method: str) -> list[inspect.Parameter] | None:
+def call_parameters(part: Callable[..., object], method: str) -> list[inspect.Parameter] | None:
     """The positional parameters of a method of a class, or of a function that is called itself; None where there is none."""
     if not inspect.isclass(part):
         return positional(part) if method == "__call__" else None
@@ -97,8 +96,8 @@ def called_with(part: Callable[..., Any], method: str) -> list[inspect.Parameter
     return positional(function)[1:] if callable(function) else None
 
 
-def positional(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """What can be given by position."""
+def positional(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters that can be given by position."""
     parameters = inspect.signature(function).parameters.values()
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
@@ -140,7 +139,7 @@ def check_kind(slot: str, kind: object, where: str) -> type:
     raise ValueError(f"{where} is {kind!r}: {did_you_mean(str(kind), known)}")
 
 
-def check_fit(slot: str, part: Callable[..., Any], where: str) -> None:
+def check_fit(slot: str, part: Callable[..., object], where: str) -> None:
     """Refuse a class or function of the user's own that answers the call of another slot, or of none.
 
     One whose arguments have names of its own passes if it can be called with as many as the slot gives.

@@ -1,16 +1,15 @@
-"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file."""
+"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file, on pictures or clips."""
 
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.plugins.resolve import listing
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.tables import COMMAND_LINE, Table
+from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 
-TASKS: dict[str, dict[str, Any]] = {
+TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
         "policy": {"kind": "text", "answer_format": "direct", "sampling": {"max_new_tokens": 128}},
@@ -77,7 +76,7 @@ def data_source(data: str, usual: str) -> tuple[str, str | None]:
     raise FileNotFoundError(f"--data {data} is no file, and of the data sets {did_you_mean(data, known)}")
 
 
-def parse_reward(text: str) -> dict[str, Any]:
+def parse_reward(text: str) -> Values:
     """`iou`, `iou=0.5` or `./mine.py:short=0.2` as a [[reward]] table.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What differs between policies that write text and policies that draw, as the commands see it."""
+"""The differences between policies that write text and policies that draw, as the commands see them."""

@@ -1,14 +1,20 @@
-"""What the app must know of a kind of policy: its settings, its part of [evaluation], how it is built, how its files load."""
+"""The promise of a modality to the app: its settings, its part of [evaluation], how a policy is built and how its files load."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
-from mmrl.training.evaluate import Variant
+from mmrl.policies.text.settings import Sampling
+from mmrl.training.evaluate import Variant, Weights
+
+Settings = TypeVar("Settings")
+"""`[policy]` of a modality."""
+Model = TypeVar("Model", bound=Policy)
+"""The policy that a modality builds."""
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loading:
-    """What a model card says of the exported files."""
+    """The facts that a model card states about exported files."""
 
     task: str
     """pipeline_tag of the Hugging Face hub."""
@@ -27,13 +33,43 @@ class Loading:
 
 
 @runtime_checkable
-class Modality(Protocol):
-    """One kind of policy."""
+class AlsoTable(Protocol):
+    """One of `[[evaluation.also]]`."""
 
     @property
     def name(self) -> str: ...
     @property
-    def settings(self) -> type: ...
+    def num_steps(self) -> int | None: ...
+    @property
+    def guidance(self) -> float | None: ...
+    @property
+    def weights(self) -> Weights | None: ...
+
+
+@runtime_checkable
+class EvaluationTable(Protocol):
+    """`[evaluation]`, as far as modalities read it."""
+
+    @property
+    def sampling(self) -> Sampling | None: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    @property
+    def guidance(self) -> float | None: ...
+    @property
+    def weights(self) -> Weights: ...
+    @property
+    def also(self) -> Sequence[AlsoTable]: ...
+
+
+@runtime_checkable
+class Modality(Protocol[Settings, Model]):
+    """One kind of policy: its settings, and the policy that they make."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> type[Settings]: ...
     @property
     def evaluation_keys(self) -> tuple[str, ...]:
         """The keys of [evaluation] that belong to this kind alone; the first is the one to use."""
@@ -41,12 +77,12 @@ class Modality(Protocol):
 
     @property
     def output(self) -> str:
-        """What its samples are: text or image."""
+        """The kind of its samples: text or image."""
         ...
 
     @property
     def ratio_bound(self) -> float:
-        """Of runs that do not say; clip ranges of flow objectives are 1e-4 and less."""
+        """The bound of runs that name none; clip ranges of flow objectives are 1e-4 and less."""
         ...
 
     @property
@@ -57,15 +93,15 @@ class Modality(Protocol):
     @property
     def loading(self) -> Loading: ...
 
-    def evaluation_defaults(self, policy: Any) -> dict[str, Any]:
-        """What [evaluation] starts from, by key."""
+    def evaluation_defaults(self, policy: Settings) -> dict[str, Any]:
+        """The values that [evaluation] starts from, by key."""
         ...
 
-    def eval_sampling(self, evaluation: Any) -> Any:
-        """What Policy.rollout is given to evaluate."""
+    def eval_sampling(self, evaluation: EvaluationTable) -> object:
+        """The sampling that Policy.rollout is given to evaluate."""
         ...
 
-    def variants(self, evaluation: Any) -> Sequence[Variant]:
+    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         """Further ways to evaluate."""
         ...
 
@@ -73,7 +109,9 @@ class Modality(Protocol):
         """ValueError for a prompt that this kind cannot answer."""
         ...
 
-    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+    def warn_after_load(
+        self, policy: Model, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
         """A look at the loaded model before training: warn of what will be cut or clipped.
 
         Raises:
@@ -81,7 +119,7 @@ class Modality(Protocol):
         """
         ...
 
-    def adapt_algorithm(self, algorithm: Algorithm, policy: Any, label: str) -> Algorithm:
+    def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str) -> Algorithm:
         """The algorithm as this run uses it.
 
         Raises:
@@ -90,14 +128,14 @@ class Modality(Protocol):
         ...
 
     def build(
-        self, policy: Any, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
-    ) -> Policy: ...
+        self, policy: Settings, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
+    ) -> Model: ...
 
-    def build_dry_run(self, policy: Any, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> "DryRun":
+    def build_dry_run(self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> "DryRun":
         """A policy without weights that counts what it is asked; completions have `length` tokens."""
         ...
 
-    def box_space(self, policy: Any) -> str | None:
+    def box_space(self, policy: Settings) -> str | None:
         """How the model writes boxes, from its own config alone; None where its makers do not say, or it writes none."""
         ...
 
@@ -105,7 +143,7 @@ class Modality(Protocol):
         """ValueError where nothing can be read by a reward that reads boxes."""
         ...
 
-    def with_box_space(self, policy: Any, space: str | None) -> Any:
+    def with_box_space(self, policy: Settings, space: str | None) -> Settings:
         """The settings with the space that was found."""
         ...
 
@@ -113,10 +151,10 @@ class Modality(Protocol):
         """Save a small random model."""
         ...
 
-    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+    def snippet(self, policy: Model, base: str, adapter: bool) -> Sequence[str]:
         """Python that loads the exported files of a policy, or of its adapter onto `base`."""
         ...
 
-    def merge(self, folder: Path, policy: Any) -> None:
+    def merge(self, folder: Path, policy: Settings) -> None:
         """Replace the adapter in `folder` by the whole model."""
         ...

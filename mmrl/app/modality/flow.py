@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import Loading
+from mmrl.app.modality.base import AlsoTable, EvaluationTable, Loading
 from mmrl.app.modality.flow_checks import check_objective, refuse_pictures, warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.modality.merge import merge_lora
-from mmrl.core.protocols import Policy, View
+from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
-from mmrl.flow.plan import evaluation_plan
+from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
+    from mmrl.policies.flow.policy import FlowPolicy
     from mmrl.policies.shared.call_log import DryRun
 
 EVALUATION_STEPS = 28
@@ -36,7 +37,7 @@ class FlowModality:
     """Image generators that integrate noise to pictures along a schedule."""
 
     name: str = "flow"
-    settings: type = FlowPolicyConfig
+    settings: type[FlowPolicyConfig] = FlowPolicyConfig
     evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
     output: str = "image"
     ratio_bound: float = 1e-6
@@ -46,30 +47,22 @@ class FlowModality:
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
 
-    def eval_sampling(self, evaluation: Any) -> Any:
-        return evaluation_plan(evaluation.num_steps, guidance=evaluation.guidance)
+    def eval_sampling(self, evaluation: EvaluationTable) -> RolloutPlan:
+        return evaluation_plan(evaluation.num_steps or EVALUATION_STEPS, guidance=evaluation.guidance)
 
-    def variants(self, evaluation: Any) -> Sequence[Variant]:
-        return [
-            Variant(
-                one.name,
-                evaluation_plan(
-                    one.num_steps or evaluation.num_steps,
-                    guidance=evaluation.guidance if one.guidance is None else one.guidance,
-                ),
-                one.weights or evaluation.weights,
-            )
-            for one in evaluation.also
-        ]
+    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
+        return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         refuse_pictures(prompts)
 
-    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+    def warn_after_load(
+        self, policy: "FlowPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
         for plan in (
             *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
             self.eval_sampling(evaluation),
-            *(one.sampling for one in self.variants(evaluation)),
+            *(plan_of(one, evaluation) for one in evaluation.also),
         ):
             policy.sigmas(plan)
         policy.encoder.warn([prompt.text for prompt in prompts])
@@ -99,7 +92,7 @@ class FlowModality:
         shadows: frozenset[str],
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
-    ) -> Policy:
+    ) -> "FlowPolicy":
         from diffusers.utils import logging
 
         from mmrl.policies.flow.policy import FlowPolicy
@@ -124,7 +117,7 @@ class FlowModality:
             "take a reward of pictures such as jpeg_size"
         )
 
-    def with_box_space(self, policy: FlowPolicyConfig, space: Any) -> FlowPolicyConfig:
+    def with_box_space(self, policy: FlowPolicyConfig, space: str | None) -> FlowPolicyConfig:
         return policy
 
     def build_tiny(self, family: str, folder: Path) -> object:
@@ -132,7 +125,7 @@ class FlowModality:
 
         return pipelines.build(family, folder)
 
-    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+    def snippet(self, policy: "FlowPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
         pipeline = policy.pipeline
         absent = [name for name, part in pipeline.components.items() if part is None]
@@ -146,3 +139,9 @@ class FlowModality:
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)
+
+
+def plan_of(one: AlsoTable, evaluation: EvaluationTable) -> RolloutPlan:
+    """The steps of one more way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
+    guidance = evaluation.guidance if one.guidance is None else one.guidance
+    return evaluation_plan(one.num_steps or evaluation.num_steps or EVALUATION_STEPS, guidance=guidance)

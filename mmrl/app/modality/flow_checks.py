@@ -1,4 +1,4 @@
-"""What is refused or said of an image generator's run before it costs time."""
+"""Checks of an image generator's run that come before it costs time."""
 
 import logging
 import math

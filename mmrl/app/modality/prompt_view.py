@@ -1,4 +1,4 @@
-"""What a policy is shown of a prompt: its text as tokens, and its pictures and frames."""
+"""A prompt as a policy is shown it: its text as tokens, and its pictures and frames."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,23 +31,23 @@ class Seen:
         return [f"the model reads {self.num_tokens} tokens{cut}{media}:", *(f"    {line}" for line in self.text.splitlines())]
 
 
-def seen(policy: Any, request: Request) -> Seen:
-    """What the policy is shown for a request, under the request's view."""
+def prompt_view(policy: object, request: Request) -> Seen:
+    """The prompt of a request as the policy is shown it, under the request's view."""
     return LOOKS["text" if hasattr(policy, "tokenizer") else "flow"](policy, request)
 
 
-def seen_by_writer(policy: Any, request: Request) -> Seen:
-    """Of a model that writes: the processor's own tokens."""
+def writer_view(policy: Any, request: Request) -> Seen:
+    """The view of a model that writes: the processor's own tokens."""
     seed = view_seed(request)
     prompt = request.prompt if request.view == "plain" else policy.views[request.view](request.prompt, seed)
     encoded = policy.encode.encode(prompt, seed)
     pieces = [(token, len(list(run))) for token, run in groupby(encoded.token_ids.tolist())]
-    text = told(pieces, policy.media_token_ids, policy.tokenizer)
+    text = token_text(pieces, policy.media_token_ids, policy.tokenizer)
     sizes = [(size.seen_width, size.seen_height) for size in encoded.sizes]
     return Seen(text, len(encoded), pictures=tuple(pictures(policy, prompt, sizes)))
 
 
-def told(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokenizer: Any) -> str:
+def token_text(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokenizer: Any) -> str:
     """Tokens as text; several of one that stands for pictures are counted."""
     parts: list[str] = []
     for is_media, run in groupby(pieces, key=lambda piece: piece[0] in media and piece[1] > 1):
@@ -73,10 +73,10 @@ def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> l
     return found
 
 
-def seen_by_painter(policy: Any, request: Request) -> Seen:
-    """Of a model that draws: its text, as far as its encoder reads it."""
+def painter_view(policy: Any, request: Request) -> Seen:
+    """The view of a model that draws: the text, as far as its encoder reads it."""
     count, most = policy.family.count_tokens(request.prompt.text)
     return Seen(request.prompt.text, min(count, most), max(0, count - most))
 
 
-LOOKS: Mapping[str, Callable[[Any, Request], Seen]] = {"text": seen_by_writer, "flow": seen_by_painter}
+LOOKS: Mapping[str, Callable[[Any, Request], Seen]] = {"text": writer_view, "flow": painter_view}

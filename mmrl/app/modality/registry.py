@@ -1,4 +1,4 @@
-"""`policy.kind` -> what the commands must know of it."""
+"""The modalities by the word that `policy.kind` says."""
 
 from typing import Any
 
@@ -11,13 +11,14 @@ from mmrl.policies.text.settings import TextPolicyConfig
 PolicyConfig = TextPolicyConfig | FlowPolicyConfig
 
 
-MODALITIES: dict[str, Modality] = {kind.name: kind for kind in (TextModality(), FlowModality())}
+AnyModality = Modality[Any, Any]
+MODALITIES: dict[str, AnyModality] = {"text": TextModality(), "flow": FlowModality()}
 
 
-POLICIES: dict[str, type] = {name: kind.settings for name, kind in MODALITIES.items()}
+POLICIES: dict[str, type] = {name: modality.settings for name, modality in MODALITIES.items()}
 """`policy.kind` -> its settings."""
 
 
-def modality_of(policy: Any) -> Modality:
-    """The kind whose settings these are."""
-    return next(kind for kind in MODALITIES.values() if isinstance(policy, kind.settings))
+def modality_of(policy: object) -> AnyModality:
+    """The modality whose settings these are."""
+    return next(modality for modality in MODALITIES.values() if isinstance(policy, modality.settings))

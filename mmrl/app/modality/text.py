@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import Loading
+from mmrl.app.modality.base import EvaluationTable, Loading
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.core.protocols import Policy, View
+from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import Variant
@@ -16,6 +16,7 @@ from mmrl.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.text.policy import TextPolicy
 
 LOADING = Loading(
     task="image-text-to-text",
@@ -30,7 +31,7 @@ class TextModality:
     """Models that write: sampled token by token, greedily when they are evaluated."""
 
     name: str = "text"
-    settings: type = TextPolicyConfig
+    settings: type[TextPolicyConfig] = TextPolicyConfig
     evaluation_keys: tuple[str, ...] = ("sampling",)
     output: str = "text"
     ratio_bound: float = TrainSettings.ratio_bound
@@ -41,16 +42,18 @@ class TextModality:
         """The training's sampling at temperature 0."""
         return {"sampling": replace(policy.sampling, temperature=0.0)}
 
-    def eval_sampling(self, evaluation: Any) -> Sampling:
+    def eval_sampling(self, evaluation: EvaluationTable) -> Sampling | None:
         return evaluation.sampling
 
-    def variants(self, evaluation: Any) -> Sequence[Variant]:
+    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         return ()
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Pictures are looked at where they are read."""
 
-    def warn_after_load(self, policy: Any, algorithm: Algorithm, evaluation: Any, prompts: Sequence[Prompt]) -> None:
+    def warn_after_load(
+        self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
         """The policy looks at itself while sampling."""
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
@@ -67,7 +70,7 @@ class TextModality:
         shadows: frozenset[str],
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
-    ) -> Policy:
+    ) -> "TextPolicy":
         from mmrl.policies.shared.weights import USUAL_DECAY
         from mmrl.policies.text.policy import TextPolicy
 
@@ -91,7 +94,7 @@ class TextModality:
     def refuse_box_reward(self, reward: str) -> None:
         """All may be read."""
 
-    def with_box_space(self, policy: TextPolicyConfig, space: Any) -> TextPolicyConfig:
+    def with_box_space(self, policy: TextPolicyConfig, space: str | None) -> TextPolicyConfig:
         return replace(policy, box_space=space or "auto")
 
     def build_tiny(self, family: str, folder: Path) -> object:
@@ -99,7 +102,7 @@ class TextModality:
 
         return vlms.build(family, folder)
 
-    def snippet(self, policy: Any, base: str, adapter: bool) -> Sequence[str]:
+    def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
         return (
             "from transformers import AutoModelForImageTextToText, AutoProcessor",

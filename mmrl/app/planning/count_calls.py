@@ -26,7 +26,7 @@ FEWEST = 32
 
 @dataclass
 class Calls:
-    """What a step asks of the policy of one process."""
+    """The calls that a step makes to the policy of one process."""
 
     counts: dict[str, CallCount]
     """By phase: rollout, read (no gradient) and update (gradient)."""
@@ -95,14 +95,14 @@ class CountedRun:
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False) -> Calls:
-        """Of the second step: the first one also looks whether sampling and training agree.
+        """The calls of the second step: the first one also checks that sampling and training agree.
 
         Args:
             worst: the planner samples as often as it can.
         """
         trainer, rewards = self.trainer(worst)
         self.dry_run.log.clear()
-        with quiet():
+        with silence():
             trainer.step()
             self.dry_run.log.clear()
             for reward in rewards:
@@ -134,8 +134,8 @@ class CountedRun:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Inside, warnings of training are not shown, and chance outside is left alone."""
+def silence() -> Iterator[None]:
+    """Hide the warnings of training, and leave the random state outside alone."""
     log = logging.getLogger("mmrl")
     before, state = log.level, torch.get_rng_state()
     log.setLevel(logging.CRITICAL)

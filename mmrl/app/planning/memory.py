@@ -14,7 +14,7 @@ from mmrl.training.optim import OptimizerSettings
 
 GIB = 2**30
 CONTEXT = GIB // 2
-"""What CUDA and its libraries take before anything is computed, about."""
+"""About as much as CUDA and its libraries take before anything is computed."""
 SPARE = 0.05
 """Share of a card that fragments of its memory may take."""
 UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}
@@ -83,7 +83,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def sized(size: int) -> str:
+def size_text(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
 
 
@@ -110,7 +110,7 @@ def advice(memory: Memory, room: int, is_text: bool) -> str | None:
     if memory.peak <= usable:
         return None
     largest = sorted({**memory.stays, memory.largest_phase: memory.phases[memory.largest_phase]}.items(), key=lambda x: -x[1])
-    named = ", ".join(f"{name} {sized(size)}" for name, size in largest[:3])
+    named = ", ".join(f"{name} {size_text(size)}" for name, size in largest[:3])
     phase = memory.largest_phase
     if sum(memory.stays.values()) > usable:
         remedy = (
@@ -126,6 +126,7 @@ def advice(memory: Memory, room: int, is_text: bool) -> str | None:
     else:
         remedy = "lower micro_batch" if is_text else "lower policy.forward_rows"
     return (
-        f"it needs about {sized(memory.peak + CONTEXT)} of the card's {sized(room)}, {SPARE:.0%} of it left for fragments; "
+        f"it needs about {size_text(memory.peak + CONTEXT)} of the card's {size_text(room)}, {SPARE:.0%} of it left for "
+        "fragments; "
         f"most: {named}. {remedy}"
     )

@@ -1,4 +1,4 @@
-"""What `mmrl ls` lists beside plug-ins: configs and algorithms, read without importing anything."""
+"""The things that `mmrl ls` lists beside plug-ins: configs and algorithms, read without importing anything."""
 
 import ast
 import re

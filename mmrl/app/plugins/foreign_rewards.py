@@ -11,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.samples import Group, Prompt, Scored
 
 STYLES = ("trl", "flow_grpo")
-Answers = list[list[Any]]
+Answers = list[list[object]]
 
 
 def split(use: str) -> tuple[str, str]:
@@ -24,7 +25,7 @@ def split(use: str) -> tuple[str, str]:
     return (style, rest) if colon and style in STYLES else ("", use)
 
 
-def adapt(style: str, function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Any:
+def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
     """The function as a reward.
 
     Args:
@@ -35,7 +36,7 @@ def adapt(style: str, function: Callable[..., Any], settings: Mapping[str, Any],
         ValueError: an unknown key.
     """
     if style == "flow_grpo":
-        return FlowGrpoReward(*drawn_by(function, settings, where))
+        return FlowGrpoReward(*scorer_of(function, settings, where))
     refuse_unknown(settings, ("conversational", "columns"), where)
     return TrlReward(function, **settings)
 
@@ -60,21 +61,21 @@ def refuse_foreign(function: Any, use: str, where: str) -> None:
 class TrlReward:
     """fn(prompts, completions, **columns) as TRL calls it: once per step, columns as lists with one entry per completion."""
 
-    function: Callable[..., Any]
+    function: PlugIn
     conversational: bool = True
     """Prompts and completions as lists of messages, which TRL gives for chat data and for all data with pictures; False: as
     plain texts."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The function's name for a column -> ours: `{ solution = "answer" }`. `answer` is the prompt's ground truth."""
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for a column the function needs and no prompt has."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
         log = Log([{} for _ in pairs])
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             "prompts": [self._prompt(prompt) for prompt, _ in pairs],
             "completions": [self._completion(sample.text or "") for _, sample in pairs],
             "completion_ids": [list(sample.token_ids or ()) for _, sample in pairs],
@@ -100,20 +101,20 @@ class TrlReward:
             raise type(error)(
                 f"{error} (completions were given as {kind}; for the other kind set conversational = {other})"
             ) from error
-        return then(outcome, lambda answers: by_group(groups, [log.scored(i, x) for i, x in enumerate(answers)]))
+        return then(outcome, lambda answers: by_group(groups, [log.with_parts(i, x) for i, x in enumerate(answers)]))
 
-    def _prompt(self, prompt: Prompt) -> Any:
+    def _prompt(self, prompt: Prompt) -> object:
         if not self.conversational:
             return prompt.text
-        pictures: list[dict[str, Any]] = [{"type": "image", "image": opened(media)} for media in prompt.media]
-        content: Any = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
+        pictures: list[dict[str, object]] = [{"type": "image", "image": picture_at(media)} for media in prompt.media]
+        content: object = [*pictures, {"type": "text", "text": prompt.text}] if pictures else prompt.text
         return [{"role": "user", "content": content}]
 
-    def _completion(self, text: str) -> Any:
+    def _completion(self, text: str) -> object:
         return [{"role": "assistant", "content": text}] if self.conversational else text
 
-    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-        tables = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
+    def _columns(self, prompts: Sequence[Prompt]) -> dict[str, list[object]]:
+        tables: list[dict[str, object]] = [{"answer": prompt.answer, **prompt.columns} for prompt in prompts]
         names = dict.fromkeys(name for table in tables for name in table)
         found = {name: [table.get(name) for table in tables] for name in names}
         for theirs, ours in self.columns.items():
@@ -127,16 +128,16 @@ class TrlReward:
 class FlowGrpoReward:
     """fn(images, prompts, metadata) as flow_grpo calls it: images (n, 3, h, w) from 0 to 1, metadata the prompts' columns."""
 
-    function: Callable[..., Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    function: PlugIn
+    settings: Mapping[str, object] = field(default_factory=dict)
 
-    def __call__(self, group: Group) -> Any:
+    def __call__(self, group: Group) -> object:
         return first_of(self.score_all([group]))
 
-    def score_all(self, groups: Sequence[Group]) -> Any:
+    def score_all(self, groups: Sequence[Group]) -> object:
         """Raises ValueError for samples without pictures, or of different sizes."""
         pairs = [(group.prompt, sample) for group in groups for sample in group.samples]
-        images = stacked([(prompt.id, sample.image) for prompt, sample in pairs])
+        images = image_tensor([(prompt.id, sample.image) for prompt, sample in pairs])
         metadata = [dict(prompt.columns) for prompt, _ in pairs]
         outcome = self.function(images, [prompt.text for prompt, _ in pairs], metadata, **self.settings)
         return then(outcome, lambda answer: by_group(groups, scores_of(answer)))
@@ -147,24 +148,24 @@ VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass
 class Log:
-    """What TRL hands a reward for its log: numbers become named parts."""
+    """The log that TRL hands a reward; its numbers become named parts."""
 
     parts: list[dict[str, float]]
 
     def metric(self, name: str, value: float) -> None:
         self.extra(name, [value] * len(self.parts))
 
-    def extra(self, name: str, values: Sequence[Any]) -> None:
+    def extra(self, name: str, values: Sequence[object]) -> None:
         for parts, value in zip(self.parts, values, strict=True):
             if isinstance(value, int | float):
                 parts[name] = float(value)
 
-    def scored(self, i: int, answer: Any) -> Any:
+    def with_parts(self, i: int, answer: Any) -> object:
         own = self.parts[i] if i < len(self.parts) else {}
         return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
 
 
-def drawn_by(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:
     """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
     names = list(inspect.signature(function).parameters)
     if names[:1] == ["images"]:
@@ -177,29 +178,29 @@ def drawn_by(function: Callable[..., Any], settings: Mapping[str, Any], where: s
     return scorer, {}
 
 
-def refuse_unknown(settings: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: str) -> None:
     for key in settings:
         if key not in known:
             raise ValueError(f"{where}: unknown key {key!r}: {did_you_mean(key, list(known))}")
 
 
-def scores_of(answer: Any) -> list[Any]:
+def scores_of(answer: object) -> Sequence[object]:
     """The scores of (scores, extras), of GenEval's five values, or bare; of a table of scores its `avg`, others as parts."""
     scores = answer[0] if isinstance(answer, tuple) else answer
     if not isinstance(scores, Mapping):
-        return listed(scores)
-    columns = {name: listed(values) for name, values in scores.items()}
+        return score_list(scores)
+    columns: dict[str, list[Any]] = {name: score_list(values) for name, values in scores.items()}
     if "avg" not in columns:
         raise ValueError(f"the function answered scores named {', '.join(columns)} without `avg`, the one that counts")
     names = [name for name in columns if name != "avg"]
     return [Scored(value, {name: float(columns[name][i]) for name in names}) for i, value in enumerate(columns["avg"])]
 
 
-def listed(scores: Any) -> list[Any]:
+def score_list(scores: Any) -> list[object]:
     return list(scores.tolist() if hasattr(scores, "tolist") else scores)
 
 
-def stacked(pictures: Sequence[tuple[str, Any]]) -> Any:
+def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
     """Pictures as one tensor."""
     import numpy as np
     import torch
@@ -214,7 +215,7 @@ def stacked(pictures: Sequence[tuple[str, Any]]) -> Any:
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
 
 
-def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
+def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
     """Answers of all samples, cut into groups.
 
     Raises:
@@ -227,12 +228,12 @@ def by_group(groups: Sequence[Group], flat: Sequence[Any]) -> Answers:
     return [list(islice(rest, len(group.samples))) for group in groups]
 
 
-def then(outcome: Any, read: Callable[[Any], Answers]) -> Any:
+def then(outcome: object, read: Callable[[Any], Answers]) -> object:
     """`read` of the outcome, or of what it will be."""
     return later(outcome, read) if inspect.isawaitable(outcome) else read(outcome)
 
 
-async def later(outcome: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
+async def later(outcome: Awaitable[Any], read: Callable[[Any], object]) -> object:
     return read(await outcome)
 
 
@@ -240,7 +241,7 @@ def first_of(answers: Any) -> Any:
     return later(answers, lambda found: found[0]) if inspect.isawaitable(answers) else answers[0]
 
 
-def opened(media: Any) -> Any:
+def picture_at(media: object) -> object:
     """A picture by path as a picture, read when it is looked at."""
     if not isinstance(media, str | Path):
         return media

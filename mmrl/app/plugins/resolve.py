@@ -18,6 +18,8 @@ from typing import Any
 
 from mmrl.app.toml.did_you_mean import did_you_mean
 
+PlugIn = Callable[..., Any]
+"""A function or class of a plug-in file, whatever it is called with and gives."""
 SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
 
 REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
@@ -33,7 +35,7 @@ class Listed:
     file: Path
 
 
-def load(spec: str, kind: str, base: Path | None = None) -> Callable[..., Any]:
+def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
     """The callable that `spec` names.
 
     Args:
@@ -84,7 +86,7 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
 
 
 def default_name(spec: str) -> str:
-    """What a reward is called unless its table says `name`: the callable if one is named, else the stem of file or address."""
+    """The name of a reward whose table says none: the callable if one is named, else the stem of file or address."""
     if "://" in spec:
         return spec.rstrip("/").rpartition("/")[2]
     spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
@@ -94,11 +96,11 @@ def default_name(spec: str) -> str:
 
 def folders(kind: str) -> list[Path]:
     """Where bare names are looked up, first come first served."""
-    found = [Path.cwd() / kind, shipped(kind)]
+    found = [Path.cwd() / kind, shipped_folder(kind)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in found) if folder.is_dir()]
 
 
-def shipped(kind: str) -> Path:
+def shipped_folder(kind: str) -> Path:
     """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "_shipped" / kind
@@ -163,8 +165,8 @@ def reach_neighbours(file: Path) -> None:
             raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
 
 
-def modalities(function: Any) -> tuple[str, ...]:
-    """What a reward scores, from the line `Modality: image, text` of its file's docstring; () where there is none."""
+def modalities(function: object) -> tuple[str, ...]:
+    """The modalities of a reward, from the line `Modality: image, text` of its file's docstring; () where there is none."""
     owner = function if hasattr(function, "__module__") else type(function)
     document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
     found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)

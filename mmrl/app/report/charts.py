@@ -42,14 +42,14 @@ class Scale:
 
 def line_chart(series: Sequence[Series], label: str) -> Markup:
     """Curves over steps; gaps where a value is not finite. Nothing to draw gives a sentence."""
-    drawn = [shortened(one) for one in series]
+    drawn = [coarse_series(one) for one in series]
     points = [(s, v) for one in drawn for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
         return Markup('<p class="empty">No finite value was recorded.</p>')
     steps, values = [s for s, _ in points], [v for _, v in points]
     y_ticks = ticks(min(values), max(values), 5)
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
-    x = Scale(*widened(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
+    x = Scale(*range_with_width(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     body = [axes(x, y, x_ticks, y_ticks, x_name="step"), *(curve(one, x, y) for one in drawn)]
     return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
@@ -99,14 +99,16 @@ def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float],
     parts: list[str] = []
     digits = decimals(y_ticks)
     for tick in y_ticks:
-        text = f"{written(tick, digits)}{unit}"
+        text = f"{tick_text(tick, digits)}{unit}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" text-anchor="end">{text}</text>')
     if x_name:
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">{x_name}</text>')
     digits = decimals(x_ticks)
     for tick in x_ticks:
-        parts.append(f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{written(tick, digits)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{tick_text(tick, digits)}</text>'
+        )
     return Markup("".join(parts))
 
 
@@ -163,7 +165,7 @@ def pieces(steps: Sequence[float], values: Sequence[float], x: Scale, y: Scale) 
     return [" ".join(points) for points in found if points]
 
 
-def shortened(one: Series) -> Series:
+def coarse_series(one: Series) -> Series:
     """At most MAX_POINTS points, each the mean of neighbouring steps; the name says of how many."""
     size = -(-len(one.values) // MAX_POINTS)
     if size <= 1:
@@ -173,7 +175,7 @@ def shortened(one: Series) -> Series:
     return Series(f"{one.name}, mean of {size} steps", [one.steps[i] for i in starts], means, one.style, one.dots)
 
 
-def widened(low: float, high: float) -> tuple[float, float]:
+def range_with_width(low: float, high: float) -> tuple[float, float]:
     """A range with some width."""
     if high > low:
         return low, high
@@ -183,7 +185,7 @@ def widened(low: float, high: float) -> tuple[float, float]:
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that enclose [low, high]."""
-    low, high = widened(low, high)
+    low, high = range_with_width(low, high)
     rough = (high - low) / max(1, wanted - 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -197,7 +199,7 @@ def decimals(values: Sequence[float]) -> int:
     return next((digits for digits in range(10) if abs(round(gap, digits) - gap) < gap * 1e-6), 10)
 
 
-def written(value: float, digits: int) -> str:
+def tick_text(value: float, digits: int) -> str:
     if value != 0 and (abs(value) >= 1e5 or digits > 4):
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}"

@@ -1,4 +1,4 @@
-"""What a run's files say: read once, so that the report only has to show it."""
+"""The contents of a run's files, read once, so that the report only has to show them."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mmrl.app.run.sample_files import first_size
 from mmrl.core.types import MediaSize
 
 TRAIN, EVAL = "train", "eval"
+K = TypeVar("K")
 NUM_RESAMPLES = 2000
 Kind = Literal["iou", "share", "reward", "part"]
 """iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several."""
@@ -65,7 +66,7 @@ class Row:
 
     @property
     def spans(self) -> "Spans | None":
-        """What is true and what the completion says of times; None where the answer is no span."""
+        """The true spans and those of the completion; None where the answer is no span."""
         told = self.line.get("spans")
         if told is None:
             return None
@@ -210,7 +211,7 @@ def load(path: Path | str) -> RunData:
         last_train=read_rows(run, TRAIN, train_steps[1:][-1:], space),
         before=read_rows(run, EVAL, eval_steps[:1], space),
         after=read_rows(run, EVAL, eval_steps[1:][-1:], space),
-        warnings=counted(warnings),
+        warnings=warning_counts(warnings),
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
         box_space=space,
         notices=notices,
@@ -247,7 +248,7 @@ def read_config(run: RunDir, notices: list[str]) -> tuple[dict[str, Any], str]:
         ) from None
 
 
-def box_space(config: Mapping[str, Any]) -> str | None:
+def box_space(config: Mapping[str, object]) -> str | None:
     policy = config.get("policy", {})
     return policy.get("box_space") if isinstance(policy, Mapping) else None
 
@@ -260,7 +261,7 @@ def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) 
     return [Row(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines]
 
 
-def counted(warnings: JsonLines) -> list[tuple[str, int, int]]:
+def warning_counts(warnings: JsonLines) -> list[tuple[str, int, int]]:
     """Each text once, with its first step and how often it was said; a leading "step 12: " does not count as text."""
     found: dict[str, tuple[int, int]] = {}
     for line in warnings.lines:
@@ -285,7 +286,7 @@ def pairs(data: RunData) -> list[tuple[Row, Row]]:
 
 def changes(data: RunData) -> list[Change]:
     """Every figure over the prompts evaluated both times."""
-    return paired(by_prompt(data.before), by_prompt(data.after))
+    return paired_changes(by_prompt(data.before), by_prompt(data.after))
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
@@ -295,13 +296,13 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
         Figure("Mean IoU", "iou", lambda row: row.iou),
         Figure("Hits", "share", lambda row: row.hits),
         Figure("Acc@0.5", "share", lambda row: math.nan if row.spans else indicator(row.iou, row.iou >= 0.5)),
-        *(Figure(f"R@{least}", "share", lambda row, least=least: recalled(row, least)) for least in (0.3, 0.5, 0.7)),
+        *(Figure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
         Figure("Reward", "reward", lambda row: row.total),
         *(Figure(name, "part", lambda row, name=name: score(row, name)) for name in names if len(names) > 1),
     ]
 
 
-def paired(before: Mapping[Any, list[Row]], after: Mapping[Any, list[Row]]) -> list[Change]:
+def paired_changes(before: Mapping[K, list[Row]], after: Mapping[K, list[Row]]) -> list[Change]:
     """Every figure that both sides know, over the prompts (keys) that both have; samples of a prompt are averaged first."""
     prompts = [prompt for prompt in before if prompt in after]
     found: list[Change] = []
@@ -316,7 +317,7 @@ def paired(before: Mapping[Any, list[Row]], after: Mapping[Any, list[Row]]) -> l
     return found
 
 
-def recalled(row: Row, least: float) -> float:
+def recall(row: Row, least: float) -> float:
     return float(row.iou >= least) if row.spans else math.nan
 
 
@@ -330,7 +331,7 @@ def score(row: Row, name: str) -> float:
 
 
 def mean(values: Any) -> float:
-    """Of the finite ones; NaN when there are none."""
+    """The mean of the finite values; NaN when there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 

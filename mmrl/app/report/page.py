@@ -215,7 +215,7 @@ def rectangle(box: Box, width: int, height: int) -> Rectangle:
     )
 
 
-def description(config: Mapping[str, Any]) -> str:
+def description(config: Mapping[str, object]) -> str:
     """'grpo, model Qwen/Qwen2.5-VL-3B-Instruct, data geometry3k, rewards math_answer and short'."""
 
     def setting(table: str, *names: str) -> str:
@@ -238,7 +238,7 @@ def description(config: Mapping[str, Any]) -> str:
 
 
 def facts(data: RunData) -> list[tuple[str, str]]:
-    """What a reader asks first: how many steps, how long, how many held-out prompts."""
+    """The facts that a reader asks for first: how many steps, how long, how many held-out prompts."""
     wanted = data.steps_wanted
     seconds = sum(value for value in column(data.train, "time/step_s")[1] if math.isfinite(value))
     found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(data.steps_done))]

@@ -48,7 +48,7 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
     tables = [text_probes(prompt, other, style, rng) for prompt, other in zip(answered, shifted, strict=False)]
     names = [name for name in tables[0] if all(name in table for table in tables)]
     groups = [
-        Group(i, prompt, tuple(_written(prompt, table[name]) for name in names))
+        Group(i, prompt, tuple(_sample_of(prompt, table[name]) for name in names))
         for i, (prompt, table) in enumerate(zip(answered, tables, strict=True))
     ]
     return names, groups
@@ -57,30 +57,30 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
 def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random) -> dict[str, str]:
     """Probe -> completion."""
     size = size_of(prompt)
-    truth, plain = written(prompt.answer, style.space, size), lambda text: wrapped(text, style.template)
-    swapped = elsewhere(other.answer, size_of(other), size)
+    truth, plain = answer_text(prompt.answer, style.space, size), lambda text: in_template(text, style.template)
+    swapped = answer_moved_to(other.answer, size_of(other), size)
     probes = {
         TRUTH: plain(truth),
-        OTHER: plain(written(swapped, style.space, size)),
-        RANDOM: plain(written(nonsense(prompt, size, rng), style.space, size)),
+        OTHER: plain(answer_text(swapped, style.space, size)),
+        RANDOM: plain(answer_text(nonsense(prompt, size, rng), style.space, size)),
         EMPTY: "",
         MALFORMED: truth[: len(truth) // 3].rstrip("0123456789.") if len(truth) > 9 else "?",
         REPEATED: plain(" ".join([truth] * 3)),
         PADDED: plain(truth) + CHATTER,
-        DECIMALS: plain(written(prompt.answer, style.space, size, decimals=True)),
+        DECIMALS: plain(answer_text(prompt.answer, style.space, size, decimals=True)),
     }
     if style.template is None:
-        probes[TAGGED] = wrapped(truth, "think")
+        probes[TAGGED] = in_template(truth, "think")
     if boxes_of(prompt.answer):
         flipped = [[int(x) for x in (b.y1, b.x1, b.y2, b.x2)] for b in _in(prompt.answer, style.space, size)]
         probes[SWAPPED] = plain(json.dumps([{"bbox_2d": corners} for corners in flipped]))
         for space in cast(tuple[Space, ...], ("pixel", "norm1000", "norm1")):
             if space != style.space and (size is not None or space != "pixel"):
-                probes[IN_SPACE + space] = plain(written(prompt.answer, space, size))
+                probes[IN_SPACE + space] = plain(answer_text(prompt.answer, space, size))
     return probes
 
 
-def written(answer: Any, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
+def answer_text(answer: object, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
     """An answer as models write it: boxes as JSON in their space, spans in seconds, all else as itself."""
     if boxes_of(answer):
         digits = 3 if space == "norm1" else 1 if decimals else 0
@@ -96,18 +96,18 @@ def written(answer: Any, space: Space, size: MediaSize | None, decimals: bool = 
     if isinstance(answer, int | float):
         return f"{answer:.2f}" if decimals else f"{answer:g}"
     if isinstance(answer, list | tuple):
-        return ", ".join(written(item, space, size, decimals) for item in cast(Sequence[Any], answer))
+        return ", ".join(answer_text(item, space, size, decimals) for item in cast(Sequence[Any], answer))
     return json.dumps(answer, default=str)
 
 
-def wrapped(text: str, template: Template | None) -> str:
+def in_template(text: str, template: Template | None) -> str:
     """The answer as the template wants it."""
     if template is None or template == "json":
         return text
     return f"<think>This is clear.</think><answer>{text}</answer>" if template == "think" else f"<answer>{text}</answer>"
 
 
-def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
+def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> object:
     """A random answer of the same kind."""
     answer = prompt.answer
     if boxes := boxes_of(answer):
@@ -127,14 +127,14 @@ def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> Any:
     return "".join(rng.choice(string.ascii_lowercase) for _ in range(8))
 
 
-def elsewhere(answer: Any, old: MediaSize | None, new: MediaSize | None) -> Any:
+def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None) -> object:
     """Another prompt's answer; its boxes at the same place of this prompt's picture."""
     if not boxes_of(answer) or old is None or new is None:
         return answer
     return tuple(replace(box.to("norm1", old), label=box.label).to("pixel", new) for box in boxes_of(answer))
 
 
-def boxes_of(answer: Any) -> tuple[Box, ...]:
+def boxes_of(answer: object) -> tuple[Box, ...]:
     items = tuple(cast(Sequence[Any], answer)) if isinstance(answer, list | tuple) else (answer,)
     return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
 
@@ -159,12 +159,12 @@ def image_groups(tasks: Sequence[Task], seed: int) -> tuple[list[str], list[Grou
     return [TRUTH, PROMPT, BLANK, NOISE], groups
 
 
-def _written(prompt: Prompt, text: str) -> Sample:
+def _sample_of(prompt: Prompt, text: str) -> Sample:
     size = size_of(prompt)
     return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
 
 
-def _in(answer: Any, space: Space, size: MediaSize | None) -> list[Box]:
+def _in(answer: object, space: Space, size: MediaSize | None) -> list[Box]:
     return [box.to(space, size) for box in boxes_of(answer)]
 
 

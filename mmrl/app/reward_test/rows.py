@@ -99,24 +99,24 @@ def _task(row: Row, root: Path) -> Task:
         raise ValueError(f"none of the columns {', '.join(TEXT)} holds the prompt (the row has {', '.join(values)})")
     spans = _first(values, SPANS)
     answer = _first(values, ANSWER) if spans is None else _spans(spans)
-    images = _listed(values, "image", "images")
+    images = _list_of(values, "image", "images")
     columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *SPANS, *OUTPUTS, "id")}
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
-    if answer is None and not _listed(values, "completion", "completions"):
-        pictures = tuple(Sample(image=open_picture(_located(root, image))) for image in images)
+    if answer is None and not _list_of(values, "completion", "completions"):
+        pictures = tuple(Sample(image=open_picture(_path_of(root, image))) for image in images)
         return Task(prompt, pictures, tuple(map(str, images)))
-    media = tuple(_located(root, image) for image in images)
+    media = tuple(_path_of(root, image) for image in images)
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
     return _with_texts(prompt, values, () if size is None else (size,))
 
 
-def _located(root: Path, image: Any) -> str:
+def _path_of(root: Path, image: object) -> str:
     return path_below(root, str(image), "the file's folder", anywhere=True)
 
 
-def _spans(found: Any) -> Interval | tuple[Interval, ...]:
+def _spans(found: object) -> Interval | tuple[Interval, ...]:
     """One true span or several: `[2.0, 5.5]`, `[[2.0, 5.5], [8.0, 9.0]]`."""
     pairs: Sequence[Any] = cast(Sequence[Any], found) if isinstance(found, list) else ()
     single = len(pairs) == 2 and not isinstance(pairs[0], list)
@@ -129,21 +129,21 @@ def _spans(found: Any) -> Interval | tuple[Interval, ...]:
     return intervals[0] if len(intervals) == 1 else intervals
 
 
-def _with_texts(prompt: Prompt, values: Mapping[str, Any], sizes: tuple[MediaSize, ...]) -> Task:
-    texts = _listed(values, "completion", "completions")
+def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> Task:
+    texts = _list_of(values, "completion", "completions")
     samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
     return Task(prompt, samples, tuple(str(i) for i in range(len(samples))))
 
 
-def _question_column(values: Mapping[str, Any]) -> dict[str, str]:
+def _question_column(values: Mapping[str, object]) -> dict[str, str]:
     name = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
     return {"question": name}
 
 
-def _listed(values: Mapping[str, Any], one: str, many: str) -> Sequence[Any]:
+def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:
     found = values.get(many, values.get(one))
     return cast(Sequence[Any], found) if isinstance(found, list) else [] if found is None else [found]
 
 
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+def _first(values: Mapping[str, object], names: Sequence[str]) -> object:
     return next((values[name] for name in names if values.get(name) is not None), None)

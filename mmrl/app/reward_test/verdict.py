@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.core.types import Group, Status
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -29,7 +29,7 @@ FORM = "judges form only"
 
 @dataclass
 class Findings:
-    """What the probes said of one reward."""
+    """The findings of the probes about one reward."""
 
     name: str
     probes: Sequence[str]
@@ -56,7 +56,7 @@ class Findings:
         return float(finite.max() - finite.min()) if len(finite) else 0.0
 
     def beats(self, first: str, second: str) -> bool:
-        """Whether one probe scores above another by more than chance."""
+        """Does one probe score above another by more than chance?"""
         gap = (self.of(first) - self.of(second))[(self.of(first) - self.of(second)).isfinite()]
         if not len(gap):
             return False
@@ -64,21 +64,21 @@ class Findings:
         return float(gap.mean()) > max(2 * error, 1e-6)
 
     def doubt(self, probe: str) -> str:
-        """What to add where the truth is ahead, but not by more than chance."""
+        """The words to add where the truth is ahead, but not by more than chance."""
         ahead = self.mean(probes.TRUTH) - self.mean(probe) > CLEAR * self.spread
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
 
-def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
+def examine(name: str, reward: Callable[..., object], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
     found = Findings(name, names, needs_answer=needs(use, "answer"))
     found.picklable = can_pickle(reward)
     try:
-        found.values, found.status, _ = scored(name, reward, groups)
+        found.values, found.status, _ = probe_scores(name, reward, groups)
         # the first time includes loading
-        again, _, found.seconds = scored(name, reward, groups)
+        again, _, found.seconds = probe_scores(name, reward, groups)
         backwards = [replace(group, samples=group.samples[::-1]) for group in reversed(groups)]
-        mirrored, _, _ = scored(name, reward, backwards)
+        mirrored, _, _ = probe_scores(name, reward, backwards)
     except RewardError as error:
         found.faults.append(f"it breaks the contract: {error}")
         return found
@@ -99,11 +99,11 @@ def examine(name: str, reward: Callable[..., Any], names: Sequence[str], groups:
     return found
 
 
-def scored(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
+def probe_scores(name: str, reward: PlugIn, groups: Sequence[Group]) -> tuple[Tensor, Tensor, list[float]]:
     """Values and status of every probe of every prompt, and seconds per group."""
     runner = RewardRunner([NamedReward(name, reward, max_failed=1.0)])
     tables, seconds = [], []
-    with quiet():
+    with silence():
         for group in groups:
             start = time.perf_counter()
             tables.append(runner.score([group])[0])
@@ -112,7 +112,7 @@ def scored(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> tu
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """No warning for each group that fails: the findings count them."""
     log = logging.getLogger("mmrl.rewards")
     was, log.disabled = log.disabled, True
@@ -122,10 +122,10 @@ def quiet() -> Iterator[None]:
         log.disabled = was
 
 
-def always_fails(name: str, reward: Callable[..., Any], names: Sequence[str], group: Group) -> str:
+def always_fails(name: str, reward: PlugIn, names: Sequence[str], group: Group) -> str:
     """Which probes make a reward fail that answers for no group, and what it says."""
     runner, culprits, said = RewardRunner([NamedReward(name, reward, max_failed=0.0)]), [], ""
-    with quiet():
+    with silence():
         for probe, sample in zip(names, group.samples, strict=True):
             try:
                 runner.score([replace(group, samples=(sample,))])
@@ -161,13 +161,13 @@ def look_at_texts(found: Findings) -> list[str]:
     if all(same(found.of(p), found.of(probes.TRUTH)) for p in (probes.OTHER, probes.RANDOM)):
         form = f"it {FORM}: truth, another prompt's truth and nonsense of the same form score alike"
         if found.needs_answer:
-            return otherwise_written(found, truth, clear) or [form]
+            return spelling_faults(found, truth, clear) or [form]
         found.warnings.append(form)
         return []
     if not found.needs_answer:
-        found.warnings += unbeaten(found, truth)
+        found.warnings += rivals(found, truth)
         return []
-    faults = [*unbeaten(found, truth), *otherwise_written(found, truth, clear)]
+    faults = [*rivals(found, truth), *spelling_faults(found, truth, clear)]
     for probe in (probes.EMPTY, probes.MALFORMED):
         if found.mean(probe) > truth - clear:
             faults.append(f"{probe} text scores {found.mean(probe):.3f}, as much as the truth: it pays for saying nothing")
@@ -177,7 +177,7 @@ def look_at_texts(found: Findings) -> list[str]:
     return faults
 
 
-def unbeaten(found: Findings, truth: float) -> list[str]:
+def rivals(found: Findings, truth: float) -> list[str]:
     """Wrong answers that the truth does not beat."""
     faults = []
     for probe in (probes.RANDOM, probes.OTHER):
@@ -188,7 +188,7 @@ def unbeaten(found: Findings, truth: float) -> list[str]:
     return faults
 
 
-def otherwise_written(found: Findings, truth: float, clear: float) -> list[str]:
+def spelling_faults(found: Findings, truth: float, clear: float) -> list[str]:
     """Faults that show when the same truth is written in another way."""
     faults = []
     for probe in found.probes:
@@ -244,16 +244,16 @@ def compare_ranges(all_found: Sequence[Findings]) -> None:
             )
 
 
-def served_agrees(name: str, reward: Callable[..., Any], groups: Sequence[Group]) -> str | None:
-    """What differs when the reward is called through a server; None if nothing does."""
-    here, _, _ = scored(name, reward, groups)
+def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -> str | None:
+    """The difference that calling the reward through a server makes; None if it makes none."""
+    here, _, _ = probe_scores(name, reward, groups)
     with serving({name: Served(name, reward, "")}) as base:
-        there, _, _ = scored(name, RemoteReward(f"{base}/{name}"), groups)
+        there, _, _ = probe_scores(name, RemoteReward(f"{base}/{name}"), groups)
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
 
 
 def needs(use: str, what: str) -> bool:
-    """Whether a reward's file says that it needs `what`; True where it does not say."""
+    """Does a reward's file say that it needs `what`? True where it says nothing."""
     if not use or is_url(use):
         return True
     file: Path = plugins.locate(adapters.split(use)[1], "rewards")[0]
@@ -262,7 +262,7 @@ def needs(use: str, what: str) -> bool:
     return said is None or (what in said and not said.strip().startswith("nothing"))
 
 
-def can_pickle(reward: Any) -> bool:
+def can_pickle(reward: object) -> bool:
     try:
         pickle.dumps(reward)
     except (pickle.PicklingError, TypeError, AttributeError):

@@ -14,9 +14,8 @@ import torch
 from mmrl import __version__
 from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
-from mmrl.app.modality.base import Modality
-from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
-from mmrl.app.plugins.resolve import modalities
+from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
+from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
@@ -71,14 +70,14 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
         held_out = held_out_prompts(config, plug_ins.held_out)
     config = with_local_model(config, ranks)
     modality = modality_of(config.policy)
-    looked_at = [*seen(train_prompts), *(held_out or ())]
+    looked_at = [*first_prompts(train_prompts), *(held_out or ())]
     modality.check_prompts(looked_at)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
-    rewards = RewardRunner([named(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
-    more = [named(*pair, space, modality) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    rewards = RewardRunner([named_reward(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
+    more = [named_reward(*pair, space, modality) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
     watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
@@ -111,14 +110,16 @@ def check_ranks(config: RunConfig, processes: int) -> None:
         )
 
 
-def load_rewards(makes: Sequence[Callable[[], Any]]) -> list[Any]:
+def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
     """The rewards, which may load models or ask servers."""
     return [make() for make in makes]
 
 
-def named(reward: WatchedReward, function: Any, space: str | None, modality: Modality = MODALITIES["text"]) -> NamedReward:
-    """As the run uses it: with its name, and reading boxes as the policy writes them."""
-    function = with_inside(function, lambda inner: named(reward, inner, space, modality).function)
+def named_reward(
+    reward: WatchedReward, function: Any, space: str | None, modality: AnyModality = MODALITIES["text"]
+) -> NamedReward:
+    """The reward as the run uses it: with its name, and reading boxes as the policy writes them."""
+    function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality).function)
     name, declared = reward.label, declared_space(function)
     if declared is not None:
         modality.refuse_box_reward(name)
@@ -144,7 +145,7 @@ def named(reward: WatchedReward, function: Any, space: str | None, modality: Mod
     return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
 
 
-def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
+def with_inside(function: object, change: Callable[[Any], object]) -> object:
     """A reward whose rewards inside are changed."""
     if not is_dataclass(function) or isinstance(function, type):
         return function
@@ -154,7 +155,7 @@ def with_inside(function: Any, change: Callable[[Any], Any]) -> Any:
     return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
 
 
-def declared_space(function: Any) -> str | None:
+def declared_space(function: object) -> str | None:
     """The `space` of a reward that has one."""
     return getattr(function, "space", None) if is_dataclass(function) else None
 
@@ -179,7 +180,7 @@ def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
 
 
 def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
-    """What a data set's `load` gives, looked at: all of a sequence, the beginning of a stream.
+    """Load a data set's prompts and check them: all of a sequence, the beginning of a stream.
 
     Raises:
         ValueError: listing the first prompts that cannot be trained on.
@@ -191,7 +192,7 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
     return prompts
 
 
-def seen(prompts: Prompts) -> Sequence[Prompt]:
+def first_prompts(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts that are looked at before training."""
     return [*islice(prompts, LOOK if isinstance(prompts, Sequence) else STREAM_LOOK)]
 
@@ -215,7 +216,7 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     return replace(config, policy=replace(config.policy, model=str(folder)))
 
 
-def tiny_model(name: str, modality: Modality = MODALITIES["text"]) -> Path:
+def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What every command that runs a model stands in: processes, devices, the terminal."""
+"""The surroundings of every command that runs a model: processes, devices, the terminal."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.run.launch import ending_together, open_accelerator
+from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.ranks import Ranks
 
 RUNS = Path("runs")
@@ -46,7 +46,7 @@ def distributed_run() -> Iterator[tuple[Any, Ranks]]:
     if ranks.is_main:
         logger.addHandler(handler)
     try:
-        with ending_together(ranks):
+        with end_together(ranks):
             yield accelerator, ranks
             ranks.close()
     finally:

@@ -137,8 +137,8 @@ class RunDir:
                 file.unlink()
 
     @contextmanager
-    def recording_warnings(self, step: Callable[[], int]) -> Iterator[None]:
-        """Inside, what the logger `mmrl` warns of is also written to warnings.jsonl, with the step it happened at."""
+    def record_warnings(self, step: Callable[[], int]) -> Iterator[None]:
+        """Write the warnings of the logger `mmrl` to warnings.jsonl, too, with the step they happened at."""
         handler = WarningsFile(self.warnings_file, step)
         logger = logging.getLogger("mmrl")
         logger.addHandler(handler)
@@ -160,7 +160,7 @@ class WarningsFile(logging.Handler):
         append_line(self.file, {"step": self.step(), "level": record.levelname.lower(), "text": record.getMessage()})
 
 
-def append_line(file: Path, line: Mapping[str, Any]) -> None:
+def append_line(file: Path, line: Mapping[str, object]) -> None:
     """One more line, on disk when this returns."""
     with file.open("a", encoding="utf-8") as stream:
         stream.write(as_text(line))
@@ -168,7 +168,7 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
         os.fsync(stream.fileno())
 
 
-def as_text(line: Mapping[str, Any]) -> str:
+def as_text(line: Mapping[str, object]) -> str:
     """The object as one line of JSON, newline included."""
     return json.dumps(line, ensure_ascii=False) + "\n"
 

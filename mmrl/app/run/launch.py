@@ -73,7 +73,7 @@ def check_launch(accelerator: Any, environment: Mapping[str, str]) -> None:
     """ValueError where the run would silently be another one than was asked for."""
     world, kind = accelerator.num_processes, accelerator.distributed_type.value
     asked = {name: int(value) for name in DECLARED if (value := environment.get(name, "")).isdigit()}
-    asked |= {"accelerate launch": asked_of_accelerate(parent_command())} if "ACCELERATE_MIXED_PRECISION" in environment else {}
+    asked |= {"accelerate launch": processes_asked_for(parent_command())} if "ACCELERATE_MIXED_PRECISION" in environment else {}
     found = next((name for name in asked if asked[name] > 1), None)
     if world == 1 and found is not None:
         raise ValueError(
@@ -112,7 +112,7 @@ def parent_command() -> list[str]:
         return []
 
 
-def asked_of_accelerate(command: Sequence[str]) -> int:
+def processes_asked_for(command: Sequence[str]) -> int:
     """How many processes a command `accelerate launch ...` names, in its options or its config file; 1 where it does not."""
     if not any("accelerate" in word for word in command):
         return 1
@@ -143,8 +143,8 @@ def check_same(ranks: Ranks, resolved: Resolved) -> None:
 
 
 @contextmanager
-def alone(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Inside, no other run writes into this folder; the lock goes with the process that holds it.
+def lock_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Keep other runs from writing into this folder; the lock goes with the process that holds it.
 
     Raises:
         ValueError: another process holds it.
@@ -167,7 +167,7 @@ def alone(folder: Path, ranks: Ranks) -> Iterator[None]:
 
 
 @contextmanager
-def ending_together(ranks: Ranks) -> Iterator[None]:
+def end_together(ranks: Ranks) -> Iterator[None]:
     """One of several processes that fails says so with its number and ends at once, so that its launcher ends the others."""
     try:
         yield

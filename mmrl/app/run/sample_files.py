@@ -97,7 +97,7 @@ def digest(sample: Sample) -> str | None:
     return hashlib.sha256(data).hexdigest()[:20]
 
 
-def answer_boxes(answer: Any, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
+def answer_boxes(answer: object, sample: Sample, media: Sequence[Line]) -> list[list[Any]]:
     """The true boxes in pixels of the first picture; none when the answer is something else."""
     boxes = [answer] if isinstance(answer, Box) else list(answer) if isinstance(answer, list | tuple) else []
     if not boxes or not all(isinstance(box, Box) for box in boxes):
@@ -130,7 +130,7 @@ def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> M
     return None
 
 
-def store(run: RunDir, media: Any) -> Line:
+def store(run: RunDir, media: object) -> Line:
     """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
 
     What cannot be drawn becomes {kind: "unknown", file: null, what: its type}.
@@ -140,7 +140,7 @@ def store(run: RunDir, media: Any) -> Line:
         return {"kind": "unknown", "file": None, "what": type(media).__name__}
     width, height = frames[0].size
     picture = frames[0] if kind == "picture" else strip(frames)
-    data, suffix = encoded(picture)
+    data, suffix = image_bytes(picture)
     name = hashlib.sha256(data).hexdigest()[:20] + suffix
     run.media.mkdir(parents=True, exist_ok=True)
     if not (run.media / name).exists():
@@ -148,7 +148,7 @@ def store(run: RunDir, media: Any) -> Line:
     return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
 
 
-def frames_of(media: Any) -> tuple[list[Image.Image], str]:
+def frames_of(media: object) -> tuple[list[Image.Image], str]:
     """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
     if isinstance(media, Image.Image):
         return [ImageOps.exif_transpose(media)], "picture"
@@ -165,9 +165,9 @@ def frames_of(media: Any) -> tuple[list[Image.Image], str]:
     if isinstance(media, np.ndarray) and media.ndim == 3:
         return [picture_of(media)], "picture"
     if isinstance(media, np.ndarray) and media.ndim == 4:
-        return [picture_of(media[i]) for i in evenly(len(media))], "video"
+        return [picture_of(media[i]) for i in even_indices(len(media))], "video"
     if isinstance(media, list | tuple):
-        return [frame for i in evenly(len(media)) for frame in frames_of(media[i])[0]], "video"
+        return [frame for i in even_indices(len(media)) for frame in frames_of(media[i])[0]], "video"
     return [], "unknown"
 
 
@@ -203,12 +203,12 @@ def video_frames(path: Path) -> list[Image.Image]:
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         count = stream.frames or sum(1 for _ in container.decode(stream))
-        wanted = set(evenly(count))
+        wanted = set(even_indices(count))
         container.seek(0)
         return [frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in wanted]
 
 
-def evenly(count: int) -> list[int]:
+def even_indices(count: int) -> list[int]:
     """At most STRIP_FRAMES indices below `count`, first and last among them."""
     return sorted({round(x) for x in np.linspace(0, count - 1, min(count, STRIP_FRAMES))}) if count else []
 
@@ -222,7 +222,7 @@ def strip(frames: Sequence[Image.Image]) -> Image.Image:
     return sheet
 
 
-def encoded(picture: Image.Image) -> tuple[bytes, str]:
+def image_bytes(picture: Image.Image) -> tuple[bytes, str]:
     """At most MAX_SIDE pixels, on white where transparent; PNG when small, else JPEG."""
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         layer = picture.convert("RGBA")
@@ -238,7 +238,7 @@ def encoded(picture: Image.Image) -> tuple[bytes, str]:
     return buffer.getvalue(), ".jpg"
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     return as_json(value) is not None or value is None
 
 

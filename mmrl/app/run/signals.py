@@ -14,7 +14,7 @@ AGAIN_S = 0.02
 
 
 class Listener:
-    """What is done about a signal: the first asks to stop, the second ends the process at once."""
+    """A handler of signals: the first asks to stop, the second ends the process at once."""
 
     def __init__(self, stop: Stop) -> None:
         self.stop = stop
@@ -39,8 +39,8 @@ class Listener:
 
 
 @contextmanager
-def listening(stop: Stop) -> Iterator[None]:
-    """Inside, SIGTERM and Ctrl-C are requests to `stop`; only in the main thread, for Python allows no handlers elsewhere."""
+def listen(stop: Stop) -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into requests to `stop`; only in the main thread, for Python allows no handlers elsewhere."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

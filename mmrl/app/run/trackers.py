@@ -75,7 +75,7 @@ class AccelerateTrackers:
         names: Sequence[str],
         folder: Path,
         project: str = "mmrl",
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
         num_examples: int = 8,
     ) -> None:
         """`config` is the resolved run config; `num_examples` groups of every samples call are shown.
@@ -173,7 +173,7 @@ def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
 
 
 def pictures_of(group: Group) -> list[tuple[str, Image.Image]]:
-    """What the prompt shows and what its samples made, each with its place in the group; videos as strips."""
+    """The pictures of a prompt and those that its samples made, each with its place in the group; videos as strips."""
     shown = [(f"prompt-{i}", media) for i, media in enumerate(group.prompt.media)]
     made = [(f"sample-{i}", x) for i, sample in enumerate(group.samples) for x in (sample.image, sample.video) if x is not None]
     found: list[tuple[str, Image.Image]] = []
@@ -194,7 +194,7 @@ def markdown_table(rows: list[Line]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
     """Nested tables as dotted names; lists become one string."""
     found: dict[str, str | int | float | bool] = {}
     for name, value in config.items():

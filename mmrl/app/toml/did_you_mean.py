@@ -30,7 +30,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def likeness(word: str, name: str) -> tuple[bool, float]:
-    """What decides between names with as many edits: the first letter, which is rarely mistyped, then common stretches."""
+    """The order of names with as many edits: by the first letter, which is rarely mistyped, then by common stretches."""
     return word[:1] != name[:1], -SequenceMatcher(None, word, name).ratio()
 
 

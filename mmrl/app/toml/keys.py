@@ -1,8 +1,8 @@
-"""What a table may say: its keys, and numbers where numbers belong."""
+"""Checks of what a table may say: its keys, and numbers where numbers belong."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
 from mmrl.app.toml.tables import KeyPath, Table
@@ -10,7 +10,7 @@ from mmrl.app.toml.tables import KeyPath, Table
 NUMBERS = frozenset({int, float})
 
 
-def check_keys(values: Mapping[str, Any], known: Sequence[str], path: KeyPath, table: Table) -> None:
+def check_keys(values: Mapping[str, object], known: Sequence[str], path: KeyPath, table: Table) -> None:
     """Refuse keys that nothing knows; of several the likeliest slip is named.
 
     Raises:
@@ -23,7 +23,7 @@ def check_keys(values: Mapping[str, Any], known: Sequence[str], path: KeyPath, t
         raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}")
 
 
-def check_slip(values: Mapping[str, Any], wanted: str, path: KeyPath, table: Table) -> None:
+def check_slip(values: Mapping[str, object], wanted: str, path: KeyPath, table: Table) -> None:
     """Where the word that says what a table is about is missing, refuse the key that was probably meant to be it.
 
     Raises:
@@ -35,7 +35,7 @@ def check_slip(values: Mapping[str, Any], wanted: str, path: KeyPath, table: Tab
         raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, [wanted])}")
 
 
-def check_scalar(kind: Any, value: str | bool | int, path: KeyPath, table: Table) -> None:
+def check_scalar(kind: object, value: str | bool | int, path: KeyPath, table: Table) -> None:
     """Python takes True for 1 and pydantic takes "3" for 3: neither is what was meant."""
     allowed = frozenset(leaf_types(kind))
     if type(value) in allowed or not allowed:
@@ -46,7 +46,7 @@ def check_scalar(kind: Any, value: str | bool | int, path: KeyPath, table: Table
         raise ValueError(f"{table.at(path)} is {value!r}: input should be true or false")
 
 
-def leaf_types(kind: Any) -> Iterator[Any]:
+def leaf_types(kind: object) -> Iterator[object]:
     """int, float, str, ... of a type that is one of them or a union; anything else stands for itself."""
     if get_origin(kind) is Literal:
         yield from map(type, get_args(kind))

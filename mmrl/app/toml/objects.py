@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import PydanticUserError
 
 from mmrl.app.toml.keys import check_keys, check_scalar, check_slip
-from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.app.toml.tables import KeyPath, Table, Values
 from mmrl.app.toml.values import adapter, plain
 
 NONE = "none"
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def make(
     cls: type[T],
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     path: KeyPath,
     table: Table,
     own: T | None = None,
@@ -63,12 +63,12 @@ def make(
     return plain(cls, kept | changed | rest | dict(ready), path, table)
 
 
-def field_value(cls: type, name: str, value: Any, path: KeyPath, table: Table, own: object = None) -> Any:
+def field_value(cls: type, name: str, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value for the field `name` of a dataclass, its tables read; the dataclass itself checks the type of what is left."""
     return None if value == NONE and name in may_be_none(cls) else read(fields_of(cls)[name], value, path, table, own)
 
 
-def read(hint: Any, value: Any, path: KeyPath, table: Table, own: object = None) -> Any:
+def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value with its tables turned into the dataclasses of a type; texts or truth values for numbers are refused."""
     classes = dataclasses_in(hint)
     if isinstance(value, Mapping) and classes:
@@ -80,7 +80,7 @@ def read(hint: Any, value: Any, path: KeyPath, table: Table, own: object = None)
     return value
 
 
-def read_table(classes: Sequence[type], value: Mapping[str, Any], path: KeyPath, table: Table, own: object) -> Any:
+def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPath, table: Table, own: object) -> object:
     """One of several dataclasses: the one that stands there, the one whose `kind` the table names, or whichever the keys fit."""
     if type(own) in classes and stays(own, value):
         return make(type(own), value, path, table, own)
@@ -92,21 +92,21 @@ def read_table(classes: Sequence[type], value: Mapping[str, Any], path: KeyPath,
     return {key: read(hints[key], item, (*path, key), table) for key, item in value.items()}
 
 
-def stays(own: object, value: Mapping[str, Any]) -> bool:
+def stays(own: object, value: Mapping[str, object]) -> bool:
     """Does a table alter what stands there? One that names another kind of thing starts from that one's defaults."""
     kind = getattr(own, "kind", None)
     return kind != type(own).__name__ or value.get("kind", kind) == kind
 
 
 def settings(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
+    function: Callable[..., object],
+    given: Mapping[str, object],
     path: KeyPath,
     table: Table,
     *,
     skip: int = 0,
     beside: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Values:
     """The keywords to call a class or function with, without calling it.
 
     The fields of a dataclass are read by their types. Of other classes and functions the keys alone are known.
@@ -125,13 +125,15 @@ def settings(
     written = {f"{f.name}_" if f.name in RESERVED else f.name: f.name for f in own}
     check_keys(given, [*beside, *written], path, table)
     return {
-        name: typed(fields_of(function)[name], field_value(function, name, given[key], (*path, key), table), (*path, key), table)
+        name: typed_value(
+            fields_of(function)[name], field_value(function, name, given[key], (*path, key), table), (*path, key), table
+        )
         for key, name in written.items()
         if key in given
     }
 
 
-def refuse_missing(function: Callable[..., Any], given: Collection[str], path: KeyPath, table: Table, skip: int = 0) -> None:
+def refuse_missing(function: Callable[..., object], given: Collection[str], path: KeyPath, table: Table, skip: int = 0) -> None:
     """Refuse a call that lacks an argument without a default, `skip` leading ones aside.
 
     Raises:
@@ -143,7 +145,7 @@ def refuse_missing(function: Callable[..., Any], given: Collection[str], path: K
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
-def typed(hint: Any, value: Any, path: KeyPath, table: Table) -> Any:
+def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> object:
     """A value as its type, as far as pydantic knows the type: a plug-in may name classes of its own.
 
     Raises:
@@ -156,7 +158,7 @@ def typed(hint: Any, value: Any, path: KeyPath, table: Table) -> Any:
     return plain(hint, value, path, table)
 
 
-def dataclasses_in(hint: Any) -> list[type]:
+def dataclasses_in(hint: object) -> list[type]:
     """The dataclasses of a type: itself, or inside unions, tuples and lists."""
     if inspect.isclass(hint) and is_dataclass(hint):
         return [hint]
@@ -164,7 +166,7 @@ def dataclasses_in(hint: Any) -> list[type]:
 
 
 @cache
-def fields_of(cls: type) -> dict[str, Any]:
+def fields_of(cls: type) -> Values:
     """The types of a dataclass's fields that can be given, by name."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
@@ -177,8 +179,8 @@ def may_be_none(cls: type) -> frozenset[str]:
     return frozenset(name for name, hint in hints.items() if NoneType in get_args(hint) and NONE not in allowed_words(hint))
 
 
-def allowed_words(hint: Any) -> set[Any]:
-    """What Literals inside a type allow."""
+def allowed_words(hint: object) -> set[Any]:
+    """The words that Literals inside a type allow."""
     if get_origin(hint) is Literal:
         return set(get_args(hint))
     return {word for arg in get_args(hint) for word in allowed_words(arg)}

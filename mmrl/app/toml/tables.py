@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+Values = dict[str, Any]
+"""A TOML table as Python reads it."""
 KeyPath = tuple[str, ...]
 """Keys from the top of a config down to a value; places in lists are written as digits."""
 COMMAND_LINE = "command line"
@@ -15,9 +17,9 @@ MOST_LEVELS = 50
 
 @dataclass
 class Table:
-    """What a config says, and who said it."""
+    """The values of a config, and who said each."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     """Every leaf's path -> "configs/a.toml", "command line", ..."""
 
@@ -35,7 +37,7 @@ class Table:
         return cls.of(values, str(file))
 
     @classmethod
-    def of(cls, values: dict[str, Any], origin: str) -> "Table":
+    def of(cls, values: Values, origin: str) -> "Table":
         """Raises ValueError for tables that are nested too deep."""
         check_depth(values, origin)
         return cls(values, {path: origin for path, _ in leaves(values)})
@@ -51,7 +53,7 @@ class Table:
             raise ValueError(f"{assignment!r} is no override: write key=value, for example optimizer.lr=1e-5")
         self.set(tuple(key.strip().split(".")), toml_value(text), COMMAND_LINE)
 
-    def set(self, path: KeyPath, value: Any, origin: str) -> None:
+    def set(self, path: KeyPath, value: object, origin: str) -> None:
         """Put a value (a table or list, too) at a path, replacing what is there."""
         check_depth(value, origin, len(path))
         holder: Any = self.values
@@ -63,7 +65,7 @@ class Table:
         elif isinstance(holder, dict):
             holder[path[-1]] = value
         else:
-            raise ValueError(f"{origin}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+            raise ValueError(f"{origin}: {dotted_key(path)} cannot be set: {dotted_key(path[:-1])} is {holder!r}, not a table")
         self.origins = {known: by for known, by in self.origins.items() if known[: len(path)] != path}
         self.origins |= {path + below: origin for below, _ in leaves(value)}
 
@@ -75,10 +77,10 @@ class Table:
     def at(self, path: KeyPath) -> str:
         """`configs/a.toml: optimizer.lr`: the start of an error about this value, said or missing."""
         above = next((by for depth in range(len(path), -1, -1) if (by := self.origin(path[:depth]))), "config")
-        return f"{above}: {dotted(path)}" if path else above
+        return f"{above}: {dotted_key(path)}" if path else above
 
 
-def leaves(values: Any) -> Iterator[tuple[KeyPath, Any]]:
+def leaves(values: object) -> Iterator[tuple[KeyPath, Any]]:
     """Paths and values of everything that is no table and no list of tables."""
     if isinstance(values, Mapping):
         items: Sequence[tuple[str, Any]] = list(values.items())
@@ -92,7 +94,7 @@ def leaves(values: Any) -> Iterator[tuple[KeyPath, Any]]:
             yield (key, *path), leaf
 
 
-def toml_value(text: str) -> Any:
+def toml_value(text: str) -> object:
     """`0.5`, `true`, `[1, 2]` and `"x"` as TOML reads them; anything else is the string itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -100,7 +102,7 @@ def toml_value(text: str) -> Any:
         return text
 
 
-def check_depth(value: Any, origin: str, levels: int = 0) -> None:
+def check_depth(value: object, origin: str, levels: int = 0) -> None:
     """Raises ValueError for more than MOST_LEVELS tables and lists inside each other, of which `levels` are around the value."""
     inside = [value]
     while inside:
@@ -111,15 +113,15 @@ def check_depth(value: Any, origin: str, levels: int = 0) -> None:
         inside = [item for holder in holders for item in holder]
 
 
-def dotted(path: KeyPath) -> str:
+def dotted_key(path: KeyPath) -> str:
     return ".".join(path)
 
 
-def _step(holder: Any, key: str, path: KeyPath) -> Any:
+def _step(holder: object, key: str, path: KeyPath) -> object:
     if isinstance(holder, list):
         return holder[_index(holder, path)]
     if not isinstance(holder, dict):
-        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} cannot be set: {dotted(path[:-1])} is {holder!r}, not a table")
+        raise ValueError(f"{COMMAND_LINE}: {dotted_key(path)} cannot be set: {dotted_key(path[:-1])} is {holder!r}, not a table")
     return holder.setdefault(key, {})
 
 
@@ -127,5 +129,5 @@ def _index(holder: list[Any], path: KeyPath) -> int:
     key = path[-1]
     if not key.isdigit() or int(key) >= len(holder):
         entries = f"{len(holder)} entries, 0 to {len(holder) - 1}" if holder else "no entries"
-        raise ValueError(f"{COMMAND_LINE}: {dotted(path)} is not there: {dotted(path[:-1])} has {entries}")
+        raise ValueError(f"{COMMAND_LINE}: {dotted_key(path)} is not there: {dotted_key(path[:-1])} has {entries}")
     return int(key)

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from mmrl.app.toml.tables import KeyPath, Table
 
 
-def plain(kind: Any, value: Any, path: KeyPath, table: Table) -> Any:
+def plain(kind: object, value: object, path: KeyPath, table: Table) -> Any:
     """`value` as the type `kind`.
 
     Raises:
@@ -27,7 +27,7 @@ def adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def problems(error: ValidationError, value: Any, path: KeyPath, table: Table) -> list[str]:
+def problems(error: ValidationError, value: object, path: KeyPath, table: Table) -> list[str]:
     """One sentence for each key pydantic refused; a dataclass that refuses its own values names the key itself."""
     found: dict[str, list[str]] = {}
     for one in error.errors():

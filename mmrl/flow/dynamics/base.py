@@ -1,4 +1,4 @@
-"""What one step of a rollout is asked: the Gaussian it draws from, or where it goes without one.
+"""The questions to one step of a rollout: which Gaussian it draws from, or where it goes without one.
 
 Letters: sigma and sigma' are the times before and after the step, dt = sigma' - sigma < 0, s the diffusion coefficient,
 S = s sqrt(-dt) the deviation of the noise. All arithmetic is in float32, or in float64 if the latents are.
@@ -80,7 +80,7 @@ class Stochastic(Protocol):
 
 @dataclass(frozen=True)
 class Before:
-    """What a multistep solver remembers of the step before: the data it predicted, and at which sigma."""
+    """A multistep solver's memory of the step before: the data it predicted, and at which sigma."""
 
     data: Float[Tensor, "n ..."]
     sigma: float

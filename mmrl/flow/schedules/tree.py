@@ -61,7 +61,9 @@ class Tree:
     def at(self, step: int) -> RolloutPlan:
         last_split = max(self.splits)
         half = last_split + 1 + (self.num_steps - last_split - 1) // 2
-        pruned = {depth - 1 for depth in self.pruned_at(step)} | set(range(half, self.num_steps) if self.first_half_only else ())
+        pruned = {depth - 1 for depth in self.depths_to_prune(step)} | set(
+            range(half, self.num_steps) if self.first_half_only else ()
+        )
         noisy = set(self.splits) | set(self.noisy_at(step))
         return RolloutPlan(
             tuple(self._step(i, i not in pruned) if i in noisy else StepPlan() for i in range(self.num_steps)),
@@ -71,7 +73,7 @@ class Tree:
             truncated_timesteps=self.truncated_timesteps,
         )
 
-    def pruned_at(self, step: int) -> list[int]:
+    def depths_to_prune(self, step: int) -> list[int]:
         """The pruned depths at a training step."""
         if not self.pruned_depths or not self.slide_every:
             return list(self.pruned_depths)

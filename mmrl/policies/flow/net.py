@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmrl.flow.path import guided_velocity
+from mmrl.flow.path import velocity_with_guidance
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 
 
@@ -49,7 +49,7 @@ class FlowNet(nn.Module):
             torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*conditions, empty], torch.cat([nothing, index]), scale
         )
         without, with_prompt = both.chunk(2)
-        return guided_velocity(with_prompt, without, scale, self.family.keep_norm)
+        return velocity_with_guidance(with_prompt, without, scale, self.family.keep_norm)
 
     def _plain(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
         used, places = index.unique(return_inverse=True)

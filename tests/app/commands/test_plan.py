@@ -276,14 +276,14 @@ def test_evaluations_are_counted_as_the_trainer_makes_them(make: Make):
         job, seen_at = build(make(*words)), list[int]()
         job.trainer.evaluator.run = lambda step, seen_at=seen_at: (seen_at.append(step), ({}, [], None))[1]  # type: ignore
         job.trainer.step = lambda trainer=job.trainer: setattr(trainer, "index", trainer.index + 1) or {}  # type: ignore
-        job.trainer.health.evaluated = lambda *args: None  # type: ignore[method-assign]
+        job.trainer.health.after_evaluation = lambda *args: None  # type: ignore[method-assign]
         job.trainer.fit()
         assert len(seen_at) == plan.evaluations(job.config) == expected
 
 
 @pytest.mark.slow
 def test_real_steps_are_timed_and_nothing_is_kept(make: Make, tmp_path: Path, capsys):
-    timing = plan.timed(make(), 2)
+    timing = plan.timing(make(), 2)
     assert len(timing.steps) == 2 and timing.per_step() > timing.per_step("update") > 0 and timing.evaluation > 0
     assert not list(tmp_path.iterdir())
     config = make("steps=100", "evaluate_every=50").config

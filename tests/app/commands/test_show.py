@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.show import shown
+from mmrl.app.commands.show import description
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.toml.tables import dotted, leaves
+from mmrl.app.toml.tables import dotted_key, leaves
 
 FLOW = """steps = 3
 [algorithm]
@@ -79,16 +79,16 @@ def test_a_task_is_an_origin(tmp_path: Path):
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/t2i_text", "video/qwen25vl_7b_clevrer_twgrpo"])
 def test_every_value_of_the_file_is_shown_with_the_file(name: str):
     resolved = configs.load(name)
-    rows = {line.split()[0]: line for line in shown(name).splitlines() if line.strip()}
+    rows = {line.split()[0]: line for line in description(name).splitlines() if line.strip()}
     file = resolved.table.origin(("steps",))
     assert file is not None
     for path, value in leaves(resolved.table.values):
-        assert rows[dotted(path)].rstrip().endswith(file), dotted(path)
-        assert isinstance(value, list | dict | float) or str(value) in rows[dotted(path)]
+        assert rows[dotted_key(path)].rstrip().endswith(file), dotted_key(path)
+        assert isinstance(value, list | dict | float) or str(value) in rows[dotted_key(path)]
 
 
 def test_an_algorithm_shows_the_preset_and_the_command_line():
-    text = shown("flow_grpo", ["algorithm.schedule.kind=Window", "algorithm.group_size=6"])
+    text = description("flow_grpo", ["algorithm.schedule.kind=Window", "algorithm.group_size=6"])
     rows = {line.split()[0]: line for line in text.splitlines() if line.startswith("algorithm.")}
     assert rows["algorithm.group_size"].endswith("command line")
     assert rows["algorithm.schedule.level"].endswith("default of Window")

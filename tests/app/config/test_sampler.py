@@ -8,7 +8,7 @@ import pytest
 
 from mmrl import Prompt
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
-from mmrl.app.commands.show import shown
+from mmrl.app.commands.show import description
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import Prompts, read_plug_ins
@@ -89,7 +89,7 @@ def test_what_a_sampler_refuses_names_who_said_it():
 
 
 def test_show_says_where_it_comes_from():
-    text = shown("tiny/image", ["sampler.kind=Streamed", "sampler.buffer_size=8"])
+    text = description("tiny/image", ["sampler.kind=Streamed", "sampler.buffer_size=8"])
     rows = [line.split() for line in text.splitlines() if line.startswith("sampler.")]
     assert ["sampler.buffer_size", "8", "command", "line"] in rows and ["sampler.kind", "Streamed", "command", "line"] in rows
 

@@ -9,7 +9,7 @@ from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.views import MaskPatches
-from mmrl.app.commands.show import shown
+from mmrl.app.commands.show import description
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import PART_SLOTS, presets
 from mmrl.app.config.slots import kinds
@@ -33,7 +33,7 @@ def test_presets_are_listed_and_shown():
     assert set(PRESETS) <= set(listed)
     assert set(PRESETS) <= set(presets())
     assert listed["tw_grpo"].endswith("(arXiv:2505.24718)")
-    text = shown("deepvideo_r1", ["algorithm.planner.window=50"])
+    text = description("deepvideo_r1", ["algorithm.planner.window=50"])
     assert "algorithm.planner.window" in text and "AdvantageRegression" in text
     assert "memory" not in text
 

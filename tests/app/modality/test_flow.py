@@ -11,7 +11,7 @@ from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.presets.text import PRESETS as TEXT_PRESETS
 from mmrl.app.commands.export import export
-from mmrl.app.commands.show import shown
+from mmrl.app.commands.show import description
 from mmrl.app.commands.train import TrainArguments, evaluate, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
@@ -93,7 +93,7 @@ def test_rewards_that_read_boxes_are_refused(make: Make):
 
 def test_presets_of_both_kinds_are_known():
     assert set(preset_documents()) >= set(PRESETS) | set(TEXT_PRESETS)
-    text = shown("diffusion_nft", ["algorithm.schedule.times.count=4"])
+    text = description("diffusion_nft", ["algorithm.schedule.times.count=4"])
     rows = [line.split() for line in text.splitlines()]
     assert ["algorithm.schedule.times.count", "4", "command", "line"] in rows
     assert ["algorithm.ema_decay.kind", "RampDecay", "preset", "diffusion_nft"] in rows

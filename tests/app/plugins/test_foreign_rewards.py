@@ -182,7 +182,7 @@ def test_rewards_hold_rewards():
 
 
 def test_a_server_serves_them_too(file):
-    from mmrl.app.commands.serve import served
+    from mmrl.app.commands.serve import served_reward
 
-    reward = served({"use": f"trl:{file(TRL)}:plain", "conversational": False}, "spec")
+    reward = served_reward({"use": f"trl:{file(TRL)}:plain", "conversational": False}, "spec")
     assert reward.name == "plain" and reward.function(texts(0, "a b", "c")) == [2.0, 1.0]

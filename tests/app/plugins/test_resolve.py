@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.plugins.resolve import default_name, listing, load, locate, shipped
+from mmrl.app.plugins.resolve import default_name, listing, load, locate, shipped_folder
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_bare_name_is_shipped():
-    assert locate("iou", "rewards") == ((shipped("rewards") / "iou.py").resolve(), "")
+    assert locate("iou", "rewards") == ((shipped_folder("rewards") / "iou.py").resolve(), "")
 
 
 def test_the_working_directory_goes_before_the_shipped_set(desk: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.answers.boxes.box import Box
-from mmrl.app.report.charts import Series, decimals, histogram, line_chart, moving_average, shortened, ticks
+from mmrl.app.report.charts import Series, coarse_series, decimals, histogram, line_chart, moving_average, ticks
 from mmrl.app.report.data import EVAL, Row, bootstrap, by_prompt, changes, extremes, load
 from mmrl.app.report.page import number, write_report
 from mmrl.app.run.folder import RunDir
@@ -211,7 +211,7 @@ def test_decimals_tell_ticks_apart() -> None:
 
 
 def test_long_curves_become_means_of_neighbours() -> None:
-    short = shortened(Series("x", [float(i) for i in range(601)], [float(i) for i in range(601)], "train"))
+    short = coarse_series(Series("x", [float(i) for i in range(601)], [float(i) for i in range(601)], "train"))
     assert short.values[:2] == [1.0, 4.0] and short.steps[:2] == [0, 3] and short.name == "x, mean of 3 steps"
     assert moving_average([1.0, math.nan, 3.0, 8.0], 3) == [1.0, 2.0, 5.5, 5.5]
 

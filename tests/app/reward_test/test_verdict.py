@@ -22,7 +22,7 @@ from mmrl.app.commands import reward as tools
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
-from mmrl.app.reward_test.verdict import Findings, compare_ranges, examine, served_agrees
+from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.core.types import MediaSize
 from mmrl.serving.reward_server import Served, serving
 
@@ -215,9 +215,9 @@ def test_a_lambda_cannot_be_pickled_and_a_part_can():
 
 def test_local_and_served_scores_agree_and_a_difference_is_said():
     _, groups = probes.text_groups(box_prompts(4), probes.Style())
-    assert served_agrees("it", per_text(best_iou), groups) is None
+    assert difference_when_served("it", per_text(best_iou), groups) is None
     calls = count()
-    assert "differ from local" in str(served_agrees("it", per_text(lambda t, p: float(next(calls))), groups))
+    assert "differ from local" in str(difference_when_served("it", per_text(lambda t, p: float(next(calls))), groups))
 
 
 def run(*words: str) -> tuple[int, str]:

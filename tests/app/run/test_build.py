@@ -16,7 +16,7 @@ from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
-from mmrl.app.run.build import build, named
+from mmrl.app.run.build import build, named_reward
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoint import Checkpoints
 
@@ -104,8 +104,8 @@ def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
 def test_a_model_that_does_not_say_how_it_writes_boxes_must_be_told():
     reward = RewardConfig("iou")
     with pytest.raises(ValueError, match=r"reward 'iou' reads boxes, and nobody says.*policy\.box_space"):
-        named(reward, load_plugin("iou", "rewards")(), None)
-    assert named(RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
+        named_reward(reward, load_plugin("iou", "rewards")(), None)
+    assert named_reward(RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
 
 
 def test_a_function_keeps_its_settings(make: Make, tmp_path: Path):
@@ -217,7 +217,7 @@ def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path
         seeds.append(seed)
         return building.tiny_model("tiny:qwen3_vl")
 
-    monkeypatch.setattr(demo, "taught", taught)
+    monkeypatch.setattr(demo, "taught_model", taught)
     words = ["steps=1", "prompts_per_step=2", "data.size=4", "evaluation.num_prompts=2", "policy.sampling.max_new_tokens=4"]
     run = demo.run("grounding", tmp_path / "out", 5, words)
     config = configs.load(str(run.config_file)).config

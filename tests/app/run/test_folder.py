@@ -49,7 +49,7 @@ def test_truncating_forgets_what_came_after_the_checkpoint_and_the_torn_line(tmp
         run.append(step, {"a": float(step)})
         run.samples_file("eval", step).write_text("")
     run.metrics_file.write_text(run.metrics_file.read_text() + '{"st')
-    with run.recording_warnings(lambda: 3):
+    with run.record_warnings(lambda: 3):
         logging.getLogger("mmrl").warning("late")
     run.truncate(2)
     run.append(3, {"a": 30.0})
@@ -61,7 +61,7 @@ def test_truncating_forgets_what_came_after_the_checkpoint_and_the_torn_line(tmp
 def test_warnings_are_recorded_with_their_step_and_only_inside(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     log = logging.getLogger("mmrl")
-    with run.recording_warnings(lambda: 7):
+    with run.record_warnings(lambda: 7):
         log.warning("%d %% unparsed", 30)
         logging.getLogger("mmrl.data").error("gone")
         log.info("fine")

@@ -9,6 +9,7 @@ import torch
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
+from mmrl.flow.dynamics import CPS
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
 from mmrl.policies.flow import diagnose as causes
@@ -162,7 +163,7 @@ def test_a_deterministic_step_under_a_ratio_is_named(tiny, schedule):
 def test_a_noiseless_step_that_trains_is_named(tiny):
     """The density of cps has no deviation in it, so nothing else would notice."""
     plan = Full(num_steps=4, dynamics="cps", level=0.5).at(0)
-    object.__setattr__(plan.steps[1], "level", 0.0)
+    object.__setattr__(plan.steps[1], "dynamics", CPS(0.0))
     policy = make(tiny("sd3"))
     trainer = trainer_of(policy, replace(ALGORITHM, schedule=Fixed(plan)), prompts(), ratio_bound=1e-6)
     with pytest.raises(TrainingStoppedError, match="deterministic step under a ratio"):

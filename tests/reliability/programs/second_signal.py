@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from mmrl.app.run.signals import listening
+from mmrl.app.run.signals import listen
 from mmrl.training.stopping import Stop
 
 
@@ -14,7 +14,7 @@ def say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    with listening(Stop()):
+    with listen(Stop()):
         os.kill(os.getpid(), signal.SIGINT)
         say("still here")
         os.kill(os.getpid(), signal.SIGINT)

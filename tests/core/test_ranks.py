@@ -1,0 +1,96 @@
+"""One process pays for nothing; of several, all do the same things equally often."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.types import Group, Prompt, Rollouts, Sample
+from tests.support.fakes import FakeAccelerator, Steps
+
+
+def test_one_process_waits_for_nobody():
+    ranks = Ranks()
+    assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
+
+
+def test_the_optimizer_comes_back():
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    first.step()
+    load_whole_state(second, whole_state(first))
+    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
+    assert second.state[weight]["step"] == 1
+
+
+@dataclass
+class Loud(FakeAccelerator):
+    """An accelerator whose other process says `other` whenever tensors are gathered."""
+
+    other: int = 0
+    kind: str = "MULTI_GPU"
+
+    def __post_init__(self) -> None:
+        super().__init__(2, self.kind)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor, torch.full_like(tensor, self.other)])
+
+
+def test_replicas_talk_where_there_is_a_gradient():
+    ranks = Ranks(Loud(other=5))
+    assert ranks.forwards(3) == 5
+    with torch.no_grad():
+        assert ranks.forwards(3) == 3
+    assert (ranks.passes(0), ranks.passes(2), ranks.anyone(False)) == (1, 2, False)
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_shards_talk_at_every_forward(kind: str):
+    accelerator = Loud(other=5, kind=kind)
+    accelerator.deepspeed_plugin = type("PlugIn", (), {"deepspeed_config": {"zero_optimization": {"stage": 3}}})
+    assert is_sharded(accelerator) and not is_sharded(Loud(kind="MULTI_GPU"))
+    ranks = Ranks(accelerator)
+    with torch.no_grad():
+        assert (ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (5, 5, True)
+
+
+class Second(Ranks):
+    """The second of two processes, both of which have the same to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world, self.rank = 2, 1
+
+    def gather(self, x):
+        return [x, x]
+
+
+def rollouts(num_rows: int, length: int) -> Rollouts:
+    prompt, samples = Prompt("p", media=("a.png",)), tuple(Sample("x", image=object()) for _ in range(num_rows))
+    ids = torch.zeros(num_rows, dtype=torch.long)
+    mask = torch.ones(num_rows, length, dtype=torch.bool)
+    return Rollouts((Group(0, prompt, samples),), ids, torch.arange(num_rows), mask, Steps({}))
+
+
+def test_rows_of_all_processes_without_pictures():
+    own = rollouts(3, 2)
+    everyone, mine = Second().all_rows(own)
+    assert (len(everyone), mine) == (6, slice(3, 6))
+    assert everyone.sample_ids.tolist() == [0, 1, 2, 0, 1, 2]
+    assert all(group.prompt.media == () and sample.image is None for group in everyone.groups for sample in group.samples)
+    assert Ranks().all_rows(own) == (own, slice(0, 3))
+
+
+def test_prompts_that_do_not_divide_are_refused():
+    assert Second().share_out([1, 2, 3, 4]) == [3, 4]
+    with pytest.raises(ValueError, match="3 prompts do not divide over 2 processes: set prompts_per_step to a multiple of 2"):
+        Second().share_out([1, 2, 3])
+
+
+def test_a_problem_of_one_is_raised_by_all():
+    Ranks().agree(None)
+    with pytest.raises(ValueError, match="no room"):
+        Second().agree("no room")
