@@ -7,6 +7,7 @@ Exit code 1 where these are fewer than three.
 """
 
 import argparse
+import logging
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
+    logging.getLogger("mmrl").setLevel(logging.CRITICAL)
     sets: list[tuple[str, Iterable[str], Callable[[str, int], float], float]] = [
         ("text", text.PRESETS, text.gain, text.BOUND),
         ("video", video.PRESETS, video.gain, video.BOUND),
