@@ -1,6 +1,6 @@
 """A prompt as a policy is shown it: its text as tokens, and its pictures and frames."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 from PIL import Image
 
 from mmrl.core.types import Prompt, Request
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.encode import open_picture
+from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.rollout import view_seed
 from mmrl.policies.video.input import as_video, shuffle_frames
 
@@ -32,11 +34,19 @@ class Seen:
 
 
 def prompt_view(policy: object, request: Request) -> Seen:
-    """The prompt of a request as the policy is shown it, under the request's view."""
-    return LOOKS["text" if hasattr(policy, "tokenizer") else "flow"](policy, request)
+    """The prompt of a request as the policy is shown it, under the request's view.
+
+    Raises:
+        TypeError: the policy is neither a TextPolicy nor a FlowPolicy.
+    """
+    if isinstance(policy, TextPolicy):
+        return writer_view(policy, request)
+    if isinstance(policy, FlowPolicy):
+        return painter_view(policy, request)
+    raise TypeError(f"nobody knows how {type(policy).__name__} is shown a prompt: give it a view in {__name__}")
 
 
-def writer_view(policy: Any, request: Request) -> Seen:
+def writer_view(policy: TextPolicy, request: Request) -> Seen:
     """The view of a model that writes: the processor's own tokens."""
     seed = view_seed(request)
     prompt = request.prompt if request.view == "plain" else policy.views[request.view](request.prompt, seed)
@@ -58,7 +68,7 @@ def token_text(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokeniz
     return "".join(parts)
 
 
-def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> list[tuple[str, Image.Image]]:
+def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> list[tuple[str, Image.Image]]:
     """The pictures at the sizes the model sees, and the frames of clips."""
     found: list[tuple[str, Image.Image]] = []
     left = list(sizes)
@@ -73,10 +83,7 @@ def pictures(policy: Any, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> l
     return found
 
 
-def painter_view(policy: Any, request: Request) -> Seen:
+def painter_view(policy: FlowPolicy, request: Request) -> Seen:
     """The view of a model that draws: the text, as far as its encoder reads it."""
     count, most = policy.family.count_tokens(request.prompt.text)
     return Seen(request.prompt.text, min(count, most), max(0, count - most))
-
-
-LOOKS: Mapping[str, Callable[[Any, Request], Seen]] = {"text": writer_view, "flow": painter_view}
