@@ -46,6 +46,7 @@ NOT_KEPT = {
     ".encode.": "frames as decoded before, always alike",
     "._step": "torch's own",
     ".net.": "follows from the weights",
+    "._followed": "a resumed policy lets its generator follow the weights before it samples again",
     "._thread": "works for rewards",
     ".training": "mode of a module",
 }
