@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check lint real-weights evidence soak bench install clean
+.PHONY: demo test check lint real-weights evidence soak attack bench install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -44,6 +44,10 @@ evidence: $(STAMP)
 # 50 kills of a run of each kind, resumed each time and compared with an undisturbed one
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --kills 50
+
+# Everything hostile that was thought of, against the real program; writes docs/attacks.md
+attack: $(STAMP)
+	$(BIN)/python -m tests.attacks --write docs/attacks.md
 
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"
