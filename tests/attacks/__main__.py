@@ -26,7 +26,7 @@ def carry_out(attack: Attack) -> tuple[bool, str]:
             return True, attack.run(Path(folder))
         except AssertionError as broken:
             return False, str(broken) or "an assertion failed"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one broken attack must not hide the others
             return False, f"the attack itself failed: {type(error).__name__}: {error}"
 
 

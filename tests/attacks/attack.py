@@ -15,13 +15,13 @@ LIMIT_S = 60.0
 LONGEST_MESSAGE = 2000
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     """The attack went through: what happened instead of the promise, in words."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. `run` gets an empty folder and returns the outcome in a few words; it raises Broken where mmrl did not hold."""
+    """One attack. `run` gets an empty folder and returns the outcome in a few words; it raises BrokenError where mmrl did not hold."""
 
     area: str
     name: str
@@ -45,7 +45,7 @@ def limit_memory() -> None:
 def run_mmrl(
     arguments: Sequence[str], folder: Path, limit_s: float = LIMIT_S, env: Mapping[str, str] | None = None, stdin: str = ""
 ) -> Ended:
-    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; Broken where it does not end in `limit_s` seconds."""
+    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError where it does not end in `limit_s` seconds."""
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "mmrl", *arguments],
@@ -64,33 +64,33 @@ def run_mmrl(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        raise Broken(f"did not end within {limit_s:g} s") from None
+        raise BrokenError(f"did not end within {limit_s:g} s") from None
     return Ended(process.returncode, out, err, time.monotonic() - start)
 
 
 def expect_sentence(ended: Ended, *words: str) -> str:
     """Expect exit code 2 and one sentence on stderr that holds all `words`, without traceback or control characters."""
     if ended.code != 2:
-        raise Broken(f"exit code {ended.code}: {ended.err[-300:]!r}")
+        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
     if "Traceback" in ended.err:
-        raise Broken(f"a traceback: {ended.err[-300:]!r}")
+        raise BrokenError(f"a traceback: {ended.err[-300:]!r}")
     missing = [word for word in words if word not in ended.err]
     if missing:
-        raise Broken(f"the message does not name {missing}: {ended.err[-300:]!r}")
+        raise BrokenError(f"the message does not name {missing}: {ended.err[-300:]!r}")
     expect_clean(ended.out + ended.err)
     message = ended.err.strip().splitlines()[-1]
     if len(message) > LONGEST_MESSAGE:
-        raise Broken(f"a message of {len(message)} characters")
+        raise BrokenError(f"a message of {len(message)} characters")
     return "refused"
 
 
 def expect_done(ended: Ended, *words: str) -> str:
     """Expect exit code 0 and output that holds all `words`."""
     if ended.code != 0:
-        raise Broken(f"exit code {ended.code}: {ended.err[-300:]!r}")
+        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
     missing = [word for word in words if word not in ended.out + ended.err]
     if missing:
-        raise Broken(f"the output does not name {missing}: {(ended.out + ended.err)[-300:]!r}")
+        raise BrokenError(f"the output does not name {missing}: {(ended.out + ended.err)[-300:]!r}")
     return "done"
 
 
@@ -98,4 +98,4 @@ def expect_clean(text: str) -> None:
     """Expect no control characters but line ends and tabs (colours are off where nobody looks)."""
     odd = {character for character in text if ord(character) < 32 and character not in "\n\r\t"}
     if odd:
-        raise Broken(f"control characters reached the terminal: {sorted(map(ord, odd))}")
+        raise BrokenError(f"control characters reached the terminal: {sorted(map(ord, odd))}")
