@@ -21,7 +21,7 @@ class BrokenError(AssertionError):
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. `run` gets an empty folder and returns the outcome in a few words; it raises BrokenError where mmrl did not hold."""
+    """One attack. `run` gets an empty folder and returns the outcome in a few words; it raises BrokenError if mmrl fails."""
 
     area: str
     name: str
@@ -45,7 +45,7 @@ def limit_memory() -> None:
 def run_mmrl(
     arguments: Sequence[str], folder: Path, limit_s: float = LIMIT_S, env: Mapping[str, str] | None = None, stdin: str = ""
 ) -> Ended:
-    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError where it does not end in `limit_s` seconds."""
+    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError after `limit_s` seconds."""
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "mmrl", *arguments],
