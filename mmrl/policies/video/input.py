@@ -108,7 +108,8 @@ def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict
         for clip in clips
     ]
     videos = [torch.from_numpy(np.ascontiguousarray(clip.pixels.transpose(0, 3, 1, 2))) for clip in clips]
-    return {"videos": videos, "videos_kwargs": {"do_sample_frames": False, "video_metadata": told, **options}}
+    # One list of clips per text: processors before transformers 5.23 compare its length with the text's markers
+    return {"videos": [videos], "videos_kwargs": {"do_sample_frames": False, "video_metadata": told, **options}}
 
 
 def clip_time(frames: Frames) -> ClipTime:

@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_named(tiny, clips):
         policy.encode(Prompt("p9", "?", (Video("gone.mp4"),), columns={"file_row": "clips.jsonl:12"}))
     with pytest.raises(ValueError, match=r"prompt 'p9': the video .*: it asks for 9 s to 4 s"):
         policy.encode(Prompt("p9", "?", (Video(video.source, start=9.0),)))
-    with pytest.raises(ValueError, match=r"prompt 'p9': Found 1 <.video_pad.> tokens in the text"):
+    with pytest.raises(ValueError, match=r"prompt 'p9': (Found 1 <.video_pad.> tokens in the text|its text holds 1 video)"):
         policy.encode(Prompt("p9", "<|video_pad|>", (picture(0),)))
     with pytest.raises(ValueError, match="prompt 'p9': gemma3 takes no clips"):
         policy_of(tiny, "gemma3").encode(Prompt("p9", "?", (video,)))
