@@ -120,6 +120,9 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
         from av.error import FFmpegError
     except ImportError as error:
         raise MissingError(error) from None
+    # A decoder's threads wait for the interpreter to log of damaged frames, while whoever closes it waits for them:
+    # torchvision.io turns that log on for the whole process.
+    av.logging.set_level(None)
     try:
         with av.open(path) as file:
             stream = file.streams.video[0]

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import av
+import av.logging
 import numpy as np
 import pytest
 
@@ -214,6 +216,17 @@ def test_without_decord_pyav_decodes(files, monkeypatch):
     assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), Plan()).pixels, expected)
     with pytest.raises(ValueError, match="cannot be decoded: decord is not installed"):
         fetch(Video(files["even.mp4"]), Plan(backend="decord"))
+
+
+def test_pyav_does_not_wait_for_its_own_log(files):
+    """With FFmpeg's log in Python's hands, closing a decoder that still meets damaged frames never returns."""
+    before = av.logging.get_level()
+    av.logging.set_level(av.logging.ERROR)
+    try:
+        fetch(Video(files["even.mp4"], frames=4), Plan(backend="pyav"))
+        assert av.logging.get_level() is None
+    finally:
+        av.logging.set_level(before)
 
 
 def test_what_decord_cannot_read_pyav_decodes(files, monkeypatch):
