@@ -116,7 +116,7 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
     Raises MissingError; ValueError with FFmpeg's own words, or where a frame does not come.
     """
     try:
-        import av
+        import av.logging
         from av.error import FFmpegError
     except ImportError as error:
         raise MissingError(error) from None
