@@ -21,7 +21,7 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
-from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
@@ -230,6 +230,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
     table = Table.read(file)
     if is_of_a_run(file):
         translate(table)
+        if any(assignment.startswith("algorithm.preset=") for assignment in overrides):
+            # a run's file spells every part out, and these would stay under the new preset's name
+            table.set(("algorithm",), {}, COMMAND_LINE)
     return resolve(table, overrides, file.stem)
 
 
