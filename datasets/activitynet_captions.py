@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.core.ranges import CountOrNone
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import activitynet, activitynet_rows
 from mmrl.data.video_rows import read_videos
 
 
-def load(path: str | Path, videos: str | Path | None = None, template: str | None = None, max_bad: int = 0) -> Sequence[Prompt]:
+def load(
+    path: str | Path, videos: str | Path | None = None, template: str | None = None, max_bad: CountOrNone = 0
+) -> Sequence[Prompt]:
     """One prompt per sentence; the answer is an Interval in seconds.
 
     Columns: problem_type, duration, fps.

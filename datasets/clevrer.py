@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.core.ranges import CountOrNone
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import Clevrer, clevrer_rows
 from mmrl.data.video_rows import read_videos
@@ -21,7 +22,7 @@ def load(
     videos: str | Path | None = None,
     kinds: Sequence[str] = (),
     template: str | None = None,
-    max_bad: int = 0,
+    max_bad: CountOrNone = 0,
 ) -> Sequence[Prompt]:
     """One prompt per question; the answer is letters such as "A,C", a number or a word.
 

@@ -7,9 +7,10 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mmrl import Box, Prompt
+from mmrl.core.ranges import Count, CountOrNone, Range, Seed
 from mmrl.data.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
@@ -17,10 +18,10 @@ __all__ = ["load"]
 
 def load(
     split: str = "train",
-    size: int = 4096,
-    seed: int = 0,
-    asked: Sequence[int] = (7,),
-    num_distractors: int = 1,
+    size: Count = 4096,
+    seed: Seed = 0,
+    asked: Sequence[Annotated[int, Range(0, 9)]] = (7,),
+    num_distractors: CountOrNone = 1,
     background: Literal["noise", "photo"] = "noise",
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import Prompt, Video
+from mmrl.core.ranges import Count, Positive, Seed
 from mmrl.data import moving, scenes
 from mmrl.data.mp4 import clip_folder, write_once
 
@@ -20,12 +21,12 @@ _TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": 
 
 def load(
     split: str = "train",
-    size: int = 1024,
-    seed: int = 0,
+    size: Count = 1024,
+    seed: Seed = 0,
     questions: Sequence[str] = moving.KINDS,
     clip: moving.ClipStyle | Mapping[str, Any] | None = None,
     template: str = "{question}",
-    sample_fps: float | None = None,
+    sample_fps: Positive | None = None,
     folder: str | Path | None = None,
 ) -> Sequence[Prompt]:
     """Prompts with one clip; the answer is an Interval in seconds (when), letters such as "A,C" (which, order) or a number.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmrl import Prompt
+from mmrl.core.ranges import CountOrNone
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import NextGqa, csv_rows
 from mmrl.data.video_rows import read_videos
@@ -22,7 +23,7 @@ def load(
     spans: str | Path | None = None,
     ask: Literal["which", "when"] = "which",
     template: str | None = None,
-    max_bad: int = 0,
+    max_bad: CountOrNone = 0,
 ) -> Sequence[Prompt]:
     """One prompt per row; the answer is a letter (which), or a tuple of Intervals in seconds (when).
 

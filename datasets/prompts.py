@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.core.ranges import Count, Seed
 from mmrl.data.prompt_writers import write
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
@@ -27,9 +28,9 @@ def load(
     texts: Sequence[str] = (),
     column: str = "prompt",
     writer: str | None = None,
-    size: int | None = None,
+    size: Count | None = None,
     split: str = "train",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Sequence[Prompt]:
     """The prompts, in their order; blank lines are left out.
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from mmrl import Prompt
+from mmrl.core.ranges import Count, Seed
 from mmrl.data.shapes import HELD_OUT, TRAIN
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 
 
-def load(split: str = "train", size: int | None = None, seed: int = 0) -> Sequence[Prompt]:
+def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Sequence[Prompt]:
     """All captions of a split, in an order that the seed decides.
 
     Args:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.core.ranges import CountOrNone
 from mmrl.data.readers import read_rows
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import VideoR1
@@ -22,7 +23,7 @@ def load(
     videos: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     template: str | None = None,
-    max_bad: int = 0,
+    max_bad: CountOrNone = 0,
 ) -> Sequence[Prompt]:
     """One prompt per row; the answer is the text inside the solution's tags.
 

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, Positive, check_ranges
 from mmrl.serving.encoders import Encoder, encoder_of, picture_features
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
@@ -38,15 +39,14 @@ class Aesthetic:
     """The predictor's file, or a folder or hub repository that holds it under its own name."""
     model: str = ""
     """Empty: the one the predictor was fitted on."""
-    scale: float = 1.0
+    scale: Positive = 1.0
     """The number that the score is divided by."""
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
     pointwise = True
 
     def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale of aesthetic is {self.scale}: it must be above 0")
+        check_ranges(self)
         if "relu" in Path(self.head).name.lower():
             raise ValueError(f"head {self.head!r} has activations between its layers: take {HEADS[self.version]}")
 

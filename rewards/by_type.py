@@ -24,6 +24,7 @@ from mmrl.answers.questions import is_off, problem_type, read_letters, true_lett
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
+from mmrl.core.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,15 @@ class ByType:
     column: str = "problem_type"
     soft: bool = False
     """True: of several right letters some are worth their share (TW-GRPO)."""
-    relative: float = 0.0
+    relative: NonNegative = 0.0
     """Share of the true number by which an equal number may be off."""
-    absolute: float = 0.0
+    absolute: NonNegative = 0.0
     unit: Unit = "seconds"
     """The unit of numbers without one in spans of time."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         kind = problem_type(group.prompt, self.column)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
 
@@ -30,7 +31,9 @@ class ClipScore:
     processor: str = ""
     """Where tokenizer and preprocessing come from, if not from the model."""
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

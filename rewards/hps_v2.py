@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
@@ -33,7 +34,9 @@ class HpsV2:
     architecture: str = "ViT-H-14"
     """A name of open_clip's, or the path of a JSON file with the settings of one."""
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

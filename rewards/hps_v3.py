@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights
@@ -41,9 +42,11 @@ class HpsV3:
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
     template: str = ""
     """File with the official rubric and {prompt}: INSTRUCTION and prompt_with_special_token of its data_collator_qwen.py."""
-    pixels: int = PIXELS
+    pixels: Count = PIXELS
     device: str = "auto"
-    batch_size: int = 8
+    batch_size: Count = 8
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
@@ -43,7 +44,9 @@ class ImageReward:
     checkpoint: str = "THUDM/ImageReward"
     tokenizer: str = "google-bert/bert-base-uncased"
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import chunks, fill, hold, read_weights
@@ -38,7 +39,9 @@ class ImageTextProxy:
     """How close what the picture shows is to its prompt."""
 
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

@@ -14,9 +14,10 @@ Licence: own code Apache-2.0
 
 import io
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mmrl import Group, Sample, Scored
+from mmrl.core.ranges import Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,12 @@ class JpegSize:
     """The size of the compressed picture. ValueError for a sample without a picture."""
 
     goal: Literal["compressible", "incompressible"] = "compressible"
-    scale: float = 1.0
+    scale: Positive = 1.0
     """kB that are worth 1."""
-    quality: int = 95
+    quality: Annotated[int, Range(1, 95)] = 95
     """Quality of the JPEG file, 1 to 95."""
 
-    def __post_init__(self) -> None:
-        if not self.scale > 0 or not 1 <= self.quality <= 95:
-            raise ValueError(f"{self}: the size of a JPEG file needs scale > 0 and a quality of 1 to 95")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(sample, group.prompt.id) for sample in group.samples]

@@ -18,6 +18,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.spans.attempts import SpanAttempt, score_spans
 from mmrl.answers.spans.detection import key_frame_hit
 from mmrl.answers.spans.interval import Unit
+from mmrl.core.ranges import Count, check_ranges
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,12 @@ class KeyFrame:
 
     unit: Unit = "seconds"
     """The unit of numbers without one."""
-    most: int = 8
+    most: Count = 8
     """Text that names more times scores 0."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_spans(group, self.unit, self.template, self._score)

@@ -14,21 +14,23 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
+from mmrl.core.ranges import CountOrNone, check_ranges
 
 
 @dataclass(frozen=True)
 class Length:
     """1 inside the band of lengths. ValueError if the band is empty or a sample has no tokens."""
 
-    low: int = 0
-    high: int = 256
+    low: CountOrNone = 0
+    high: CountOrNone = 256
     """Both in tokens, both inclusive."""
-    slope: int = 64
+    slope: CountOrNone = 64
     """Tokens over which the reward falls from 1 to 0; 0 = at once."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high or self.slope < 0:
-            raise ValueError(f"{self}: a band of lengths needs 0 <= low <= high and slope >= 0")
+        check_ranges(self)
+        if self.low > self.high:
+            raise ValueError(f"{self}: a band of lengths needs low <= high")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(sample, group.prompt.id) for sample in group.samples]

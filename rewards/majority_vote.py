@@ -23,6 +23,7 @@ from mmrl.answers.block import answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import parse_number
+from mmrl.core.ranges import Share, check_ranges
 
 BOX = "\\boxed{"
 
@@ -32,12 +33,10 @@ class MajorityVote:
     """1 for the group's most frequent answer."""
 
     kind: Literal["text", "number", "choice"] = "text"
-    at_least: float = 0.0
+    at_least: Share = 0.0
     """Where the winner has a smaller share of the group's votes nobody is rewarded: None for the whole group."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.at_least <= 1:
-            raise ValueError(f"at_least of majority_vote is {self.at_least}: it is a share, between 0 and 1")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         votes = [self._read(completion_text(group.prompt, sample)) for sample in group.samples]

@@ -24,6 +24,7 @@ from typing import Any, cast
 from mmrl import Group, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.core.ranges import Count, Positive, check_ranges
 from mmrl.core.workers import WorkerError, WorkerProcess
 from mmrl.serving.files import import_package
 
@@ -35,12 +36,14 @@ _own = threading.local()
 class MathAnswer:
     """1 for an answer equal to the true one. No answer in the prompt: None; one that is no expression is an error."""
 
-    limit_s: float = 5.0
+    limit_s: Positive = 5.0
     """For one sample."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
-    most_characters: int = 2000
+    most_characters: Count = 2000
     """A longer answer is unreadable."""
+
+    __post_init__ = check_ranges
 
     pointwise = True
 

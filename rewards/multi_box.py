@@ -22,6 +22,7 @@ from mmrl import Group, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
 from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
+from mmrl.core.ranges import NonNegative, Share, check_ranges
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class MultiBox:
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
     kind: Literal["f1", "mean_iou", "map"] = "f1"
-    threshold: float = 0.5
+    threshold: Share = 0.5
     """IoU from which a pair counts; for f1."""
     labels: bool = False
     """True: only boxes with equal labels pair up. `map` always looks at labels."""
-    count_penalty: float = 0.0
+    count_penalty: NonNegative = 0.0
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_attempts(group, self.space, self.template, self._score)

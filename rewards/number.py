@@ -21,6 +21,7 @@ from mmrl.answers import numbers
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_number
+from mmrl.core.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,13 @@ class Number:
     """Right or near numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
 
     kind: Literal["exact", "regression", "relative"] = "exact"
-    relative: float = 0.0
+    relative: NonNegative = 0.0
     """Share of the true number by which `exact` may be off."""
-    absolute: float = 0.0
+    absolute: NonNegative = 0.0
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 
-    def __post_init__(self) -> None:
-        if self.relative < 0 or self.absolute < 0:
-            raise ValueError(f"{self}: tolerances must be 0 or more")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:

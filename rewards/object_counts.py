@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.serving.detectors import COLOURS, Detection, Detector, canonical, detector_of, lab_colour
 from mmrl.serving.encoders import encoder_of, picture_features
 from mmrl.serving.media import pictures_of
@@ -39,13 +40,15 @@ class ObjectCounts:
     detector: str = "PekingU/rtdetr_v2_r50vd"
     """Hub id or folder of transformers, or ssd_mobilenet."""
     score: Literal["dense", "strict", "correct"] = "dense"
-    threshold: float = 0.3
-    counting_threshold: float = 0.9
+    threshold: Share = 0.3
+    counting_threshold: Share = 0.9
     """For prompts tagged `counting`: GenEval's number, fitted to Mask2Former; weaker detectors want less."""
     colour: str = "lab"
     """lab = nearest mean colour of the box's middle; or a CLIP that names it, as GenEval's openai/clip-vit-large-patch14."""
     device: str = "auto"
-    batch_size: int = 8
+    batch_size: Count = 8
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Prompt, Scored
+from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.readers import EXTRA, reader, recogniser
@@ -40,17 +41,15 @@ class Ocr:
     score: Literal["contained", "window", "ned", "cer", "f1", "exact"] = "contained"
     column: str = "target"
     """The column of the prompts that holds the target, where a row has it."""
-    confidence: float = 0.8
+    confidence: Share = 0.8
     """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
     case_sensitive: bool = False
-    batch_size: int = 32
+    batch_size: Count = 32
     """Pictures of one forward of the recogniser."""
-    threads: int = 1
+    threads: Count = 1
     """Threads of one forward."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.confidence <= 1 or self.batch_size < 1 or self.threads < 1:
-            raise ValueError(f"{self}: confidence must lie between 0 and 1, batch_size and threads be 1 or more")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         target = self._normal(self._target(group.prompt))

@@ -22,6 +22,7 @@ from typing import Any
 
 from mmrl import Group, Scored
 from mmrl.core.loops import wait_for
+from mmrl.core.ranges import CountOrNone, NonNegative, check_ranges
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.media import pictures_of
 from mmrl.serving.pairs import Pair, schedule, win_rates
@@ -42,16 +43,14 @@ class PairwiseWinRate:
     server: Endpoint | None = None
     template: str = ""
     """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
-    opponents: int = 0
+    opponents: CountOrNone = 0
     """Opponents of every sample, the next ones in a ring; 0 = all others."""
-    margin: float = 0.0
+    margin: NonNegative = 0.0
     """Scores that differ by no more are a tie."""
-    temperature: float = 0.0
+    temperature: NonNegative = 0.0
     """0 = won, tied or lost; above 0: soft shares."""
 
-    def __post_init__(self) -> None:
-        if self.opponents < 0 or self.margin < 0 or self.temperature < 0:
-            raise ValueError(f"{self}: opponents, margin and temperature of pairwise_win_rate must be 0 or more")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if (self.scorer is None) == (self.server is None):

@@ -15,6 +15,7 @@ Licence: own code Apache-2.0; PickScore's code MIT, its weights' card states non
 from dataclasses import dataclass
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, Number, Positive, check_ranges
 from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
 
@@ -26,15 +27,13 @@ class PickScore:
     model: str = "yuvalkirstain/PickScore_v1"
     processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Tokenizer and preprocessing, which the model's repository lacks; empty: those of the model."""
-    scale: float = 1.0
-    shift: float = 0.0
+    scale: Positive = 1.0
+    shift: Number = 0.0
     device: str = "auto"
-    batch_size: int = 16
+    batch_size: Count = 16
     pointwise = True
 
-    def __post_init__(self) -> None:
-        if not self.scale > 0:
-            raise ValueError(f"scale of pick_score is {self.scale}: it must be above 0")
+    __post_init__ = check_ranges
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

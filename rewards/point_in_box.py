@@ -20,6 +20,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
+from mmrl.core.ranges import Number, check_ranges
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class PointInBox:
 
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
-    iou_coef: float = 0.25
-    size_coef: float = 0.125
+    iou_coef: Number = 0.25
+    size_coef: Number = 0.125
     """Above 0 needs the picture's size, unless the space is norm1000 or norm1."""
     points: bool = False
     """True: a text that names no box but one point is scored by the hit of that point."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_attempts(group, self.space, self.template, self._score)

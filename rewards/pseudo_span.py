@@ -20,18 +20,21 @@ from mmrl import Group, Interval, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit, temporal_iou
+from mmrl.core.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
 class PseudoSpan:
     """Agreement with the group's mean span. Text without a span scores 0; a group with fewer than two of them gets None."""
 
-    gamma: float = 1.0
+    gamma: NonNegative = 1.0
     """How fast trust fades as spans spread; 0 = all are believed alike."""
     unit: Unit = "seconds"
     """The unit of numbers without one."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         unlabelled = replace(group.prompt, answer=())

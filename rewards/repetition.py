@@ -14,19 +14,18 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
+from mmrl.core.ranges import Count, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
 class Repetition:
     """Penalty for repeated runs of tokens. ValueError if a sample has no tokens."""
 
-    size: int = 3
+    size: Count = 3
     """Tokens of an n-gram."""
-    penalty: float = 1.0
+    penalty: NonNegative = 1.0
 
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.penalty < 0:
-            raise ValueError(f"{self}: repetition needs size >= 1 and penalty >= 0")
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(sample, group.prompt.id) for sample in group.samples]

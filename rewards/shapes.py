@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mmrl import Group, Prompt, Sample, Scored
+from mmrl.core.ranges import Share, check_ranges
 from mmrl.data.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
 
 
@@ -31,10 +32,12 @@ from mmrl.data.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
 class ShapeMatch:
     """Mean of four parts. ValueError for a sample without a picture, or a prompt without the columns."""
 
-    ink: float = 0.4
+    ink: Share = 0.4
     """Distance from paper, in the RGB cube, from which a pixel is ink."""
-    areas: tuple[float, float] = (0.03, 0.4)
+    areas: tuple[Share, Share] = (0.03, 0.4)
     """Share of the picture that ink must cover."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         wish = _wish(group.prompt)

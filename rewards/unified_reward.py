@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import CountOrNone, check_ranges
 from mmrl.serving.files import warn_once
 from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
 from mmrl.serving.media import pictures_of
@@ -49,8 +50,10 @@ class UnifiedReward:
     form: Literal["point", "axes", "pair", "pair_axes"] = "axes"
     template: str = ""
     """File with the official text for this form and {prompt} where the caption goes; empty: our own words, with a warning."""
-    opponents: int = 0
+    opponents: CountOrNone = 0
     """Opponents of every picture, for pairs; 0 = all others, n (n - 1) requests."""
+
+    __post_init__ = check_ranges
 
     @property
     def pointwise(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, Number, check_ranges
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import frames_of
 from mmrl.serving.verdicts import fill_template, number, template_text, yes_share
@@ -30,20 +31,21 @@ class VideoJudge:
     """A judge's opinion of the videos that a policy made."""
 
     server: Endpoint = field(default_factory=Endpoint)
-    frames: int = 8
+    frames: Count = 8
     """At most so many of each video."""
     scoring: Literal["number", "yes"] = "number"
     template: str = ""
     """A text with {prompt}, or a file with one; empty: our own words."""
-    low: float = 0.0
-    high: float = 10.0
+    low: Number = 0.0
+    high: Number = 10.0
     label: str = ""
     """For `number`: the words the number stands behind, such as "Final score"."""
     pointwise = True
 
     def __post_init__(self) -> None:
-        if not self.low < self.high or self.frames < 1:
-            raise ValueError(f"{self}: needs low < high and at least one frame")
+        check_ranges(self)
+        if not self.low < self.high:
+            raise ValueError(f"{self}: needs low < high")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         template = template_text(self.template, YES if self.scoring == "yes" else NUMBER)

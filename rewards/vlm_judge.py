@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mmrl import Group, Sample, Scored
+from mmrl.core.ranges import Number, check_ranges
 from mmrl.data.pictures import open_picture
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.verdicts import fill_template, json_number, number, template_text, yes_share
@@ -42,14 +43,15 @@ class VlmJudge:
     scoring: Literal["number", "json", "yes"] = "number"
     template: str = ""
     """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: our own words."""
-    low: float = 0.0
-    high: float = 10.0
+    low: Number = 0.0
+    high: Number = 10.0
     key: str = "score"
     label: str = ""
     """For `number`: the words the number stands behind, such as "Final score"."""
     pointwise = True
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.low < self.high:
             raise ValueError(f"low {self.low} and high {self.high} of vlm_judge: low must be below high")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, companion, hold, load_pretrained
@@ -35,7 +36,9 @@ class VqaScore:
     question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
     among_both: bool = False
     device: str = "auto"
-    batch_size: int = 8
+    batch_size: Count = 8
+
+    __post_init__ = check_ranges
     pointwise = True
 
     def to(self, device: str) -> None:

@@ -25,6 +25,7 @@ from mmrl.core.protocols import (
     Viewing,
     Weight,
 )
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
@@ -51,14 +52,16 @@ class Algorithm:
     """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
     """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
-    group_size: int = 8
+    group_size: Count = 8
     """Samples per prompt."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over one step's rollouts."""
-    minibatches: int = 1
+    minibatches: Count = 1
     """Optimizer steps per pass."""
     old: Literal["recorded", "reread"] = "recorded"
     """Old log-probabilities: those noted by the sampler, or evaluated again before the first update."""
+
+    __post_init__ = check_ranges
 
     @property
     def all_reads(self) -> tuple[Reading, ...]:

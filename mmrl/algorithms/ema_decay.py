@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mmrl.core.ranges import BelowOne, Count, CountOrNone, NonNegative, Share, check_ranges
+
 
 @dataclass(frozen=True)
 class RampDecay:
@@ -10,9 +12,11 @@ class RampDecay:
     DiffusionNFT's type 0 is slope=0, type 1 the default, type 2 flat=75, slope=0.0075, most=0.999; AWM has most=0.3.
     """
 
-    flat: int = 0
-    slope: float = 0.001
-    most: float = 0.5
+    flat: CountOrNone = 0
+    slope: NonNegative = 0.001
+    most: BelowOne = 0.5
+
+    __post_init__ = check_ranges
 
     def __call__(self, step: int) -> float:
         return min(self.slope * max(0, step - self.flat), self.most)
@@ -22,8 +26,10 @@ class RampDecay:
 class WarmDecay:
     """d = min((1 + s) / (10 + s), most) at every `every`-th step and 1 (no change) between them: Flow-GRPO's EMA."""
 
-    most: float = 0.9
-    every: int = 8
+    most: BelowOne = 0.9
+    every: Count = 8
+
+    __post_init__ = check_ranges
 
     def __call__(self, step: int) -> float:
         if (step + 1) % self.every:
@@ -35,11 +41,9 @@ class WarmDecay:
 class SteadyDecay:
     """d = decay at every step: GRPO-CARE's 0.995 at every tenth update is 0.9995 at each (arXiv:2506.16141)."""
 
-    decay: float = 0.9995
+    decay: Share = 0.9995
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"SteadyDecay.decay is {self.decay}; it is the share of the average that stays: set it from 0 to 1")
+    __post_init__ = check_ranges
 
     def __call__(self, step: int) -> float:
         return self.decay

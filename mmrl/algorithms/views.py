@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.core.samples import Media
 from mmrl.core.types import Prompt, Video
 
@@ -75,9 +76,11 @@ class Degrade:
 class MaskPatches:
     """Every patch of every picture black with a probability (PAPO, arXiv:2507.06448). For pictures, not for clips."""
 
-    probability: float = 0.6
-    patch: int = 14
+    probability: Share = 0.6
+    patch: Count = 14
     """Pixels of the picture's file."""
+
+    __post_init__ = check_ranges
 
     def __call__(self, prompt: Prompt, seed: int) -> Prompt:
         """Raises ValueError when the prompt holds a clip, whose frames only its decoder sees."""

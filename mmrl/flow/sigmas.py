@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.ranges import BelowOne, Count, Number, Positive, check_ranges
+
 
 def shift_by(factor: float, u: Tensor) -> Tensor:
     """factor u / (1 + (factor - 1) u): more steps near the noise for factor > 1."""
@@ -27,9 +29,11 @@ class StaticShift:
     is tiny.
     """
 
-    shift: float = 3.0
-    train_steps: int = 1000
+    shift: Positive = 3.0
+    train_steps: Count = 1000
     kind: Literal["StaticShift"] = "StaticShift"
+
+    __post_init__ = check_ranges
 
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
         end = float(shift_by(self.shift, torch.tensor(1 / self.train_steps, dtype=torch.float64)))
@@ -44,13 +48,15 @@ class StaticShift:
 class DynamicShift:
     """sigma = e^mu / (e^mu + 1 / u - 1), mu linear in the number of image tokens, u from 1 to 1 / T (FLUX, Qwen-Image)."""
 
-    base_shift: float = 0.5
-    max_shift: float = 1.15
-    base_tokens: int = 256
-    max_tokens: int = 4096
-    terminal: float | None = None
+    base_shift: Number = 0.5
+    max_shift: Number = 1.15
+    base_tokens: Count = 256
+    max_tokens: Count = 4096
+    terminal: BelowOne | None = None
     """Stretch the sigmas so that the last one before 0 is this (Qwen-Image: 0.02)."""
     kind: Literal["DynamicShift"] = "DynamicShift"
+
+    __post_init__ = check_ranges
 
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
         steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64)
@@ -83,8 +89,10 @@ class DynamicShift:
 class LinearShift:
     """sigma = s u / (1 + (s - 1) u) on an even grid u from 1 to 0 (DanceGRPO, MixGRPO, BranchGRPO, Pref-GRPO)."""
 
-    shift: float = 3.0
+    shift: Positive = 3.0
     kind: Literal["LinearShift"] = "LinearShift"
+
+    __post_init__ = check_ranges
 
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
         return torch.linspace(1, 0, num_steps + 1).double()

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.ranges import Count, Positive, PositiveShare, check_ranges
 from mmrl.flow.sigmas import shift_by
 
 TimeKind = Literal["rollout", "uniform", "logit_normal", "discrete", "discrete_with_init", "discrete_wo_init"]
@@ -24,10 +25,12 @@ class TimeSampler:
     """
 
     kind: TimeKind = "rollout"
-    count: int = 9
-    shift: float = 1.0
-    reach: float = 1.0
+    count: Count = 9
+    shift: Positive = 1.0
+    reach: PositiveShare = 1.0
     """The part of the way from noise to data that times are taken from: discrete ones have sigma >= 1 - reach."""
+
+    __post_init__ = check_ranges
 
     def draw(self, sigmas: Float[Tensor, " t1"], generator: torch.Generator) -> Float[Tensor, " k"]:
         """Times of one sample, in random order.

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import exp, isfinite, nan
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image
 
+from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
 from mmrl.serving.media import PictureFormat, data_url
 
@@ -51,17 +52,17 @@ class Endpoint:
     """Empty: the first one the server lists."""
     api_key_env: str = ""
     """Name of the environment variable that holds the key; keys do not stand in configs."""
-    timeout_s: float = 120.0
+    timeout_s: Positive = 120.0
     """For one request."""
-    deadline_s: float = 900.0
+    deadline_s: Positive = 900.0
     """For all questions about one group, retries included."""
-    retries: int = 4
+    retries: Annotated[int, Range(0, 1000)] = 4
     """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses or those the server asks for."""
-    concurrency: int = 8
-    temperature: float = 0.0
-    max_tokens: int = 4096
+    concurrency: Annotated[int, Range(1, 1024)] = 8
+    temperature: NonNegative = 0.0
+    max_tokens: Count = 4096
     """The longest answer, thoughts included."""
-    max_side: int = 1024
+    max_side: Count = 1024
     """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
     picture_format: PictureFormat = "png"
     """jpeg is sent at quality 95."""
@@ -72,10 +73,9 @@ class Endpoint:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"server.url is {self.url!r}: write http://host:port/v1")
-        if self.retries < 0 or self.concurrency < 1 or not self.timeout_s > 0 or not self.deadline_s > 0:
-            raise ValueError(f"{self}: needs retries >= 0, concurrency >= 1 and times above 0")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
 from mmrl.serving import wire
 from mmrl.serving.judge import is_local
@@ -56,7 +57,7 @@ class RemoteReward:
 
     url: str
     """http://host:port/name"""
-    deadline_s: float = 600.0
+    deadline_s: Positive = 600.0
     """How long one group may take, retries and a restarting server included; then training stops with a checkpoint."""
     token_env: str = "MMRL_REWARD_TOKEN"
     """The environment variable that holds the bearer token, if the server wants one."""
@@ -69,6 +70,7 @@ class RemoteReward:
     _client: Any = field(default=None, init=False, repr=False, compare=False)  # httpx's Client, imported where it is used
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         parts = urlsplit(self.url)
         if not self.url.startswith(SCHEMES) or not parts.netloc or not self.name:
             raise ValueError(f"reward {self.url!r}: write http://host:port/name")

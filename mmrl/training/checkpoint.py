@@ -100,6 +100,10 @@ class Checkpoints:
         names = [path.name.removeprefix("step-") for path in self.folder.iterdir() if path.name.startswith("step-")]
         return sorted(int(name) for name in names if name.isdigit())
 
+    def newest_whole(self) -> int | None:
+        """The newest step whose checkpoint has all its files, by their names and sizes alone; None if there is none."""
+        return max((step for step in self.steps() if looks_whole(self._path(step))), default=None)
+
     def load(self, step: int | None = None) -> State:
         """The state of `step`, or of the newest whole checkpoint. Changes nothing on disk.
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from mmrl.core.protocols import Policy
+from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
 from mmrl.training.diversity import diversity
@@ -22,15 +23,17 @@ MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
 class EvaluationSettings:
     """How held-out prompts are evaluated."""
 
-    num_prompts: int = 256
+    num_prompts: CountOrNone = 256
     """The first so many held-out prompts; the same every time, so differences are paired."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Prompts sampled together on one rank."""
-    num_samples: int = 1
+    num_samples: Count = 1
     """Samples per prompt, averaged."""
-    seed: int = 1234
+    seed: Seed = 1234
     weights: Weights = "live"
     """ema: an average of them, which the run then keeps even if its algorithm has no use for one."""
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

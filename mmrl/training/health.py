@@ -4,9 +4,11 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from mmrl.core.protocols import State
+from mmrl.core.ranges import Positive, Range, check_ranges
 from mmrl.core.types import Group, Scores
 from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, Finding, mean
 
@@ -18,38 +20,33 @@ Metrics = Mapping[str, float]
 class HealthSettings:
     """From where on a run is called unwell. A bound that cannot be passed (1 for a share) switches its warning off."""
 
-    window: int = 10
+    window: Annotated[int, Range(3)] = 10
     """Steps that are looked at together, and that make up the start of a run, with which later ones are compared."""
-    max_no_spread: float = 0.8
+    max_no_spread: Positive = 0.8
     """Share of the groups whose samples all got the same reward."""
-    max_failed: float = 0.1
+    max_failed: Positive = 0.1
     """Share of the samples for which a reward failed."""
-    max_unscored: float = 0.1
+    max_unscored: Positive = 0.1
     """Share of the samples without a total reward: a weighted reward failed, or none of them applies."""
-    max_truncated: float = 0.5
+    max_truncated: Positive = 0.5
     """Share of the completions cut off before they ended."""
-    length_factor: float = 4.0
+    length_factor: Positive = 4.0
     """Completions so many times shorter or longer than at the start."""
-    min_entropy: float = 0.1
+    min_entropy: Positive = 0.1
     """Entropy of the next token, as a share of the start's."""
-    max_entropy: float = 2.5
+    max_entropy: Positive = 2.5
     """The same upwards."""
-    max_clip_frac: float = 0.5
+    max_clip_frac: Positive = 0.5
     """Share of the actions whose ratio was clipped, so that they did not train."""
-    grad_factor: float = 10.0
+    grad_factor: Positive = 10.0
     """The norm of the gradient, in medians of the window before."""
-    max_kl: float = 1.0
+    max_kl: Positive = 1.0
     """KL divergence from the reference, per action."""
-    max_kl_old: float = 0.1
+    max_kl_old: Positive = 0.1
     """The same from the weights that sampled, within a step."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
 
-    def __post_init__(self) -> None:
-        if self.window < 3:
-            raise ValueError(f"health.window is {self.window}: it must be at least 3")
-        for f in fields(self):
-            if f.name != "alarm" and not getattr(self, f.name) > 0:
-                raise ValueError(f"health.{f.name} is {getattr(self, f.name)}: it must be above 0")
+    __post_init__ = check_ranges
 
 
 @dataclass

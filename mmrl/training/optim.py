@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
+
+from mmrl.core.ranges import BelowOne, CountOrNone, NonNegative, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -14,22 +16,20 @@ class OptimizerSettings:
     """AdamW without weight decay by default: RL fine-tuning moves little and should not shrink what it does not move."""
 
     kind: Literal["adamw", "sgd"] = "adamw"
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    momentum: float = 0.0
+    lr: Annotated[float, Range(above=0, high=1000)] = 1e-6
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Range(0, high=1000)] = 0.0
+    momentum: BelowOne = 0.0
     """For sgd."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: stay, or fall to zero at the last step."""
-    warmup_steps: int = 0
+    warmup_steps: CountOrNone = 0
     """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
-    clip_norm: float = 1.0
+    clip_norm: NonNegative = 1.0
     """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""
 
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"optimizer.lr is {self.lr}; it must be above 0")
+    __post_init__ = check_ranges
 
     def factor(self, step: int, total_steps: int) -> float:
         """Learning rate of optimizer step `step` (from 0) as a share of lr."""

@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from mmrl.core.loops import loop
+from mmrl.core.ranges import CountOrNone, NonNegative, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.core.workers import WorkerProcess
 from mmrl.training.reward_cache import AnswerCache, Known, RawAnswer
@@ -34,13 +35,13 @@ class Calling:
     """inline: in the run's own thread, one group after the other. thread: beside it. process: in processes of their own, for
     rewards that need the processor or signals, or may hang; the reward must be picklable. auto: a thread where one helps
     (a timeout, several workers, sampling in parts), else inline. `async def` always runs in one loop beside the run."""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 256)] = 0
     """Groups scored at the same time; 0: one, or 64 of an `async def`."""
-    retries: int = 0
+    retries: Annotated[int, Range(0, 1000)] = 0
     """Further attempts after an exception or a timeout."""
-    pause_s: float = 1.0
+    pause_s: NonNegative = 1.0
     """Before the first further attempt; doubled for each next one, up to a minute, and varied by a quarter."""
-    cache: int = 0
+    cache: CountOrNone = 0
     """Answers that are kept and given again for the same input, media compared byte by byte; the least recently used leave
     first. Only for rewards that always answer alike. 0 = none."""
     run_on: str = ""
@@ -49,8 +50,7 @@ class Calling:
     """Where such a reward waits between steps, for example cpu; empty: it stays."""
 
     def __post_init__(self) -> None:
-        if self.workers < 0 or self.retries < 0 or self.cache < 0 or self.pause_s < 0:
-            raise ValueError(f"{self}: workers, retries, pause_s and cache must be 0 or more")
+        check_ranges(self)
         if self.rest_on and not self.run_on:
             raise ValueError(f"rest_on is {self.rest_on!r}, but run_on says nothing: say where the reward computes")
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import Reward
+from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.training.reward_cache import RawAnswer
@@ -31,14 +32,15 @@ class RewardError(ValueError):
 class Transform:
     """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
 
-    scale: float = 1.0
-    shift: float = 0.0
-    low: float | None = None
-    high: float | None = None
+    scale: Number = 1.0
+    shift: Number = 0.0
+    low: Number | None = None
+    high: Number | None = None
 
     def __post_init__(self) -> None:
-        if self.scale == 0 or not math.isfinite(self.scale) or not math.isfinite(self.shift):
-            raise ValueError(f"{self}: scale must not be 0, and scale and shift must be finite")
+        check_ranges(self)
+        if self.scale == 0:
+            raise ValueError(f"{self}: scale must not be 0")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"{self}: low is above high")
 
@@ -54,15 +56,17 @@ class NamedReward:
 
     name: str
     function: Reward
-    weight: float = 1.0
+    weight: Number = 1.0
     """0 = logged, never trained on, and harmless when it fails."""
-    timeout_s: float | None = None
+    timeout_s: Positive | None = None
     """Per group; longer counts as failed."""
-    max_failed: float = 0.5
+    max_failed: Share = 0.5
     """Share of a call's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
     transform: Transform | None = None
     """None: the reward counts as it is."""
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_show_gives_parts_files_and_origins():
     assert text.startswith("dr_grpo + advantage.eps\n")
     assert "arXiv:2503.20783" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["algorithm.advantage.eps", "1e-06", "command", "line"] in rows
+    assert ["algorithm.advantage.eps", "1e-06", "0", "or", "more", "command", "line"] in rows
     assert ["algorithm.aggregation.kind", "FixedLength", "preset", "dr_grpo"] in rows
     assert [
         row for row in rows if row[:2] == ["advantage", "GroupNorm"] and row[2].startswith("mmrl/algorithms/advantages/group.py:")
@@ -96,8 +96,8 @@ def test_show_gives_parts_files_and_origins():
 
 def test_show_of_a_config():
     rows = [line.split() for line in mmrl("show", "tiny/image", "steps=9").stdout.splitlines()]
-    assert ["steps", "9", "command", "line"] in rows
-    assert [row for row in rows if row[:2] == ["data.size", "32"] and row[2].endswith("configs/tiny/image.toml")]
+    assert ["steps", "9", "0", "or", "more", "command", "line"] in rows
+    assert [row for row in rows if row[:2] == ["data.size", "32"] and row[-1].endswith("configs/tiny/image.toml")]
 
 
 def test_cp_copies_and_never_overwrites(tmp_path: Path):

@@ -51,7 +51,7 @@ def test_votes_are_compared_by_what_they_mean(reward):
 
 def test_a_weak_majority_can_say_nothing(reward):
     assert values(reward("majority_vote", at_least=0.6)(group(None, "a", "a", "b", "c"))) == [None] * 4
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="it must be 0 to 1"):
         reward("majority_vote", at_least=2.0)
 
 

@@ -49,7 +49,7 @@ def test_transparency_does_not_stop_it(reward):
 def test_mistakes_are_named(reward):
     with pytest.raises(ValueError, match="'p7' has no picture"):
         reward("jpeg_size")(Group(0, Prompt("p7"), (Sample("words"),)))
-    with pytest.raises(ValueError, match="scale > 0"):
+    with pytest.raises(ValueError, match="JpegSize"):
         reward("jpeg_size", scale=0)
     with pytest.raises(ValueError, match="quality of 1 to 95"):
         reward("jpeg_size", quality=96)

@@ -207,7 +207,7 @@ def test_pick_score_has_a_temperature_a_scale_and_a_processor_of_its_own(reward,
     scaled = reward("pick_score", model=str(bare), processor=str(parts), scale=8.0, shift=18.0)(group("a fox", *IMAGES))
     close(numbers(scaled), [(100 * cosine - 18) / 8 for cosine in expected], 1e-3)
     assert raw[0].parts["raw"] == scaled[0].parts["raw"]
-    with pytest.raises(ValueError, match="scale of pick_score"):
+    with pytest.raises(ValueError, match="it must be above 0"):
         reward("pick_score", scale=0.0)
 
 

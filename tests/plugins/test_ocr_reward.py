@@ -213,9 +213,9 @@ def test_samples_without_a_picture_are_named(reward):
 
 
 def test_settings_that_mean_nothing_are_named(reward):
-    for wrong in ({"confidence": 80.0}, {"batch_size": 0}, {"threads": 0}):
-        with pytest.raises(ValueError, match="confidence must lie between 0 and 1, batch_size and threads"):
-            reward("ocr", **wrong)
+    for name, wrong in (("confidence", 80.0), ("batch_size", 0), ("threads", 0)):
+        with pytest.raises(ValueError, match=rf"Ocr\.{name} is {wrong}: it must be"):
+            reward("ocr", **{name: wrong})
 
 
 def test_missing_packages_are_named_with_the_extra(reward, monkeypatch):

@@ -1,11 +1,13 @@
 """Credit for groups that hold an answer from outside beside the policy's own."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, moments, to_credit, totals_and_keep
+from mmrl.core.ranges import NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -16,9 +18,11 @@ class AnchoredNorm:
     arXiv:2509.18056, its "advantage anchoring": the ground truth does not push the policy's own rewards below their mean.
     """
 
-    anchor: float = 1.2
-    ddof: int = 1
-    eps: float = 1e-6
+    anchor: Number = 1.2
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-6
+
+    __post_init__ = check_ranges
     min_group_size = 3
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

@@ -1,7 +1,7 @@
 """Every reward normalized on its own before they are added: GDPO."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
+from mmrl.core.ranges import BelowOne, NonNegative, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores, Status
 
 
@@ -29,21 +30,19 @@ class Decoupled:
     Not implemented: conditioning one reward on another.
     """
 
-    ddof: int = 1
-    eps: float = 1e-4
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-4
     eps_mode: EpsMode = "add"
     singleton: Singleton = "zero"
-    trimmed: float = 0.0
+    trimmed: BelowOne = 0.0
     """Mean and deviation leave out this share of a group's rewards, the lowest (MixGRPO's trimmed_ratio)."""
     whiten: Literal["rollout", "action", "none"] = "rollout"
     """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
-    whiten_eps: float = 1e-4
+    whiten_eps: NonNegative = 1e-4
     whiten_mode: EpsMode = "add"
     min_group_size = 2
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.trimmed < 1:
-            raise ValueError(f"Decoupled.trimmed is {self.trimmed}: it is a share of the rewards, from 0 to below 1")
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

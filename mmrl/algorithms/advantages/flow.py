@@ -1,12 +1,14 @@
 """Selections of image RL: which samples of a group train at all."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, to_credit, totals_and_keep
+from mmrl.core.ranges import Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -17,8 +19,10 @@ class BestOfN:
     arXiv:2505.07818. Nothing is normalized again after the choice. An odd n takes one more at the top.
     """
 
-    n: int = 8
+    n: Annotated[int, Range(2)] = 8
     norm: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-8, zero_below=1e-6, clip=5.0))
+
+    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -52,7 +56,9 @@ class BestWorst:
     """
 
     worst: bool = True
-    min_group_size: int = 2
+    min_group_size: Annotated[int, Range(2)] = 2
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

@@ -1,7 +1,7 @@
 """Rewards compared with those of the same prompt: GRPO's advantage and its relatives."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
+from mmrl.core.ranges import NonNegative, Positive, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -31,17 +32,19 @@ class GroupNorm:
 
     scale: Literal["group", "batch", "none"] = "group"
     """Divide by the deviation of the group, or of all rows of the step, or not at all."""
-    ddof: int = 1
+    ddof: Annotated[int, Range(0, 1)] = 1
     """1 = unbiased deviation, as all text code has it; 0 = population, as papers and flow code have it."""
-    eps: float = 1e-4
+    eps: NonNegative = 1e-4
     eps_mode: EpsMode = "add"
-    zero_below: float = 0.0
+    zero_below: NonNegative = 0.0
     """A group whose own deviation is smaller gets 0: rewards that differ only by rounding teach nothing."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Advantages are clamped to [-clip, clip]."""
     singleton: Singleton = "zero"
     drop_zero: bool = False
     """Rows whose advantage is 0 (groups without spread) leave every count and penalty, unless all do (Flow-GRPO's code)."""
+
+    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -109,8 +112,10 @@ class PassK:
 
     scale: bool = True
     """False: r_max - r_second as it is."""
-    ddof: int = 1
-    eps: float = 1e-6
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-6
+
+    __post_init__ = check_ranges
     min_group_size = 2
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
@@ -138,9 +143,11 @@ class ReinforcePlusPlus:
     """
 
     baseline: bool = False
-    eps: float = 1e-8
+    eps: NonNegative = 1e-8
     singleton: Singleton = "reward"
     """With a baseline: a group of one keeps its reward before whitening, as in verl."""
+
+    __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
@@ -182,8 +189,10 @@ class MedianNorm:
     With ties several samples have A = 0, and one of them is dropped.
     """
 
-    eps: float = 1e-3
-    floor: float = 0.25
+    eps: NonNegative = 1e-3
+    floor: NonNegative = 0.25
+
+    __post_init__ = check_ranges
     min_group_size = 3
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:

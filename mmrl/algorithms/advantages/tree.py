@@ -1,13 +1,14 @@
 """Samples that share actions: every node of a tree is compared with the others of its depth."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import EpsMode, by_group, moments, standardize, totals_and_keep
+from mmrl.core.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -21,19 +22,21 @@ class TreeNorm:
     shared action must not be dropped: a leaf whose reward failed takes the edges it owns with it.
     """
 
-    ddof: int = 1
-    eps: float = 1e-8
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-8
     eps_mode: EpsMode = "add"
-    zero_below: float = 1e-6
+    zero_below: NonNegative = 1e-6
     """A depth whose deviation is smaller gets 0."""
-    clip: float | None = 5.0
+    clip: Positive | None = 5.0
     """Advantages are clamped to [-clip, clip]."""
     fusion: Literal["mean", "path"] = "mean"
     """path: a node is worth its children weighted by the softmax of their log-probabilities, layer by layer; these are
     means over dimensions, so the weights are all but equal."""
-    kept_chains: float | None = None
+    kept_chains: PositiveShare | None = None
     """After the last split only this part of every group's leaves trains: the best and the worst half of it each."""
-    min_group_size: int = 2
+    min_group_size: Annotated[int, Range(2)] = 2
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when `fusion` = path and the sampler's log-probabilities are not at hand."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
+from mmrl.core.ranges import NonNegative, Number, Range, Seed, Share, check_ranges
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
@@ -29,8 +31,10 @@ class KlCov(OfTheMinibatch):
     No clip. At least one action of the minibatch is held back.
     """
 
-    fraction: float = 2e-4
-    coef: float = 1.0
+    fraction: Share = 2e-4
+    coef: NonNegative = 1.0
+
+    __post_init__ = check_ranges
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -52,12 +56,14 @@ class ClipCov(OfTheMinibatch):
     is in the range. The draw is seeded, so the same minibatch always gives the same loss.
     """
 
-    fraction: float = 2e-4
-    low_cov: float = 1.0
-    high_cov: float = 5.0
-    low: float = 0.2
-    high: float = 0.2
-    seed: int = 0
+    fraction: Share = 2e-4
+    low_cov: Number = 1.0
+    high_cov: Number = 5.0
+    low: Annotated[float, Range(0, 1)] = 0.2
+    high: NonNegative = 0.2
+    seed: Seed = 0
+
+    __post_init__ = check_ranges
 
     @property
     def clip_range(self) -> ClipRange:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only, ratio_metrics
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
@@ -65,10 +66,12 @@ class RatioNorm(Surrogate):
     those of that scale, 2e-6. Gradients become equal over steps with the importance weight InverseStep.
     """
 
-    low: float = 2e-6
-    high: float = 2e-6
+    low: NonNegative = 2e-6
+    high: NonNegative = 2e-6
     bias: Literal["row", "batch"] = "row"
     """batch: one b for all rows of a step, as the official code takes it by accident; then a minibatch is never cut."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

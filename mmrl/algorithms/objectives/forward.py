@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only
+from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
 
@@ -25,14 +26,16 @@ class NegativeAware(Surrogate):
     L(u) = mean (u - target)^2 is normalized=False. A = 0 pushes nowhere at v = v_old.
     """
 
-    beta: float = 1.0
-    clip: float = 5.0
+    beta: Positive = 1.0
+    clip: Positive = 5.0
     """Advantages are clamped to [-clip, clip]."""
     mode: AdvantageMode = "all"
     """What becomes of the clamped A: as it is, its positive or negative part, 1 where A > 0 else 0, or its sign."""
     normalized: bool = True
     old: Literal["old", "ema"] = "ema"
     """The weights that sampled: an average of the policy that also samples, or (old) the policy itself."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -80,11 +83,13 @@ class AdvantageMatching(Surrogate):
     """
 
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "ghuber"
-    power: float = 0.25
-    clip: float = 1.0
+    power: NonNegative = 0.25
+    clip: Positive = 1.0
     off_policy: bool = False
     combine: Literal["exp_first", "sum_first"] = "exp_first"
     """sum_first: one ratio per sample, of lp added up over its times; the gradient is then so many times larger."""
+
+    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

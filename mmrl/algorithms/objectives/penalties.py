@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import actions_only, log_ratio
+from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
 
@@ -24,12 +25,14 @@ class ReferenceKL:
     """
 
     estimator: KlKind = "k3"
-    log_ratio_clamp: float | None = None
+    log_ratio_clamp: Positive | None = None
     """d is clamped to [-c, c]; no gradient beyond."""
-    value_clamp: float | None = None
+    value_clamp: Positive | None = None
     """The estimate is clamped to [-c, c]; no gradient beyond."""
     ratio_correction: Literal["none", "action", "rollout"] = "none"
     """Multiply by the live policy / old ratio, as the actions were sampled from old (TRL 1.16 does, by default)."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

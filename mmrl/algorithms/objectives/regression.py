@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only, rollout_mean
+from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import within
 from mmrl.core.types import Batch, Reading, Scope
@@ -23,10 +24,12 @@ class AdvantageRegression(Surrogate):
     names no eps; its formula has none. Groups whose advantages are all 0 have nothing to regress on and give 0.
     """
 
-    eps: float = 1.0
+    eps: Positive = 1.0
     """In nats. Far below the spread of rho, the first update is as large as clip_norm lets it be."""
     level: Literal["sum", "mean"] = "sum"
     """rho is the paper's sum over the actions, which favours long rollouts, or their mean."""
+
+    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from mmrl.algorithms.objectives.terms import (
     ratio_metrics,
     rollout_mean,
 )
+from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 
@@ -43,23 +45,22 @@ class Clip(Surrogate):
     rollout (GSPO, arXiv:2507.18071) and wants far smaller bounds; 0.2 would never clip there.
     """
 
-    low: float = 0.2
-    high: float = 0.2
+    low: Share = 0.2
+    high: NonNegative = 0.2
     level: Level = "action"
     token_gradient: bool = False
     """GSPO-token: the rollout's ratio as value, each action's own gradient; needed when A differs between actions."""
-    delta: float | None = None
+    delta: Annotated[float, Range(above=1)] | None = None
     """Two-sided: the unclipped ratio is at most delta, which bounds A < 0 (INTELLECT-2, arXiv:2505.07291)."""
-    dual: float | None = None
-    """Dual clip: for A < 0 the value is at most -dual A (arXiv:1912.09729)."""
+    dual: Annotated[float, Range(above=1)] | None = None
+    """Dual clip: for A < 0 the value is at most -dual A (arXiv:1912.09729); 1 would stop them all."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.token_gradient and self.level != "rollout":
             raise ValueError("Clip.token_gradient spreads a rollout's ratio over its actions: set level='rollout' with it")
         if self.delta is not None and self.delta <= 1 + self.high:
             raise ValueError(f"Clip.delta is {self.delta}, inside the clip range: set it above 1 + high = {1 + self.high}")
-        if self.dual is not None and self.dual <= 1:
-            raise ValueError(f"Clip.dual is {self.dual}; at or below 1 it would stop every negative advantage: set it to 3")
 
     @property
     def scope(self) -> Scope:
@@ -94,9 +95,11 @@ class Cispo(Surrogate):
     The bounds are on the ratio itself: TRL's epsilon_high=5 is high=5, low=None; verl's 0.2 and 0.28 are low=0.8, high=1.28.
     """
 
-    low: float | None = None
-    high: float | None = 5.0
+    low: Share | None = None
+    high: NonNegative | None = 5.0
     level: Level = "action"
+
+    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -124,9 +127,11 @@ class Sapo(Surrogate):
     Slope 1 at ratio 1. A > 0 uses tau_positive, all others tau_negative.
     """
 
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
+    tau_positive: Positive = 1.0
+    tau_negative: Positive = 1.05
     level: Level = "action"
+
+    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -147,8 +152,10 @@ class Gmpo(Surrogate):
     The bounds are in log space. A is the rollout's mean advantage; every action of a rollout has the same value.
     """
 
-    low: float = 0.4
-    high: float = 0.4
+    low: NonNegative = 0.4
+    high: NonNegative = 0.4
+
+    __post_init__ = check_ranges
 
     @property
     def scope(self) -> Scope:
@@ -174,12 +181,14 @@ class Vespo(Surrogate):
     arXiv:2602.10693. phi(1) = 1. (k, lambda) are (2, 3) for A >= 0 and (3, 2) for A < 0, as in TRL 1.16.
     """
 
-    k_positive: float = 2.0
-    lambda_positive: float = 3.0
-    k_negative: float = 3.0
-    lambda_negative: float = 2.0
+    k_positive: NonNegative = 2.0
+    lambda_positive: NonNegative = 3.0
+    k_negative: NonNegative = 3.0
+    lambda_negative: NonNegative = 2.0
     sampler: bool = False
     """Multiply old / sampler into w (instead of a RolloutCorrection weight); needs Algorithm.old = "reread"."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -215,9 +224,11 @@ class Dppo(Surrogate):
     Not implemented: the divergences over the full vocabulary and the binary-KL variant.
     """
 
-    low: float = 0.2
-    high: float = 0.2
-    truncate: float = 20.0
+    low: NonNegative = 0.2
+    high: NonNegative = 0.2
+    truncate: Positive = 20.0
+
+    __post_init__ = check_ranges
 
     @property
     def clip_range(self) -> ClipRange:
@@ -240,7 +251,9 @@ class Dro(Surrogate):
     As in verl, action by action with a group advantage; the paper's learned value function is not implemented.
     """
 
-    beta: float = 0.5
+    beta: NonNegative = 0.5
+
+    __post_init__ = check_ranges
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

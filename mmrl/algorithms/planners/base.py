@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mmrl.core.ranges import Count, Factor, NonNegative, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
 
 
@@ -46,13 +47,15 @@ class DynamicSampling:
     has. The rows of a group must come in the order of its samples; only those of role `policy` are compared.
     """
 
-    max_rounds: int = 10
-    min_spread: float = 1e-6
+    max_rounds: Count = 10
+    min_spread: NonNegative = 1e-6
     """Above 0, so that rewards which differ only by rounding do not count."""
     reward: str | None = None
     """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps dead groups alive."""
-    oversample: float = 1.0
+    oversample: Factor = 1.0
     """Fresh prompts per missing group."""
+
+    __post_init__ = check_ranges
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return one_request_each(prompts, group_size, first_id, seed)

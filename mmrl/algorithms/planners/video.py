@@ -11,6 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Degrade, Hint, ShuffleFrames, is_sequence
 from mmrl.core.protocols import State, View
+from mmrl.core.ranges import Count, CountOrNone, Number, PositiveShare, Share, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 
 
@@ -21,8 +22,10 @@ class Probed(Once):
     arXiv:2503.21776. Probes are scored and never trained on. Prompts without a clip and with fewer than two pictures have none.
     """
 
-    share: float = 0.5
+    share: PositiveShare = 0.5
     view: ShuffleFrames = field(default_factory=ShuffleFrames)
+
+    __post_init__ = check_ranges
 
     @property
     def views(self) -> Mapping[str, View]:
@@ -49,16 +52,15 @@ class WithTruth(Once):
 
     template: str = "<answer>{answer}</answer>"
     """The given completion; {answer} is the prompt's answer, a span as `1.50 to 4.00`."""
-    direct: float = 0.0
+    direct: Share = 0.0
     """Share of the prompts that end with `direct_text`; all others end with `think_text`."""
     direct_text: str = "Answer at once, without thinking."
     think_text: str = ""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if "{answer}" not in self.template:
             raise ValueError(f"WithTruth.template is {self.template!r}: write {{answer}} where the prompt's answer goes")
-        if not 0 <= self.direct <= 1:
-            raise ValueError(f"WithTruth.direct is {self.direct}; it is a share of the prompts: set it from 0 to 1")
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """Raises ValueError for a group of one, or a prompt whose answer cannot be written."""
@@ -123,21 +125,20 @@ class DifficultyAware:
     under the changed prompt and trained on it. The paper gives neither factor. Nothing changes before `window` rewards are known.
     """
 
-    window: int = 100
+    window: Count = 100
     """Rewards of single samples."""
-    hint_per_reward: float = 0.5
-    noise_per_reward: float = 0.5
-    least: float = 0.1
+    hint_per_reward: Number = 0.5
+    noise_per_reward: Number = 0.5
+    least: Share = 0.1
     """|D| below which a prompt stays as it is."""
-    guides: int = 2
+    guides: CountOrNone = 2
     """Completions sampled with the answer shown, of which the best gives the hint."""
     guide_text: str = "The right answer is {answer}. Show how one finds it."
     hint_text: str = "Begin like this: {hint}"
     memory: Memory = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"DifficultyAware.window is {self.window}; it counts rewards: set it to 1 or more")
+        check_ranges(self)
         object.__setattr__(self, "memory", Memory(deque(maxlen=self.window)))
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mmrl.core.protocols import State
+from mmrl.core.ranges import Count, Seed, check_ranges
 from mmrl.core.types import Prompt
 
 
@@ -13,13 +14,14 @@ class Shuffled:
     """Epochs over a sequence of prompts, each in a new order; a draw may cross from one epoch into the next."""
 
     prompts: Sequence[Prompt]
-    seed: int = 0
+    seed: Seed = 0
     epoch: int = field(default=0, init=False)
     position: int = field(default=0, init=False)
     """Prompts of this epoch already drawn."""
     _order: list[int] = field(default_factory=list[int], init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.prompts:
             raise ValueError("the data set has no prompts: check its path, split and filters with `mmrl data check`")
         self._shuffle()
@@ -73,15 +75,14 @@ class Streamed:
     """
 
     prompts: Iterable[Prompt]
-    seed: int = 0
-    buffer_size: int = 1024
+    seed: Seed = 0
+    buffer_size: Count = 1024
     """Prompts held at a time, to draw from; 1 keeps the order."""
     num_drawn: int = field(default=0, init=False)
     _stream: Iterator[Prompt] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise ValueError(f"Streamed.buffer_size is {self.buffer_size}; set it to 1 (keep the order) or more")
+        check_ranges(self)
         self._stream = self._endless()
 
     def draw(self, num_prompts: int) -> list[Prompt]:

@@ -5,11 +5,13 @@ Adding up is Scores.total, adding up what each is worth inside its group is the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.ranges import Number, Range, check_ranges
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 
@@ -26,8 +28,10 @@ class Gate:
     """The reward that gates; give it weight 0 to gate only."""
     rewards: tuple[str, ...] = ()
     """The gated ones; empty: all others of non-zero weight."""
-    at_least: float | None = None
+    at_least: Number | None = None
     """None: multiply; else all or nothing."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -57,7 +61,9 @@ class Minimum:
 
     rewards: tuple[str, ...] = ()
     """Empty: all of non-zero weight."""
-    weight: float = 1.0
+    weight: Number = 1.0
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -83,7 +89,9 @@ class Unlikeliness:
     Rewards of 0 stay 0.
     """
 
-    penalty: float = 0.25
+    penalty: Annotated[float, Range(0, 1)] = 0.25
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

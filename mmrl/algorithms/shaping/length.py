@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 
 
@@ -13,11 +14,13 @@ from mmrl.core.types import Reading, Rollouts, Scores, Status
 class OverlongPenalty:
     """Adds a reward `overlong`: 0 up to length - buffer actions, then linear to -1 at length (DAPO, arXiv:2503.14476)."""
 
-    length: int | None = None
+    length: Count | None = None
     """In actions. None: the run fills in its max_new_tokens."""
-    buffer: int | None = None
+    buffer: Count | None = None
     """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
-    weight: float = 1.0
+    weight: NonNegative = 1.0
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

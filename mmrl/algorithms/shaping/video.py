@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Number, check_ranges
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.tensors import masked_mean, within
 from mmrl.core.types import Reading, Rollouts, Scores, Status
@@ -33,9 +34,11 @@ class TemporalBonus(ReadsNothing):
     reward: str | None = None
     """The accuracy; None: the first reward."""
     view: str = "shuffled"
-    bonus: float = 0.3
-    ratio: float = 0.8
-    correct_above: float = 0.1
+    bonus: Number = 0.3
+    ratio: NonNegative = 0.8
+    correct_above: Number = 0.1
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
@@ -58,10 +61,12 @@ class LengthBonus(ReadsNothing):
 
     reward: str | None = None
     """The accuracy; None: the first reward."""
-    low: int = 320
-    high: int = 512
-    bonus: float = 0.2
-    correct_above: float = 0.1
+    low: CountOrNone = 320
+    high: Count = 512
+    bonus: Number = 0.2
+    correct_above: Number = 0.1
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
@@ -84,9 +89,11 @@ class SoftReward(ReadsNothing):
 
     reward: str | None = None
     """None: the first reward."""
-    tau: float = 0.8
-    rise: float = 0.01
-    fall: float = 1.0
+    tau: Number = 0.8
+    rise: NonNegative = 0.01
+    fall: NonNegative = 1.0
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         return instead(scores, self, self.reward, "soft", self.soften)
@@ -103,7 +110,9 @@ class InjectedScale(ReadsNothing):
 
     reward: str | None = None
     """None: the first reward."""
-    scale: float = 0.8
+    scale: NonNegative = 0.8
+
+    __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
@@ -122,10 +131,12 @@ class ConsistencyBonus:
 
     reward: str | None = None
     """The accuracy; None: the first reward."""
-    coef: float = 0.5
-    most: float = 0.95
-    margin: float = 0.01
-    correct_above: float = 0.1
+    coef: NonNegative = 0.5
+    most: Number = 0.95
+    margin: Number = 0.01
+    correct_above: Number = 0.1
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

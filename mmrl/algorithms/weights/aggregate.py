@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Scope
 
 
@@ -52,8 +53,10 @@ class FixedLength(Aggregation):
     Shares add up to the mean length over `length`, not to 1.
     """
 
-    length: int | None = None
+    length: Count | None = None
     """In actions. None: the run fills in its max_new_tokens."""
+
+    __post_init__ = check_ranges
 
     def with_length(self, length: int) -> "FixedLength":
         """The same with the run's completion length."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import GROUP_DIVERGENCE
 from mmrl.core.types import Batch, Counts, Reading, Scope
 
@@ -19,8 +20,10 @@ class GroupDivergence:
     sampled, so in later passes it is a pass old.
     """
 
-    alpha: float = 1.7
+    alpha: NonNegative = 1.7
     """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Counts, Reading, Scope
@@ -20,12 +21,10 @@ class HighEntropy:
     every pass). Shares stay those of all actions, so the loss shrinks with the quantile.
     """
 
-    quantile: float = 0.2
+    quantile: PositiveShare = 0.2
     """The part that is kept, in (0, 1]."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"HighEntropy.quantile is {self.quantile}; it is the part of actions to keep: set it in (0, 1]")
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -57,8 +56,10 @@ class RolloutCorrection:
     """
 
     mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "sequence_mask"
-    low: float | None = None
-    high: float | None = 3.0
+    low: NonNegative | None = None
+    high: Positive | None = 3.0
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -90,8 +91,10 @@ class OffPolicyMask:
     (TRL: against the moving weights, at every update); Algorithm.old must be "reread".
     """
 
-    delta: float = 0.5
+    delta: Number = 0.5
     """In nats per action."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -1,4 +1,4 @@
-"""`mmrl show`: an algorithm or a run, resolved, with the file of every part and the origin of every value."""
+"""`mmrl show`: an algorithm or a run, resolved: every value with its range and origin, every part with its file."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.ranges import ranges_below, ranges_of_config
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.app.toml.tables import Table, dotted_key, leaves
@@ -24,7 +25,8 @@ def description(name: str, overrides: Sequence[str] = ()) -> str:
     if name in documents and not Path(name).is_file():
         return "\n".join(algorithm_lines(name, documents[name], overrides))
     resolved = load(name, overrides)
-    rows = [(key, str(value), origin) for key, value, origin in resolved.rows()]
+    ranges = ranges_of_config(resolved.config)
+    rows = [(key, str(value), ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
     return "\n".join([resolved.config.algorithm.label, "", *columns(rows), "", *part_lines(resolved.config.algorithm)])
 
 
@@ -37,8 +39,9 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield ""
     yield document.strip()
     yield ""
+    ranges = dict(ranges_below(assembly.algorithm, ("algorithm",)))
     rows = [
-        (dotted_key(path), str(value), table.origin(path) or algorithm_origin(path, name, table))
+        (key := dotted_key(path), str(value), ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
         for path, value in leaves({"algorithm": algorithm_table(assembly)})
     ]
     yield from columns(rows)

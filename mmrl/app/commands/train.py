@@ -18,6 +18,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import RUNS, console, distributed_run, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
+from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import listen
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
@@ -37,6 +38,13 @@ class TrainArguments:
     rewards: Sequence[str] = ()
     output: Path | None = None
     resume: Path | None = None
+
+    def absolute(self) -> "TrainArguments":
+        """The same words with a config's file, --output and --resume as absolute paths, for a run that goes to another folder."""
+        first, *rest = self.arguments or [""]
+        words = [str(Path(first).resolve()), *rest] if "=" not in first and Path(first).is_file() else self.arguments
+        output, resume = (path and path.expanduser().resolve() for path in (self.output, self.resume))
+        return replace(self, arguments=words, output=output, resume=resume)
 
     def resolve(self) -> Resolved:
         """The run they describe.
@@ -64,18 +72,38 @@ class TrainArguments:
 
 def train(given: TrainArguments) -> RunDir:
     """Train, write the report, and print what changed on the held-out prompts."""
-    return run_training(given.resolve(), given.resume)
+    if given.resume is None:
+        return run_training(given.resolve())
+    run = RunDir.open(given.resume.expanduser().resolve())
+    given = given.absolute()
+    place = enter(run)
+    return run_training(given.resolve(), run.path, place)
 
 
-def run_training(resolved: Resolved, resume: Path | None = None) -> RunDir:
-    """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint."""
+def run_training(resolved: Resolved, resume: Path | None = None, place: str = "") -> RunDir:
+    """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint.
+
+    Args:
+        place: what there is to say about the folder that a resumed run's relative paths are of.
+    """
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
         run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
+        if resume is not None:
+            check_resume(resolved, run)
+            finished = is_finished(resolved, run)
+            if ranks.is_main and (place or finished):
+                console.print("\n".join(filter(None, (place, finished))), highlight=False, markup=False)
+            if finished:
+                announce(run) if ranks.is_main else None
+                return run
         job = build(resolved, run, accelerator)
         with lock_folder(run.path, ranks):
             if resume is not None:
-                continue_from(job, run, ranks)
+                changes = changed_settings(saved_config(run), job.config)
+                step = continue_from(job, run, ranks)
+                if ranks.is_main and step is not None:
+                    tell_changes(run, step, changes)
             elif ranks.is_main:
                 RunDir.create(run.path)
             if ranks.is_main:
@@ -111,8 +139,18 @@ def next_free(path: Path) -> Path:
     return candidate
 
 
-def continue_from(job: Job, run: RunDir, ranks: Ranks) -> None:
+def tell_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:
+    """List the settings that are others from here on, on the terminal and in the run's files."""
+    if changes:
+        lines = "\n".join(f"  {change}" for change in changes)
+        console.print(f"changed from step {step + 1} on:\n{lines}", highlight=False, markup=False)
+    note_changes(run, step, changes)
+
+
+def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
     """Put the trainer where the run's last whole checkpoint stands, and forget what was written after it.
+
+    Returns the checkpoint's step.
 
     A run that was killed before its first checkpoint starts again.
     """
@@ -124,6 +162,7 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> None:
         run.truncate(-1 if step is None else step)
         where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
         console.print(f"continuing {run.path} {where}", highlight=False)
+    return step
 
 
 def fit(job: Job, run: RunDir, ranks: Ranks) -> None:

@@ -56,7 +56,7 @@ def assemble(table: Table) -> Assembly:
         if key in PART_SLOTS:
             changes[key] = builder.slot(key, value, getattr(base, key))
         elif key != "preset":
-            hint = get_type_hints(Algorithm)[key]
+            hint = get_type_hints(Algorithm, include_extras=True)[key]
             changes[key] = plain(hint, read(hint, value, (*TOP, key), table), (*TOP, key), table)
     algorithm = replace(base, **changes)
     differing = [path for slot in PART_SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]

@@ -175,7 +175,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         ValueError: no such data set, or a key that is unknown, missing or of the wrong type.
     """
     load = plugins.load(data.use, "datasets")
-    parameters, hints = inspect.signature(load).parameters, get_type_hints(load)
+    parameters, hints = inspect.signature(load).parameters, get_type_hints(load, include_extras=True)
     check_keys(data.args, [*parameters, "use"], path, table)
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in data.args]
     if missing:

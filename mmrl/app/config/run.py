@@ -3,7 +3,6 @@
 Unknown keys, wrong types and impossible values are errors that name where the value was given and its key.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
-from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
+from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
@@ -58,9 +58,9 @@ class WatchedReward:
     use: str
     name: str = ""
     """Empty: the callable's name if `use` gives one, else the file's."""
-    timeout_s: float | None = None
+    timeout_s: Positive | None = None
     """Per group; longer counts as failed."""
-    max_failed: float = 0.5
+    max_failed: Share = 0.5
     """Share of a step's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
     transform: Transform | None = None
@@ -68,9 +68,7 @@ class WatchedReward:
     args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_failed <= 1:
-            raise ValueError(f"max_failed of reward {self.use!r} is {self.max_failed}: it is a share, between 0 and 1")
+    __post_init__ = check_ranges
 
     @property
     def label(self) -> str:
@@ -82,13 +80,8 @@ class WatchedReward:
 class RewardConfig(WatchedReward):
     """A reward to train on, and how much it counts."""
 
-    weight: float = 1.0
+    weight: Number = 1.0
     """0 = logged, never trained on."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not math.isfinite(self.weight):
-            raise ValueError(f"the weight of reward {self.use!r} is {self.weight}: it must be finite")
 
 
 @dataclass(frozen=True)
@@ -96,14 +89,15 @@ class VariantConfig:
     """Flow only: one more way to draw the held-out prompts; its figures are eval/<name>/..."""
 
     name: str
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """None: as evaluation.num_steps."""
-    guidance: float | None = None
+    guidance: Factor | None = None
     """None: as evaluation.guidance."""
     weights: Weights | None = None
     """None: as evaluation.weights."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.name or "/" in self.name:
             raise ValueError(f"evaluation.also.name is {self.name!r}: give it a name without a slash")
 
@@ -118,22 +112,15 @@ class EvaluationConfig(EvaluationSettings):
     """Held-out rewards, for watching only: what the run does not train on but might ruin."""
     sampling: Sampling | None = None
     """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
-    num_steps: int | None = None
+    num_steps: Count | None = None
     """Flow only: deterministic denoising steps of a picture; 28 unless given."""
-    guidance: float | None = None
+    guidance: Factor | None = None
     """Flow only: 1 = none; None = policy.guidance."""
     also: tuple[VariantConfig, ...] = ()
     """Flow only: further ways to draw the same prompts, such as without guidance."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_prompts", 0), ("num_samples", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"evaluation.{name} is {getattr(self, name)}: it must be {least} or more")
-        for one, place in ((self, "evaluation"), *((one, f"evaluation.also {one.name!r}") for one in self.also)):
-            if one.num_steps is not None and one.num_steps < 1:
-                raise ValueError(f"{place}.num_steps is {one.num_steps}: it must be 1 or more")
-            if one.guidance is not None and not one.guidance >= 1:
-                raise ValueError(f"{place}.guidance is {one.guidance}: it must be 1 (none) or more")
+        check_ranges(self)
         names = [one.name for one in self.also]
         if len(set(names)) < len(names):
             raise ValueError(f"evaluation.also has the names {names}: give each its own")
@@ -148,9 +135,9 @@ class EvaluationConfig(EvaluationSettings):
 class CheckpointConfig:
     """Which checkpoints stay."""
 
-    keep: int = 2
+    keep: CountOrNone = 2
     """Newest ones; 0 = all."""
-    keep_every: int = 0
+    keep_every: CountOrNone = 0
     """Those of steps that this divides stay for good; 0 = none."""
     keep_best: str = ""
     """A metric, higher being better, such as eval/total: the checkpoint where it was best stays too. It is known where a step is
@@ -158,10 +145,7 @@ class CheckpointConfig:
     asynchronous: bool = True
     """Written beside the run, which waits for the copy of its state only; costs memory for that copy."""
 
-    def __post_init__(self) -> None:
-        for name in ("keep", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"checkpoint.{name} is {getattr(self, name)}: it must be 0 or more")
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -171,8 +155,10 @@ class TrackerConfig:
     names: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio."""
     project: str = "mmrl"
-    num_examples: int = 8
+    num_examples: CountOrNone = 8
     """Groups shown each time."""
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +230,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
     table = Table.read(file)
     if is_of_a_run(file):
         translate(table)
+        if any(assignment.startswith("algorithm.preset=") for assignment in overrides):
+            # a run's file spells every part out, and these would stay under the new preset's name
+            table.set(("algorithm",), {}, COMMAND_LINE)
     return resolve(table, overrides, file.stem)
 
 

@@ -16,7 +16,7 @@ from mmrl.answers.boxes.box import SPACES, Box, iou_matrix, is_inside
 from mmrl.answers.boxes.detection import point_in_box
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.answers.spans.interval import Interval, union_iou
-from mmrl.app.run.folder import JsonLines, Line, RunDir, read_lines
+from mmrl.app.run.folder import JsonLines, Line, RunDir, read_lines, told_changes
 from mmrl.app.run.sample_files import first_size
 from mmrl.core.types import MediaSize
 
@@ -218,6 +218,7 @@ def load(path: Path | str) -> RunData:
         alarms=[line["text"] for line in warnings.lines if line.get("level") == "error"],
     )
     notices += missing(data)
+    notices += [f"Settings {text}." for text in told_changes(run)]
     return data
 
 

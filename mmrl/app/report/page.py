@@ -15,7 +15,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Series, histogram, line_chart
 from mmrl.app.report.data import EVAL, TRAIN, Change, Row, RunData, Spans, changes, column, extremes, load, mean, pairs, read_rows
-from mmrl.app.run.folder import Line
+from mmrl.app.run.folder import CHANGED, Line
 from mmrl.app.run.trackers import duration, is_reward
 
 ASSETS = Path(__file__).parent / "assets"
@@ -331,7 +331,15 @@ def health(data: RunData) -> list[Chart]:
 
 def others(data: RunData) -> list[Chart]:
     """Every metric that no other chart shows; parts of rewards with their held-out twin."""
-    shown = {"step", "reward/total", "reward/length", "reward/diversity", DIVERSITY[0], *(metric for _, metric, _ in HEALTH)}
+    shown = {
+        "step",
+        CHANGED,
+        "reward/total",
+        "reward/length",
+        "reward/diversity",
+        DIVERSITY[0],
+        *(metric for _, metric, _ in HEALTH),
+    }
     shown |= {f"reward/{name}" for name in reward_names(data)}
     names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
     charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]

@@ -17,6 +17,8 @@ from mmrl.app.files import replace_text
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
 """What can change a run's numbers."""
+CHANGED = "run/changed_settings"
+"""The metric that says how many settings changed before the next step."""
 Line = dict[str, Any]
 
 
@@ -30,7 +32,7 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class RunDir:
-    """config.toml, metrics.jsonl, warnings.jsonl, versions.json, samples/, checkpoints/step-N/ and report.html of one run.
+    """config.toml, metrics.jsonl, warnings.jsonl, changes.jsonl, versions.json, samples/, checkpoints/ and report.html of a run.
 
     `RunDir(path)` only names the files; `create` starts a run, `open` finds one.
     """
@@ -51,6 +53,7 @@ class RunDir:
             )
         run.samples.mkdir(parents=True, exist_ok=True)
         run.versions_file.write_text(json.dumps(installed_versions(), indent=2) + "\n", encoding="utf-8")
+        run.start_file.write_text(f"{Path.cwd()}\n", encoding="utf-8")
         return run
 
     @classmethod
@@ -87,6 +90,14 @@ class RunDir:
     @property
     def versions_file(self) -> Path:
         return self.path / "versions.json"
+
+    @property
+    def changes_file(self) -> Path:
+        return self.path / "changes.jsonl"
+
+    @property
+    def start_file(self) -> Path:
+        return self.path / "started_in.txt"
 
     @property
     def samples(self) -> Path:
@@ -132,6 +143,10 @@ class RunDir:
             if file.exists():
                 kept = [line for line in read_lines(file).lines if line["step"] <= step]
                 replace_text(file, "".join(map(as_text, kept)))
+        if self.changes_file.exists():
+            # config.toml is not taken back, so what changed later holds from here on
+            kept = [line | {"step": min(line["step"], step)} for line in read_lines(self.changes_file).lines if step >= 0]
+            replace_text(self.changes_file, "".join(map(as_text, kept)))
         for file in self.samples.glob("*-*.jsonl"):
             if int(file.stem.rsplit("-", 1)[1]) > step:
                 file.unlink()
@@ -211,3 +226,11 @@ def installed_versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def told_changes(run: RunDir) -> list[str]:
+    """A sentence for every time that settings changed: "changed at step 31: optimizer.lr 1e-06 -> 1e-05"."""
+    by_step: dict[int, list[str]] = {}
+    for line in read_lines(run.changes_file).lines:
+        by_step.setdefault(int(line["step"]) + 1, []).append(f"{line['key']} {line['before']} -> {line['after']}")
+    return [f"changed at step {step}: {', '.join(texts)}" for step, texts in by_step.items()]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.ranges import fault_of
 
 NUMBERS = frozenset({int, float})
 
@@ -46,9 +47,22 @@ def check_scalar(kind: object, value: str | bool | int, path: KeyPath, table: Ta
         raise ValueError(f"{table.at(path)} is {value!r}: input should be true or false")
 
 
+def check_range(kind: object, value: object, path: KeyPath, table: Table) -> None:
+    """Refuse numbers that break the range of their type.
+
+    Raises:
+        ValueError: naming place, value and range.
+    """
+    fault = fault_of(kind, value)
+    if fault:
+        raise ValueError(f"{table.at(path)} is {value!r}: {fault}")
+
+
 def leaf_types(kind: object) -> Iterator[object]:
     """int, float, str, ... of a type that is one of them or a union; anything else stands for itself."""
-    if get_origin(kind) is Literal:
+    if get_origin(kind) is Annotated:
+        yield from leaf_types(get_args(kind)[0])
+    elif get_origin(kind) is Literal:
         yield from map(type, get_args(kind))
     elif get_origin(kind) in (Union, UnionType):
         for one in get_args(kind):

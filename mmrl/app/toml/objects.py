@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticUserError
 
-from mmrl.app.toml.keys import check_keys, check_scalar, check_slip
+from mmrl.app.toml.keys import check_keys, check_range, check_scalar, check_slip
 from mmrl.app.toml.tables import KeyPath, Table, Values
 from mmrl.app.toml.values import adapter, plain
 
@@ -77,6 +77,7 @@ def read(hint: object, value: object, path: KeyPath, table: Table, own: object =
         return [read(hint, item, (*path, str(i)), table) for i, item in enumerate(value)]
     if isinstance(value, str | bool | int):
         check_scalar(hint, value, path, table)
+    check_range(hint, value, path, table)
     return value
 
 
@@ -168,7 +169,7 @@ def dataclasses_in(hint: object) -> list[type]:
 @cache
 def fields_of(cls: type) -> Values:
     """The types of a dataclass's fields that can be given, by name."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
 
 

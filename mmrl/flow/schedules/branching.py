@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
@@ -16,16 +17,17 @@ class Branching:
     groups of a prompt), a group of one trunk compares siblings only (its code).
     """
 
-    num_steps: int = 10
-    branches: int = 6
-    at_steps: tuple[int, ...] | None = None
+    num_steps: Count = 10
+    branches: Count = 6
+    at_steps: tuple[CountOrNone, ...] | None = None
     """None: all but the last; fewer cost less."""
     dynamics: DynamicsName = "flow_sde"
-    level: float = 0.7
+    level: NonNegative = 0.7
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self._steps or not set(self._steps) <= set(range(self.num_steps)):
             raise ValueError(
                 f"Branching.at_steps is {self.at_steps}: name at least one of the steps 0 to {self.num_steps - 1} to branch at"

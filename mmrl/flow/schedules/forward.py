@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.flow.dynamics import SolverName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
@@ -12,13 +13,15 @@ from mmrl.flow.times import TimeSampler
 class Forward:
     """Samples come from a solver without density; training noises them again (DiffusionNFT, AWM)."""
 
-    num_steps: int = 10
+    num_steps: Count = 10
     solver: SolverName = "dpm2"
-    level: float = 0.0
+    level: NonNegative = 0.0
     """SA-Solver's tau between sigma 0.3 and 0.9."""
     times: TimeSampler = field(default_factory=TimeSampler)
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
+
+    __post_init__ = check_ranges
 
     def at(self, step: int) -> RolloutPlan:
         steps = (StepPlan(dynamics_of(self.solver, self.level)),) * self.num_steps

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
@@ -12,21 +13,22 @@ from mmrl.flow.sigmas import Spacing
 class Full:
     """Every step but the last is noisy and trains (Flow-GRPO, arXiv:2505.05470; DanceGRPO, arXiv:2505.07818)."""
 
-    num_steps: int = 10
+    num_steps: Count = 10
     dynamics: DynamicsName = "flow_sde"
-    level: float = 0.7
+    level: NonNegative = 0.7
     last: Literal["ode", "noisy", "trained"] = "ode"
     """ode: it returns the predicted data, so no noise is left. noisy: drawn, never trained (Flow-GRPO's code; its noise stays
     in the picture unless the spacing ends with a tiny step). trained: as every other step."""
-    trained_steps: int | None = None
+    trained_steps: Count | None = None
     """Train only so many first steps; None: all that may."""
-    trained_per_row: int | None = None
+    trained_per_row: Count | None = None
     """Every sample trains a random choice of so many of them (DanceGRPO)."""
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         most = self.num_steps - (self.last != "trained")
         for name in ("trained_steps", "trained_per_row"):
             value = getattr(self, name)

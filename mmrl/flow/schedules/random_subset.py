@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
@@ -13,16 +14,17 @@ from mmrl.flow.sigmas import Spacing
 class RandomSubset:
     """`count` of the candidate steps, not necessarily neighbours, are noisy and train; chosen by seed + step (Flow-Factory)."""
 
-    num_steps: int = 10
-    candidates: tuple[int, ...] = (1, 2, 3, 4, 5)
-    count: int = 2
+    num_steps: Count = 10
+    candidates: tuple[CountOrNone, ...] = (1, 2, 3, 4, 5)
+    count: Count = 2
     dynamics: DynamicsName = "flow_sde"
-    level: float = 0.7
+    level: NonNegative = 0.7
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
-    seed: int = 42
+    seed: Seed = 42
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not 1 <= self.count <= len(set(self.candidates)) or not set(self.candidates) < set(range(self.num_steps)):
             raise ValueError(
                 f"RandomSubset chooses {self.count} of the steps {list(self.candidates)} of {self.num_steps}: "

@@ -1,8 +1,9 @@
 """Samples are the leaves of trees."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Range, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
@@ -16,34 +17,35 @@ class Tree:
     to the last one. With a `window` only its steps and the splits are noisy and train (its mixed mode).
     """
 
-    num_steps: int = 20
-    split_steps: tuple[int, ...] = (0, 3, 6, 9)
-    factor: int = 2
-    split_noise: float = 4.0
+    num_steps: Count = 20
+    split_steps: tuple[CountOrNone, ...] = (0, 3, 6, 9)
+    factor: Annotated[int, Range(2)] = 2
+    split_noise: NonNegative = 4.0
     """Noise at splits, in units of S."""
     nominal_density: bool = False
     """The code evaluates split edges with S, not split_noise S: their log-ratios are then split_noise times as noisy."""
     dynamics: DynamicsName = "dance_sde"
-    level: float = 0.3
+    level: NonNegative = 0.3
     last: Literal["ode", "trained"] = "trained"
-    pruned_depths: tuple[int, ...] = ()
+    pruned_depths: tuple[CountOrNone, ...] = ()
     """Edges that do not train, by the depth of their child (step + 1)."""
-    slide_every: int = 0
+    slide_every: CountOrNone = 0
     """Move pruned_depths up by one every so many training steps; 0: never."""
-    stop_depth: int = 9
+    stop_depth: CountOrNone = 9
     """Sliding ends when the first pruned depth is here."""
     first_half_only: bool = False
     """After the last split train only the first half of every chain (the code's width pruning 1)."""
-    window: tuple[int, int] | None = None
+    window: tuple[CountOrNone, Count] | None = None
     """(first step, number of steps) outside of which steps are deterministic, splits excepted; None: all are noisy."""
-    window_every: int = 0
+    window_every: CountOrNone = 0
     """Move the window by one step every so many training steps, and back to its first place from the end; 0: never."""
     initial_noise: InitialNoise = "group"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
 
     def __post_init__(self) -> None:
-        if self.window is not None and not (self.window[0] >= 0 < self.window[1] <= self.num_steps - self.window[0]):
+        check_ranges(self)
+        if self.window is not None and not self.window[1] <= self.num_steps - self.window[0]:
             raise ValueError(
                 f"Tree.window is {self.window}: {self.window[1]} steps from step {self.window[0]} on do not fit into "
                 f"{self.num_steps} steps: set schedule.window = [first, count] with first + count <= num_steps"

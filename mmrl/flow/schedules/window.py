@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DPM2, DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
@@ -23,32 +24,33 @@ class Window:
     Windows are never empty: the last one ends at `high`.
     """
 
-    num_steps: int = 25
-    size: int = 4
+    num_steps: Count = 25
+    size: Count = 4
     dynamics: DynamicsName = "flow_sde"
-    level: float = 0.7
+    level: NonNegative = 0.7
     move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
-    dwell: int = 25
-    stride: int = 1
+    dwell: Count = 25
+    stride: CountOrNone = 1
     """0: the window never moves."""
-    decay: tuple[int, int] = (10, 1)
-    low: int = 0
-    high: int | None = None
+    decay: tuple[CountOrNone, CountOrNone] = (10, 1)
+    low: CountOrNone = 0
+    high: CountOrNone | None = None
     """One past the last step a window may hold; None: all but the last step. MixGRPO's code: num_steps - 2."""
     roll_back: bool = True
     """False: stay at the end."""
     overrun: bool = False
     """Let windows run past `high` and shrink there, to nothing at last, as MixGRPO's code does (which then crashes)."""
-    flash: float | None = None
+    flash: NonNegative | None = None
     """After the window take only this part of the remaining steps, with DPM-Solver++ (MixGRPO-Flash: 0.4, Flash*: 0.2)."""
     initial_noise: InitialNoise = "sample"
     share_prefix: bool = False
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if not (self.low >= 0 and self.low + self.size <= self.end <= self.num_steps and self.size >= 1):
+        check_ranges(self)
+        if not (self.low + self.size <= self.end <= self.num_steps):
             raise ValueError(
                 f"Window: {self.size} steps do not fit between low = {self.low} and high = {self.end} of {self.num_steps} steps: "
                 "set schedule.size, low and high so that low + size <= high <= num_steps"

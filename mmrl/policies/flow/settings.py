@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 
 
@@ -12,10 +13,10 @@ class FlowPolicyConfig:
 
     model: str
     """A folder, or a name on the Hugging Face hub."""
-    height: int = 512
+    height: Count = 512
     """Height of the images in pixels, while training and while evaluating."""
-    width: int = 512
-    guidance: float | None = None
+    width: Count = 512
+    guidance: Factor | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32.
@@ -24,28 +25,21 @@ class FlowPolicyConfig:
     """None: all weights of the transformer train. targets = auto are the layers the family's papers adapt."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: CountOrNone | None = None
     """Tokens that the long text encoder takes (T5, Qwen); None = as the family's pipeline. SD3 without T5 gets so many empty
     ones, as its pipeline gives it."""
-    forward_rows: int = 16
+    forward_rows: Count = 16
     """Most latents in one forward, while sampling and while training; guidance doubles them."""
     equal_forwards: bool = False
     """Fill every forward up to forward_rows and every prompt to max_prompt_tokens, so that sampling and training run the same
     kernels: in bfloat16 ratios then start much nearer to 1."""
-    decode_rows: int = 16
+    decode_rows: Count = 16
     """Images decoded side by side."""
     vae_slicing: bool = False
     """Decode them one by one."""
     vae_tiling: bool = False
     """Decode them in tiles: large images need less memory, and seams may show."""
-    cached_prompts: int = 256
+    cached_prompts: Count = 256
     """Prompts whose embeddings are kept, the latest used."""
 
-    def __post_init__(self) -> None:
-        for name in ("height", "width", "forward_rows", "decode_rows", "cached_prompts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy.{name} is {getattr(self, name)}: it must be 1 or more")
-        if self.guidance is not None and not self.guidance >= 1:
-            raise ValueError(f"policy.guidance is {self.guidance}: it must be 1 (none) or more")
-        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 0:
-            raise ValueError(f"policy.max_prompt_tokens is {self.max_prompt_tokens}: it must be 0 or more")
+    __post_init__ = check_ranges

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
+from mmrl.core.ranges import BelowOne, Count, check_ranges
+
 if TYPE_CHECKING:
     from peft import LoraConfig
 
@@ -17,9 +19,9 @@ ADAPTER = "default"
 class LoraSettings:
     """Low-rank adapters (arXiv:2106.09685) by peft; the model's own weights stay as they are."""
 
-    rank: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    rank: Count = 16
+    alpha: Count = 32
+    dropout: BelowOne = 0.0
     """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
     targets: tuple[str, ...] | Literal["auto"] = "auto"
     """Names of linear layers; auto = all of the language model."""
@@ -27,12 +29,11 @@ class LoraSettings:
     """Folder of a saved adapter to start from; its own rank, alpha and targets then count."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.dropout != 0:
             raise ValueError(
                 f"policy.lora.dropout is {self.dropout}: log-probabilities must be the same at every reading, set it to 0"
             )
-        if self.rank < 1:
-            raise ValueError(f"policy.lora.rank is {self.rank}: it must be 1 or more")
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.video.settings import VideoSettings
 
@@ -13,30 +14,22 @@ BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1"]
 class Sampling:
     """How completions are drawn: temperature first, then the filters top_k, top_p and min_p in this order."""
 
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """0 = greedy."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """Keep the most likely tokens up to this probability in all; 1 = all."""
-    top_k: int = 0
+    top_k: CountOrNone = 0
     """Keep so many tokens; 0 = all."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Keep tokens at least this likely, relative to the most likely one."""
-    max_new_tokens: int = 256
+    max_new_tokens: Count = 256
     stop: tuple[str, ...] = ()
     """A completion ends when its text holds one of these; the text of the stop stays in the completion."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "top_k": (self.top_k >= 0, "0 (all tokens) or more"),
-            "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
-            "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
-            "stop": ("" not in self.stop, "without empty strings"),
-        }
-        for name, (fine, wanted) in checks.items():
-            if not fine:
-                raise ValueError(f"sampling.{name} is {getattr(self, name)!r}: it must be {wanted}")
+        check_ranges(self)
+        if "" in self.stop:
+            raise ValueError(f"sampling.stop is {self.stop!r}: it must be without empty strings")
 
 
 @dataclass(frozen=True)
@@ -61,26 +54,24 @@ class TextPolicyConfig:
     """none, direct, think, or a text with {question} in it."""
     box_space: BoxSpaceSetting = "auto"
     """How the model writes boxes; auto = as its makers say."""
-    min_pixels: int | None = None
-    max_pixels: int | None = None
+    min_pixels: Count | None = None
+    max_pixels: Count | None = None
     """Qwen-VL: pictures are resized to an area between these; frames of clips: see video."""
     video: VideoSettings = field(default_factory=VideoSettings)
-    max_prompt_tokens: int | None = None
+    max_prompt_tokens: Count | None = None
     """A longer prompt is an error; nothing is ever cut."""
-    rollout_rows: int = 512
+    rollout_rows: Count = 512
     """Completions decoded side by side; more of them need more memory, fewer more time. Samples do not depend on it."""
-    logit_chunk: int = 2**26
+    logit_chunk: Count = 2**26
     """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.prefix == "shared" and self.gradient_checkpointing:
             raise ValueError(
                 "policy.prefix is 'shared', but gradient checkpointing throws away the cache that shares it: "
                 "set policy.prefix = 'auto' or policy.gradient_checkpointing = false"
             )
-        for name in ("rollout_rows", "logit_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy.{name} is {getattr(self, name)}: it must be 1 or more")

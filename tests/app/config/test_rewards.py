@@ -67,7 +67,7 @@ def test_how_a_reward_is_called_survives_the_run_folder(tmp_path: Path):
             r"reward\.2\.call\.wher is unknown: did you mean 'where'",
         ),
         ('[[reward]]\nuse = "length"\nname = "b"\ncall = { where = "gpu" }', r"reward\.2\.call\.where is 'gpu'"),
-        ('[[reward]]\nuse = "length"\nname = "b"\ncall = { retries = -1 }', "must be 0 or more"),
+        ('[[reward]]\nuse = "length"\nname = "b"\ncall = { retries = -1 }', "retries is -1: it must be 0 to 1000"),
         ('[[reward]]\nuse = "length"\nname = "b"\ntransform = { scale = 0.0 }', "scale must not be 0"),
         ('[evaluation]\nreward = [{ use = "length", weight = 2.0 }]', r"evaluation\.reward\.0\.weight is unknown"),
         ('[evaluation]\nreward = [{ use = "lenth" }]', "no reward is called 'lenth'"),

@@ -1,0 +1,129 @@
+"""A run that goes on: where it started, what may have changed since, and who is told."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved, RunConfig, as_table
+from mmrl.app.run.folder import CHANGED, RunDir, append_line
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, dotted_key, leaves
+from mmrl.training.checkpoint import Checkpoints
+
+ABSENT = "(not set)"
+HELD: dict[KeyPath, str] = {
+    ("optimizer", "kind"): "the optimizer's memory",
+    ("policy", "kind"): "weights",
+    ("policy", "model"): "weights",
+    ("policy", "lora"): "adapters",
+    ("policy", "freeze"): "the weights that train",
+    ("sampler", "kind"): "the sampler's place",
+    ("sampler", "use"): "the sampler's place",
+}
+"""Settings that a checkpoint's state means nothing without, and what it holds."""
+
+
+@dataclass(frozen=True)
+class ChangedSetting:
+    """One setting that is another one than the run had so far."""
+
+    path: KeyPath
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{dotted_key(self.path)} {self.before} -> {self.after}"
+
+
+def enter(run: RunDir) -> str:
+    """Go to the folder that the run was started in, which its relative paths are of; returns what there is to say about it."""
+    if not run.start_file.exists():
+        return ""
+    start = Path(run.start_file.read_text(encoding="utf-8").strip())
+    if not start.is_dir():
+        return f"the run was started in {start}, which is not there: its relative paths are looked for in {Path.cwd()}"
+    if start == Path.cwd():
+        return ""
+    os.chdir(start)
+    return f"relative paths are those of {start}, where the run was started"
+
+
+def refuse_other_output(resolved: Resolved, run: RunDir) -> None:
+    """Refuse to continue a run into another folder.
+
+    Raises:
+        ValueError: the command line, or a config that is not the run's own, names another folder.
+    """
+    said = resolved.table.origin(("output",))
+    output = resolved.config.output
+    if said is None or said == str(run.config_file) or not output or Path(output).expanduser().resolve() == run.path.resolve():
+        return
+    given = "--output" if said == COMMAND_LINE else f"output of {said}"
+    raise ValueError(
+        f"{given} is {output!r}, and --resume continues {run.path} where it lies: leave the output out; "
+        "to go on elsewhere, copy the folder and resume the copy"
+    )
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> list[ChangedSetting]:
+    """The settings that differ, in the config's order; where a run lies is none of them."""
+    old, new = ({path: str(value) for path, value in leaves(as_table(config))} for config in (before, after))
+    paths = [path for path in dict.fromkeys([*old, *new]) if path != ("output",)]
+    pairs = [ChangedSetting(path, old.get(path, ABSENT), new.get(path, ABSENT)) for path in paths]
+    return [pair for pair in pairs if pair.before != pair.after]
+
+
+def refuse_lost_state(changes: Sequence[ChangedSetting], run: RunDir) -> None:
+    """Refuse changes under which the state of a checkpoint means nothing.
+
+    Raises:
+        ValueError: naming the setting, and what of it the checkpoint holds.
+    """
+    for change in changes:
+        held = next((what for path, what in HELD.items() if change.path[: len(path)] == path), None)
+        if held is not None:
+            key = dotted_key(change.path)
+            raise ValueError(
+                f"{key} is {change.after}, and {run.path} was trained with {change.before}: its checkpoints hold {held} of that; "
+                f"leave {key} as it was, or start a new run without --resume"
+            )
+
+
+def check_resume(resolved: Resolved, run: RunDir) -> None:
+    """Refuse what cannot go on, before anything is loaded.
+
+    Raises:
+        ValueError: another output folder, or a setting under which the run's checkpoints mean nothing.
+    """
+    refuse_other_output(resolved, run)
+    if Checkpoints(run.checkpoints).newest_whole() is not None:
+        named = resolved.config.sampler if resolved.config.sampler.kind or resolved.config.sampler.use else None
+        changes = changed_settings(saved_config(run), resolved.config)
+        refuse_lost_state([one for one in changes if one.path[0] != "sampler" or named is not None], run)
+
+
+def saved_config(run: RunDir) -> RunConfig:
+    """The settings that the run has had so far.
+
+    Raises:
+        ValueError: its config.toml is damaged.
+    """
+    return configs.load(str(run.config_file)).config
+
+
+def is_finished(resolved: Resolved, run: RunDir) -> str:
+    """A sentence where the run has no step left to take; else empty."""
+    step = Checkpoints(run.checkpoints).newest_whole()
+    if step is None or step < resolved.config.steps:
+        return ""
+    return f"{run.path} is finished: all its {step} steps are done; to train on, resume it with steps={2 * max(step, 1)} or so"
+
+
+def note_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:
+    """Write down what is another from the step after `step` on, in changes.jsonl and among the metrics."""
+    for change in changes:
+        line = {"step": step, "key": dotted_key(change.path), "before": change.before, "after": change.after}
+        append_line(run.changes_file, line)
+    if changes:
+        run.append(step, {CHANGED: float(len(changes))})
