@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
-from tests.mutation.kill import LIMIT_S, Verdict, copy_tree, hunt, judge, tests_of
+from tests.mutation.kill import LIMIT_S, Verdict, copy_tree, hunt
 from tests.mutation.mutant import ROOMS, Mutant, load
 
 SHARE = 0.97
@@ -21,10 +21,12 @@ def main() -> int:
     parser.add_argument("rooms", nargs="*", help=f"of {', '.join(ROOMS)}; all without")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one mutant")
+    parser.add_argument("--function", help="only mutants of functions whose name holds this")
     parser.add_argument("--equivalent", action="store_true", help="also run those judged equivalent: they must survive")
     words = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
-    mutants = [mutant for mutant in load() if not words.rooms or mutant.room in words.rooms or mutant.file in words.rooms]
+    mutants = [m for m in load() if not words.rooms or m.room in words.rooms or m.file in words.rooms]
+    mutants = [m for m in mutants if not words.function or words.function in m.function]
     chosen = [mutant for mutant in mutants if words.equivalent or not mutant.equivalent]
     verdicts = hunt_all(chosen, words.workers, words.limit)
     print(table(mutants, verdicts))

@@ -2,25 +2,27 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from tests.changed import MARKS, imports, is_test, mirror, modules
+from tests.changed import MARKS, imports, is_test, mirror, modules, users
 from tests.mutation.mutant import ROOT, Mutant
 
 LIMIT_S = 60.0
 """For one mutant."""
 BESIDE = {"algorithms": ["tests/numerics"], "flow": ["tests/numerics"], "answers": ["tests/numerics"]}
 """Rooms whose formulas are compared with other programs' numbers in a folder of its own."""
-PRELOADED = ["torch", "transformers", "hypothesis", "beartype", "jaxtyping", "scipy.stats", "diffusers", "peft", "pytest"]
-FAILED = 1
-"""The exit code of pytest when tests failed; collection that fails gives 2."""
+PRELOADED = ["torch", "transformers", "scipy.stats", "diffusers", "peft"]
+FAILURE = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::[^\n]*?)?)(?: - .*)?$", re.MULTILINE)
+"""A line of pytest's summary: the test's name, which may hold blanks."""
 Outcome = Literal["killed", "survived", "no verdict"]
 
 
@@ -46,34 +48,63 @@ def copy_tree(place: Path, root: Path = ROOT) -> Path:
 
 
 def tests_of(file: str, root: Path = ROOT) -> list[str]:
-    """Test files to run for a module: those of its room that import it, others that do, then the rest of the room's.
+    """Test files to run for a module: those of its room and of rooms that import it, and all that import it themselves.
 
-    Within each kind, those come first that import fewest modules, for they are about this one.
+    First those that are fewest imports away from it, then those of its own room, then those that import least.
     """
-    known = modules(root)
-    names = {path: name for name, path in known.items()}
-    own = names[root / file]
-    room = [root / place for place in [mirror(root / file, root) or "", *BESIDE.get(Path(file).parts[1], [])] if place]
-    ranked: list[tuple[bool, bool, int, str]] = []
-    for path in filter(is_test, known.values()):
-        used = imports(path, known)
-        inside = any(path.is_relative_to(folder) for folder in room)
-        if inside or own in used:
-            ranked.append((own not in used, not inside, len(used), path.relative_to(root).as_posix()))
+    known, graph = import_graph(root)
+    own = next(name for name, path in known.items() if path == root / file)
+    away = distances(own, graph)
+    near = {own, *users({own}, graph)}
+    mirrored = {mirror(known[name], root) or "" for name in near if name.startswith("mmrl.")} - {""}
+    rooms = [root / place for place in [*mirrored, *BESIDE.get(Path(file).parts[1], [])]]
+    home = root / (mirror(root / file, root) or "tests")
+    ranked: list[tuple[int, bool, int, str]] = []
+    for name, path in known.items():
+        if is_test(path) and (away.get(name) == 1 or any(path.is_relative_to(room) for room in rooms)):
+            far = away.get(name, len(known))
+            ranked.append((far, not path.is_relative_to(home), len(graph[name]), path.relative_to(root).as_posix()))
     return [name for *_, name in sorted(ranked)]
 
 
+@cache
+def import_graph(root: Path) -> tuple[dict[str, Path], dict[str, set[str]]]:
+    """Module -> file, and module -> the modules it imports."""
+    known = modules(root)
+    return known, {name: imports(path, known) for name, path in known.items()}
+
+
+def distances(own: str, graph: dict[str, set[str]]) -> dict[str, int]:
+    """Module -> through how many imports it reaches `own`."""
+    found, edge = {own: 0}, {own}
+    while edge:
+        edge = users(edge, graph) - found.keys()
+        found |= dict.fromkeys(edge, max(found.values()) + 1)
+    return found
+
+
 def hunt(mutant: Mutant, tree: Path, limit_s: float = LIMIT_S) -> Verdict:
-    """Put the mutant into the tree, run its tests until one fails or the time is over, and put the original back."""
+    """Put the mutant into the tree, run its tests until one fails or the time is over, and put the original back.
+
+    A test that fails without the mutant, too, gives no verdict.
+    """
     file = tree / mutant.file
     source = file.read_text(encoding="utf-8")
     try:
         file.write_text(mutant.applied(source), encoding="utf-8")
         forget_bytecode(file)
-        return judge(mutant, tree, tests_of(mutant.file, tree), limit_s)
+        start = time.monotonic()
+        ended = run_apart(tree, tests_of(mutant.file), limit_s)
+        seconds = time.monotonic() - start
     finally:
         file.write_text(source, encoding="utf-8")
         forget_bytecode(file)
+    if ended.failed is None:
+        return Verdict(mutant, "survived" if ended.code in (0, None) else "no verdict", ended.words, seconds)
+    sound = run_apart(tree, [ended.failed], limit_s)
+    if sound.code != 0:
+        return Verdict(mutant, "no verdict", f"{ended.failed} fails without the mutant, too: {sound.words}", seconds)
+    return Verdict(mutant, "killed", ended.failed, seconds)
 
 
 def forget_bytecode(file: Path) -> None:
@@ -82,29 +113,34 @@ def forget_bytecode(file: Path) -> None:
         compiled.unlink()
 
 
-def judge(mutant: Mutant, tree: Path, tests: list[str], limit_s: float) -> Verdict:
-    """Run these tests and say how it ended; code that no longer loads counts as killed only where a test says so."""
+class Ended(NamedTuple):
+    """A run of pytest: its exit code (None: stopped at the limit), the test that failed, and what it said last."""
+
+    code: int | None
+    failed: str | None
+    words: str
+
+
+def run_apart(tree: Path, tests: list[str], limit_s: float) -> Ended:
+    """Run these tests in a process of its own until one fails."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log = tree / "mutation.log"
+    log.write_text("", encoding="utf-8")
     process = context.Process(target=run_tests, args=(str(tree), tests, str(log)))
-    start = time.monotonic()
     process.start()
     process.join(limit_s)
-    seconds = time.monotonic() - start
     late = process.is_alive()
     if late and process.pid is not None:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
     text = log.read_text(encoding="utf-8", errors="replace")
-    failures = [line for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if failures:
-        return Verdict(mutant, "killed", failures[0].split(" - ")[0], seconds)
+    failed = FAILURE.search(text)
+    if failed:
+        return Ended(process.exitcode, failed[1], failed[0])
     if late:
-        return Verdict(mutant, "survived", f"no test failed within {limit_s:g} s", seconds)
-    if process.exitcode == 0:
-        return Verdict(mutant, "survived", "all tests pass", seconds)
-    return Verdict(mutant, "no verdict", f"exit code {process.exitcode}: {text[-300:]}", seconds)
+        return Ended(None, None, f"no test failed within {limit_s:g} s")
+    return Ended(process.exitcode, None, "all tests pass" if process.exitcode == 0 else text[-300:])
 
 
 def run_tests(tree: str, tests: list[str], log: str) -> None:
@@ -120,8 +156,7 @@ def run_tests(tree: str, tests: list[str], log: str) -> None:
     os.environ["PYTHONPATH"] = tree
     import pytest
 
-    # instant: a mutant that never ends must have named its first failure by then
-    words = ["-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, *tests]
+    words = ["-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", MARKS, *tests]
     code = pytest.main(words)
     sys.stdout.flush()
     os._exit(int(code))

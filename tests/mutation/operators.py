@@ -185,5 +185,3 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, f"{prefix}{node.name}.")
         elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
             yield from functions(node, prefix)
-
-
