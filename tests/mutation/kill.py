@@ -154,6 +154,9 @@ def run_tests(tree: str, tests: list[str], log: str) -> None:
         del sys.modules[name]
     sys.path.insert(0, tree)
     os.environ["PYTHONPATH"] = tree
+    # compiled files of the copy make every run but the first start in seconds
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     import pytest
 
     words = ["-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", MARKS, *tests]
