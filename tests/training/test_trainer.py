@@ -78,6 +78,21 @@ def test_ratio_gate_stops_before_the_first_update(bounds):
     assert torch.equal(before, weights(trainer))
 
 
+def test_rows_beyond_the_first_micro_batch_are_checked():
+    policy = FakeTextPolicy()
+    rollout = policy.rollout
+
+    def wrong(requests, sampling=None):
+        rollouts = rollout(requests, sampling)
+        rollouts.recorded[ROLLOUT_LOGPROBS][-1, 0] += 1e-3
+        return rollouts
+
+    policy.rollout = wrong
+    trainer = make_trainer(PRESETS["dr_grpo"], policy=policy, micro_batch=8)
+    with pytest.raises(TrainingStoppedError, match=r"before the first update the log-probability of action 0 of prompt"):
+        trainer.step()
+
+
 def test_injected_rows_get_their_old_logprobs_before_the_first_update():
     policy = FakeTextPolicy()
     rollout = policy.rollout
