@@ -51,7 +51,7 @@ def copy_tree(place: Path, root: Path = ROOT) -> Path:
     return place
 
 
-def tests_of(file: str, root: Path = ROOT) -> list[str]:
+def files_to_run(file: str, root: Path = ROOT) -> list[str]:
     """Test files to run for a module: those of its room and of rooms that import it, and all that import it themselves.
 
     First what bears its name, then those that are fewest imports away from it, then those of its own room, then those that
@@ -102,7 +102,7 @@ def hunt(mutant: Mutant, tree: Path, limit_s: float = LIMIT_S) -> Verdict:
         forget_bytecode(file)
         start = time.monotonic()
         ended = Ended(0, None, "no tests")
-        for part in portions(tests_of(mutant.file)):
+        for part in portions(files_to_run(mutant.file)):
             ended = run_apart(tree, part, limit_s - (time.monotonic() - start))
             if ended.code not in PASSED:
                 break

@@ -77,18 +77,16 @@ def quote(source: str, body: str, path: list[ast.AST], slip: Slip) -> tuple[str,
     """Text before and after: the changed node in as much of its surroundings as make it readable and unique."""
     changed = ast.get_source_segment(source, slip.node)
     holders = [*path, slip.node] if slip.node is not path[-1] else path
+    found: tuple[str, str] | None = None
     if changed is None or "\n" in changed:
         return None
     for holder in reversed(holders):
         before = ast.get_source_segment(source, holder)
-        if before is None or "\n" in before.strip("\n"):
-            return None
-        if before.count(changed) != 1:
-            continue
-        whole_statement = isinstance(holder, ast.stmt)
-        if body.count(before) == 1 and (len(before) >= LEAST_TEXT or whole_statement):
-            return before, before.replace(changed, slip.text)
-    return None
+        if before is None or "\n" in before or (found and len(found[0]) >= LEAST_TEXT):
+            break
+        if before.count(changed) == body.count(before) == 1:
+            found = before, before.replace(changed, slip.text)
+    return found
 
 
 def draw(files: list[str], count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
