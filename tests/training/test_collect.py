@@ -23,7 +23,7 @@ class OnceMore:
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> list[Request]:
         return [Request(prompt, group_size, first_id + i, seed=seed + i) for i, prompt in enumerate(prompts)]
 
-    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Any, num_prompts: int, round_index: int) -> Revision:
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Any, wanted: int, round_index: int) -> Revision:
         return Revision(requests=[Request(group.prompt, 2, group.id, seed=900 + group.id) for group in groups])
 
 
@@ -40,7 +40,7 @@ def test_samples_added_to_a_group_follow_those_it_has():
 
 
 def test_a_step_with_a_later_round_scores_every_sample_by_its_own_answer():
-    trainer = make_trainer(PRESETS["dr_grpo"], lambda group: [float(len(sample.token_ids)) for sample in group.samples])
+    trainer = make_trainer(PRESETS["dr_grpo"], lambda group: [float(len(sample.token_ids or ())) for sample in group.samples])
     trainer.collector.planner = OnceMore()
     collected = trainer.collector.collect()
     assert collected.rounds == 2 and len(collected.rollouts) == 4 * (8 + 2)
