@@ -54,3 +54,11 @@ def test_longer_rounds_lengthen_the_rows_of_shorter_ones():
     merged = merge_rollouts(long, old, new)
     assert merged.action_mask.shape == (3, 4) and not merged.action_mask[:2, 2:].any()
     assert torch.equal(merged.action_mask[2], new.action_mask[0])
+
+
+def test_a_round_without_prompts_asks_for_nothing_and_uses_no_number():
+    collector = make_trainer(PRESETS["dr_grpo"]).collector
+    first = collector.plan(2)
+    assert sorted({request.group_id for request in first}) == [0, 1]
+    assert collector.plan(0) == []
+    assert min(request.group_id for request in collector.plan(1)) == 2

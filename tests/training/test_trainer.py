@@ -215,3 +215,10 @@ def test_old_is_what_sampled_during_several_epochs():
     trainer.update = lambda batch: (seen.append(batch.frozen[OLD_LOGPROBS].clone()), update(batch))[1]
     trainer.step()
     assert torch.equal(seen[0], seen[1])
+
+
+def test_the_rate_falls_to_zero_over_all_updates_of_all_epochs():
+    algorithm = replace(PRESETS["dr_grpo"], epochs=2, minibatches=2)
+    trainer = make_trainer(algorithm, steps=3, optimizer=OptimizerSettings(lr=0.1, lr_schedule="linear"))
+    # 3 * 2 * 2 = 12 updates, of which four belong to a step
+    assert [trainer.step()["policy/lr"] for _ in range(3)] == pytest.approx([0.1 * 8 / 12, 0.1 * 4 / 12, 0.0])
