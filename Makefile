@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check lint real-weights evidence soak attack bench install clean
+.PHONY: demo test check lint real-weights evidence soak attack mutation bench install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -48,6 +48,10 @@ soak: $(STAMP)
 # Everything hostile that was thought of, against the real program; writes docs/attacks.md
 attack: $(STAMP)
 	$(BIN)/python -m tests.attacks --write docs/attacks.md
+
+# Small mistakes in the code of mmrl, each against the fast tests of its room; prints the table of docs/reliability.md
+mutation: $(STAMP)
+	$(BIN)/python -m tests.mutation
 
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"

@@ -7,15 +7,21 @@ import pytest
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.covariance import ClipCov
+from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
 from mmrl.algorithms.objectives.flow import RatioNorm
-from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Reinforce
+from mmrl.algorithms.objectives.forward import AdvantageMatching
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.regression import AdvantageRegression
+from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Gmpo, Reinforce, Vespo
+from mmrl.algorithms.planners.base import DynamicSampling, Once
+from mmrl.algorithms.planners.flow import SampleFrom
+from mmrl.algorithms.planners.video import WithTruth
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.length import OverlongPenalty
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.app.config.algorithm import kinds
-from mmrl.core.protocols import Clipping, ComparesGroups
-from mmrl.core.types import ClipRange, Credit, Rollouts, Scores
+from mmrl.core.protocols import Clipping, ComparesGroups, Planner, Term
+from mmrl.core.types import ClipRange, Credit, Rollouts, Scope, Scores
 from tests.support.fakes import FakeTextPolicy
 
 
@@ -61,7 +67,9 @@ def test_the_length_goes_to_parts_that_name_none():
         (Cispo(), ClipRange(math.inf, 4.0)),
         (Gmpo(), ClipRange(0.4, 0.4)),
         (ClipCov(), ClipRange(0.2, 0.2)),
+        (ClipCov(low=0.1, high=0.3), ClipRange(0.1, 0.3)),
         (Dppo(), ClipRange(0.2, 0.2, of="probability")),
+        (Dppo(low=0.1, high=0.3), ClipRange(0.1, 0.3, of="probability")),
         (RatioNorm(), ClipRange(2e-6, 2e-6, of="scaled_ratio")),
     ],
     ids=lambda value: type(value).__name__,
@@ -74,3 +82,41 @@ def test_terms_declare_how_far_they_clip(term: Clipping, expected: ClipRange):
 
 def test_a_term_without_a_clip_declares_none():
     assert not isinstance(Reinforce(), Clipping)
+
+
+UNCREDITED = {"FlowKL", "ReferenceKL", "Entropy", "Perception", "Surprise"}
+"""Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
+
+
+@pytest.mark.parametrize("name", sorted(kinds("objective")))
+def test_terms_say_whether_they_take_credit(name: str):
+    assert kinds("objective")[name]().credited == (name not in UNCREDITED)
+
+
+@pytest.mark.parametrize(
+    ("term", "scope"),
+    [
+        (ClipCov(), "batch"),
+        (KlCov(), "batch"),
+        (AdvantageRegression(), "group"),
+        (Gmpo(), "rollout"),
+        (Vespo(), "rollout"),
+        (Clip(), "action"),
+        (Clip(level="rollout"), "rollout"),
+        (Reinforce(), "action"),
+        (ReferenceKL(), "action"),
+        (ReferenceKL(ratio_correction="rollout"), "rollout"),
+        (AdvantageMatching(), "action"),
+        (AdvantageMatching(combine="sum_first"), "rollout"),
+    ],
+    ids=repr,
+)
+def test_terms_say_how_far_a_batch_may_be_cut(term: Term, scope: Scope):
+    assert term.scope == scope
+
+
+@pytest.mark.parametrize(
+    ("planner", "rounds"), [(Once(), 1), (SampleFrom(), 1), (WithTruth(), 1), (DynamicSampling(max_rounds=7), 7)], ids=repr
+)
+def test_planners_say_how_often_they_sample(planner: Planner, rounds: int):
+    assert planner.max_rounds == rounds

@@ -247,14 +247,15 @@ def test_clip_cov_by_loops(seed):
     batch, live = random_batch(seed)
     mask, lp, old = batch.rollouts.action_mask, live[LOGPROBS], batch.frozen[OLD_LOGPROBS]
     term = ClipCov(fraction=0.2, low_cov=0.1, high_cov=1.0)
-    plain, found = Clip()({**batch.frozen, **live}, batch)[0], term({**batch.frozen, **live}, batch)[0]
+    plain, (found, metrics) = Clip()({**batch.frozen, **live}, batch)[0], term({**batch.frozen, **live}, batch)
     actions = mask.nonzero().tolist()
     mean_a = sum(batch.advantages[n, t].item() for n, t in actions) / len(actions)
     mean_lp = sum(lp[n, t].item() for n, t in actions) / len(actions)
-    candidates = []
+    candidates, stopped = [], []
     for n, t in actions:
         advantage, ratio = batch.advantages[n, t].item(), (lp[n, t] - old[n, t]).exp().item()
         clipped = ratio > 1.2 if advantage > 0 else ratio < 0.8
+        stopped += [[n, t]] if clipped else []
         if not clipped and 0.1 < (advantage - mean_a) * (lp[n, t].item() - mean_lp) < 1.0:
             candidates.append((n, t))
     held = [(n, t) for n, t in actions if found[n, t] == 0 != plain[n, t]]
@@ -262,6 +263,7 @@ def test_clip_cov_by_loops(seed):
     assert len(held) == min(max(1, int(0.2 * len(actions))), len(candidates))
     assert all(found[n, t] == plain[n, t] for n, t in actions if (n, t) not in held)
     assert torch.equal(found, term({**batch.frozen, **live}, batch)[0])
+    assert metrics["policy/clip_frac"].nonzero().tolist() == sorted(stopped + [[n, t] for n, t in held])
 
 
 def test_kl_cov_holds_back_what_covaries_most():

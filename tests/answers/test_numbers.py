@@ -48,6 +48,9 @@ def test_nearness_of_numbers():
     # 12 % off: below 1 - t for t = .5 .. .85, eight of ten
     assert relative_accuracy(Number(11.2), Number(10.0)) == pytest.approx(0.8)
     assert relative_accuracy(Number(10.0), Number(10.0)) == 1 and relative_accuracy(Number(16.0), Number(10.0)) == 0
+    # a percent sign of one side read as a unit: 41 beside 50 is 18 % off, below 1 - t for t = .5 .. .8, seven of ten
+    assert relative_accuracy(Number(0.41, True), Number(50.0)) == pytest.approx(0.7)
+    assert relative_accuracy(Number(41.0), Number(0.5, True)) == pytest.approx(0.7)
 
 
 HOSTILE = ["A, " * 50_000 + "x", "answer is " * 50_000, "(" * 100_000, "A\n" * 50_000, "1," * 50_000, "1/" * 50_000]

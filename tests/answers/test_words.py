@@ -34,3 +34,9 @@ def slow_distance(a, b):
 def test_error_rate_is_the_slow_one(text, truth):
     assert error_rate(text, truth) == pytest.approx(slow_distance(text, truth) / len(truth))
     assert error_rate([], []) == 0 and error_rate(["a"], []) == 1
+
+
+@pytest.mark.parametrize(("kinds", "message"), [(("rouge1", "rouge0"), "no kinds rouge0"), ((), r"no kinds \(none given\)")])
+def test_unknown_kinds_of_rouge_are_refused(kinds: tuple[str, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        rouge("a", "a", kinds)

@@ -1,6 +1,6 @@
 """One process pays for nothing; of several, all do the same things equally often."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -82,6 +82,47 @@ def test_rows_of_all_processes_without_pictures():
     assert everyone.sample_ids.tolist() == [0, 1, 2, 0, 1, 2]
     assert all(group.prompt.media == () and sample.image is None for group in everyone.groups for sample in group.samples)
     assert Ranks().all_rows(own) == (own, slice(0, 3))
+
+
+class Uneven(Second):
+    """The first process has longer rows, and nodes that rows share."""
+
+    def __init__(self, other: Rollouts) -> None:
+        super().__init__()
+        self.other = other
+
+    def gather(self, x):
+        return [self.other, x] if isinstance(x, Rollouts) else [x, x]
+
+
+def test_rows_of_all_processes_are_made_equally_long():
+    short, long = rollouts(1, 2), rollouts(2, 3)
+    nodes = torch.tensor([[4, 5, 6], [4, 5, 7]])
+    everyone, mine = Uneven(replace(long, node_ids=nodes)).all_rows(replace(short, node_ids=torch.tensor([[8, 9]])))
+    assert mine == slice(2, 3)
+    assert everyone.action_mask.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
+    assert everyone.node_ids is not None and everyone.node_ids.tolist() == [[4, 5, 6], [4, 5, 7], [8, 9, 0]]
+
+
+class Farewell(FakeAccelerator):
+    """Notes whom it waits for and that it ends."""
+
+    def __init__(self, world: int) -> None:
+        super().__init__(world)
+        self.done: list[str] = []
+
+    def wait_for_everyone(self) -> None:
+        self.done.append("wait")
+
+    def end_training(self) -> None:
+        self.done.append("end")
+
+
+@pytest.mark.parametrize(("world", "done"), [(1, []), (2, ["wait", "end"])])
+def test_only_several_processes_leave_together(world: int, done: list[str]):
+    accelerator = Farewell(world)
+    Ranks(accelerator).close()
+    assert accelerator.done == done
 
 
 def test_prompts_that_do_not_divide_are_refused():

@@ -36,8 +36,8 @@ def test_rows_are_taken_in_the_order_given():
 
 
 def test_groups_are_found_by_id():
-    ids, x = torch.tensor([7, 3, 7]), torch.tensor([[1.0], [5.0], [3.0]])
-    assert within(ids, x, lambda rows: rows - rows.mean())[:, 0].tolist() == [-1.0, 0.0, 1.0]
+    ids, x = torch.tensor([7, 3, 7, 0]), torch.tensor([[1.0], [5.0], [3.0], [8.0]])
+    assert within(ids, x, lambda rows: rows - rows.mean())[:, 0].tolist() == [-1.0, 0.0, 1.0, 0.0]
 
 
 def test_masked_means_and_padding():

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import os
 import resource
 import shutil
@@ -331,3 +332,12 @@ def test_a_best_one_that_was_never_measured_is_said_at_the_end(tmp_path: Path, c
     checkpoints.save(1, numbered(1), Ranks(), {"loss": 1.0})
     checkpoints.close()
     assert "no checkpoint is kept for its eval/total" in caplog.text
+
+
+def test_a_finished_file_is_closed_and_knows_its_checksum(tmp_path: Path):
+    file = checkpoint_files.Hashed(tmp_path / "part")
+    assert file.write(b"abc") == 3
+    file.finish()
+    assert file.stream.closed and file.size == 3
+    assert file.hash.hexdigest() == hashlib.sha256(b"abc").hexdigest()
+    assert (tmp_path / "part").read_bytes() == b"abc"

@@ -303,3 +303,20 @@ def test_chances_are_student_s():
         < 0.01
         < independent_change([10.0, 11.0, 12.0], [0.0, 1.0, 2.0]).chance
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "narrow"),
+    [
+        # texts differ in half of the pairs at first: narrow below 0.2 * 0.5 = 0.1, and only above max_sameness
+        ("sameness", 0.5, 0.85, False),
+        ("sameness", 0.5, 0.92, True),
+        ("sameness", 0.0, 0.85, True),
+        ("sameness", 0.0, 0.4, False),
+        # the difference of pictures: below 0.2 * 0.5
+        ("diversity", 0.5, 0.12, False),
+        ("diversity", 0.5, 0.08, True),
+    ],
+)
+def test_variety_is_lost_below_a_part_of_what_it_was(name: str, before: float, after: float, narrow: bool):
+    assert Alarm(AlarmSettings(max_sameness=0.5, min_variety=0.2))._is_narrow(name, before, after) == narrow

@@ -17,7 +17,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
 from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.ratio_gate import RatioGate
+from mmrl.training.ratio_gate import Gap, RatioGate
 from mmrl.training.settings import TrainSettings
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
@@ -79,6 +79,17 @@ def verdict(hypotheses: Callable[[Rollouts], list[Hypothesis]], by: float = 0.5)
 def test_equal_numbers_pass():
     gate, rollouts = gate_of(lambda rollouts: [])
     assert gate.check(rollouts, rollouts.recorded[ROLLOUT_LOGPROBS], off(rollouts, 5e-6)) == pytest.approx(5e-6, rel=0.2)
+
+
+def test_the_average_gap_is_over_the_actions_compared():
+    mask, nothing = torch.tensor([[True, True], [True, False]]), torch.full((2, 2), math.nan)
+    evaluated = torch.tensor([[0.3, -0.5], [0.1, 9.0]])
+    gap = Gap.between(mask, torch.zeros(2, 2), evaluated)
+    assert (gap.worst, gap.average) == pytest.approx((0.5, 0.3))
+    one = Gap.between(mask, torch.tensor([[math.nan, 0.0], [math.nan, 0.0]]), evaluated)
+    assert (one.worst, one.average) == pytest.approx((0.5, 0.5))
+    none = Gap.between(mask, nothing, evaluated)
+    assert (none.worst, none.average) == (0.0, 0.0)
 
 
 def test_the_first_change_that_brings_the_samplers_numbers_is_named():
@@ -199,6 +210,20 @@ def test_ratios_of_rollouts_stay_below_a_tenth_of_theirs(amount, stops):
             first_step(PRESETS["gspo"], amount, ratio_bound=1.0)
     else:
         first_step(PRESETS["gspo"], amount, ratio_bound=1.0)
+
+
+def test_the_ratio_of_a_rollout_is_the_mean_over_its_own_actions():
+    policy = Examined()
+    rollouts = rows(policy)
+    short = replace(rollouts, action_mask=torch.tensor([[True, False, False, False]] * len(rollouts)))
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+    gate = RatioGate(policy, PRESETS["gspo"], SETTINGS, Ranks())
+    # one action each, off by 0.1: the mean is 0.1 and not 0.1 / 4
+    with pytest.raises(TrainingStoppedError, match=r"log ratio of a rollout is 1\.00e-01"):
+        gate._check_rollouts(short, noted, noted + 0.1, 0.05)
+    unknown = noted.clone()
+    unknown[:, 0] = math.nan
+    gate._check_rollouts(short, unknown, noted + 0.1, 0.05)
 
 
 def test_a_resumed_run_is_checked_again():

@@ -421,3 +421,16 @@ def test_one_failure_of_eight_changes_no_other_answer():
     ok = table.status[:, 0] == Status.OK
     assert ok.tolist() == [True] * 3 + [False] + [True] * 4
     assert table.values[ok, 0].min() >= 0.8
+
+
+def test_pauses_between_tries_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("mmrl.training.reward_calls.time.sleep", pauses.append)
+
+    def broken(g: Group) -> list[float]:
+        raise RuntimeError("not today")
+
+    runner(broken, pause_s=2.0, retries=7, max_failed=1.0).score([group()])
+    # 2, 4, 8, .. seconds and at most 60, each a quarter shorter or longer by chance
+    expected = [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert len(pauses) == 7 and all(0.75 * e <= pause <= 1.25 * e for pause, e in zip(pauses, expected, strict=True))

@@ -78,6 +78,21 @@ def test_ratio_gate_stops_before_the_first_update(bounds):
     assert torch.equal(before, weights(trainer))
 
 
+def test_rows_beyond_the_first_micro_batch_are_checked():
+    policy = FakeTextPolicy()
+    rollout = policy.rollout
+
+    def wrong(requests, sampling=None):
+        rollouts = rollout(requests, sampling)
+        rollouts.recorded[ROLLOUT_LOGPROBS][-1, 0] += 1e-3
+        return rollouts
+
+    policy.rollout = wrong
+    trainer = make_trainer(PRESETS["dr_grpo"], policy=policy, micro_batch=8)
+    with pytest.raises(TrainingStoppedError, match=r"before the first update the log-probability of action 0 of prompt"):
+        trainer.step()
+
+
 def test_injected_rows_get_their_old_logprobs_before_the_first_update():
     policy = FakeTextPolicy()
     rollout = policy.rollout
@@ -200,3 +215,10 @@ def test_old_is_what_sampled_during_several_epochs():
     trainer.update = lambda batch: (seen.append(batch.frozen[OLD_LOGPROBS].clone()), update(batch))[1]
     trainer.step()
     assert torch.equal(seen[0], seen[1])
+
+
+def test_the_rate_falls_to_zero_over_all_updates_of_all_epochs():
+    algorithm = replace(PRESETS["dr_grpo"], epochs=2, minibatches=2)
+    trainer = make_trainer(algorithm, steps=3, optimizer=OptimizerSettings(lr=0.1, lr_schedule="linear"))
+    # 3 * 2 * 2 = 12 updates, of which four belong to a step
+    assert [trainer.step()["policy/lr"] for _ in range(3)] == pytest.approx([0.1 * 8 / 12, 0.1 * 4 / 12, 0.0])

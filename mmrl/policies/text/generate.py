@@ -84,7 +84,7 @@ class Stops:
             looked = rows.nonzero()[:, 0]
             tails = self.decode(tokens[looked, -window:].tolist())
             found = [any(text in tail for text in self.texts) for tail in tails]
-            ended[looked] |= torch.tensor(found, device=tokens.device)
+            ended[looked] |= torch.tensor(found, dtype=torch.bool, device=tokens.device)
         return ended
 
 

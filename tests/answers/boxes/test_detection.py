@@ -13,6 +13,7 @@ from mmrl.answers.boxes.detection import (
     COCO_THRESHOLDS,
     accuracy_at,
     f1,
+    match,
     match_boxes,
     mean_average_precision,
     mean_iou,
@@ -56,6 +57,13 @@ def test_greedy_matching_would_lose_a_pair():
     truth = [Box(0, 0, 10, 10), Box(4, 0, 14, 10)]
     predicted = [Box(1, 0, 11, 10), Box(-2, 0, 8, 10)]
     assert f1(predicted, truth, threshold=0.4) == 1.0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_as_many_pairs_the_larger_overlaps_are_taken(order: tuple[int, int]):
+    # both assignments give two pairs, of 0.9 + 0.8 and of 0.3 + 0.2
+    overlaps = np.array([[0.3, 0.9], [0.8, 0.2]])[list(order)]
+    assert sum(pair.iou for pair in match(overlaps)) == pytest.approx(1.7)
 
 
 def test_f1_and_mean_iou_by_hand():

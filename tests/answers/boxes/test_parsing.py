@@ -139,7 +139,8 @@ def test_deep_nesting_around_many_boxes_finishes():
 
 @pytest.mark.parametrize(
     ("text", "points"),
-    [("[150, 70]", [(150, 70)]), ("<answer>(0.5, 0.25)</answer>", [(0.5, 0.25)]), ("150, 70", [(150, 70)]), ("[1, 2, 3]", [])],
+    [("[150, 70]", [(150, 70)]), ("<answer>(0.5, 0.25)</answer>", [(0.5, 0.25)]), ("150, 70", [(150, 70)]), ("[1, 2, 3]", [])]
+    + [(text, [(3, 4)]) for text in ("[1, 1e999] (3, 4)", "[1e999, 1] (3, 4)", "[1e999, -1e999] (3, 4)")],
 )
 def test_points(text, points):
     assert parse_points(text) == points

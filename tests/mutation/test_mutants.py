@@ -1,0 +1,109 @@
+"""The committed mutants still fit the code, and the machinery that makes and kills them does what it says."""
+
+import ast
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests.mutation.kill import files_to_run, portions
+from tests.mutation.mutant import ROOMS, ROOT, Mutant, candidates, load
+from tests.mutation.operators import slips
+
+MUTANTS = load()
+SOURCE = '''"""A module."""
+
+
+def f(x, y):
+    """x - y, of numbers above 0."""
+    if x > 0 and y > 0:
+        return x - 2 * y
+    return max(x, y)
+
+
+class C:
+    def f(self, x):
+        self.x = x
+        return x + 1
+'''
+
+
+@cache
+def source_of(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+@cache
+def dump_of(source: str) -> str:
+    return ast.dump(ast.parse(source))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_mutant_applies(room: str):
+    for mutant in [mutant for mutant in MUTANTS if mutant.room == room]:
+        source = source_of(mutant.file)
+        assert dump_of(mutant.applied(source)) != dump_of(source), mutant
+
+
+def test_the_list_is_long_enough_and_no_mutant_occurs_twice():
+    places = Counter((mutant.file, mutant.function, mutant.before, mutant.after) for mutant in MUTANTS)
+    assert len(MUTANTS) >= 120 and max(places.values()) == 1
+    assert {mutant.room for mutant in MUTANTS} == set(ROOMS)
+    assert len({mutant.operator for mutant in MUTANTS}) >= 10
+
+
+def test_a_mutant_is_found_by_its_text_wherever_the_function_stands():
+    mutant = Mutant("m.py", "C.f", "arithmetic", "x + 1", "x - 1")
+    moved = SOURCE.replace("class C", "# one line more\n\nclass C")
+    assert mutant.applied(moved) == moved.replace("x + 1", "x - 1")
+
+
+@pytest.mark.parametrize(("function", "before"), [("g", "x + 1"), ("C.f", "x - 2 * y"), ("C.f", "x")])
+def test_a_mutant_that_no_longer_fits_is_refused(function: str, before: str):
+    with pytest.raises(LookupError, match=r"m\.py.*mend or replace"):
+        Mutant("m.py", function, "arithmetic", before, "0").applied(SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("a - b", {"(a + b)", "a"}),
+        ("a * (b + c)", {"(a / (b + c))", "a"}),
+        ("-a", {"a"}),
+        ("a < b", {"(a <= b)", "(a > b)"}),
+        ("a and b", {"(a or b)", "a"}),
+        ("not a", {"a"}),
+        ("3", {"4"}),
+        ("0.5", {"1.0"}),
+        ("True", {"False"}),
+        ("f(a, b)", {"f(b, a)"}),
+        ("f(a, k=1)", {"f(a)"}),
+        ("x.argmax()", {"x.argmin"}),
+        ("x.detach()", {"x"}),
+        ("a if b else c", {"a", "c"}),
+        ("'text' + a", set()),
+        ("zip(a, b)", set()),
+    ],
+)
+def test_mistakes_at_one_place(code: str, expected: set[str]):
+    assert {slip.text for slip in slips(ast.parse(code, mode="eval").body)} == expected
+
+
+def test_statements_are_forgotten_and_conditions_forced():
+    assert [slip.text for slip in slips(ast.parse("self.x = 1").body[0])] == ["pass"]
+    assert [slip.text for slip in slips(ast.parse("if a: b()").body[0])] == ["False", "True"]
+
+
+def test_candidates_change_the_code_and_spare_texts(tmp_path):
+    (tmp_path / "m.py").write_text(SOURCE, encoding="utf-8")
+    found = list(candidates("m.py", tmp_path))
+    assert {("f", "arithmetic"), ("f", "comparison"), ("f", "neighbour"), ("C.f", "forgotten statement")} <= {
+        (mutant.function, mutant.operator) for mutant in found
+    }
+    assert all(dump_of(mutant.applied(SOURCE)) != dump_of(SOURCE) and "of numbers" not in mutant.before for mutant in found)
+
+
+def test_the_nearest_tests_come_first():
+    found = files_to_run("mmrl/training/ratio_gate.py")
+    assert found[0] == "tests/training/test_ratio_gate.py" and "tests/training/test_trainer.py" in found
+    assert [test for part in portions(found) for test in part] == found

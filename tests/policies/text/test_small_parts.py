@@ -1,0 +1,90 @@
+"""Parts of the text policy that need no model: ends of completions, refusals, padding, budgets."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.core.readings import LOGPROBS
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.encode import Encoded, collate_prompts, stand_in_prompt
+from mmrl.policies.text.families.qwen_vl import QwenVL
+from mmrl.policies.text.generate import Stops
+from mmrl.policies.text.loading import refusing_code
+from mmrl.policies.text.rollout import check_reading
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.video.settings import VideoSettings
+
+
+def spell(rows: list[list[int]]) -> list[str]:
+    """One token, one letter."""
+    return ["".join(chr(token) for token in row) for row in rows]
+
+
+def codes(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def test_a_text_ends_a_completion_wherever_its_letters_were_cut_into_tokens():
+    stops = Stops((0,), spell, ("</answer>", "STOP"))
+    tokens = torch.tensor([codes("xyz</answer>"), codes("xyz</answerS"), codes("12345678STOP"), [*codes("x" * 11), 0]])
+    assert stops(tokens, torch.ones(4, dtype=torch.bool)).tolist() == [True, False, True, True]
+    assert stops(tokens, torch.zeros(4, dtype=torch.bool)).tolist() == [False, False, False, True], "texts only where asked"
+
+
+def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
+    known = frozenset({"logprobs"}), frozenset({"policy", "old"}), frozenset({"plain"})
+    check_reading(LOGPROBS, *known)
+    for change in ({"quantity": "sigma"}, {"model": "ref"}, {"view": "masked"}):
+        (what, name), *_ = change.items()
+        with pytest.raises(ValueError, match=f"{what} '{name}' cannot be read"):
+            check_reading(LOGPROBS._replace(**change), *known)
+
+
+def test_only_a_shared_prefix_and_checkpointing_exclude_each_other():
+    TextPolicyConfig("m", prefix="shared")
+    TextPolicyConfig("m", gradient_checkpointing=True)
+    with pytest.raises(ValueError, match=r"set policy\.prefix = 'auto'"):
+        TextPolicyConfig("m", prefix="shared", gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 1.0])
+def test_adapters_have_no_dropout(dropout: float):
+    LoraSettings(dropout=0.0)
+    with pytest.raises(ValueError, match="set it to 0"):
+        LoraSettings(dropout=dropout)
+
+
+def test_only_errors_about_foreign_code_are_told_in_other_words():
+    with pytest.raises(ValueError, match="read them, and set"), refusing_code("m"):
+        raise ValueError("pass trust_remote_code=True")
+    with pytest.raises(ValueError, match=r"^no such shape$"), refusing_code("m"):
+        raise ValueError("no such shape")
+
+
+def test_a_stand_in_shows_one_picture():
+    assert [picture.size for picture in stand_in_prompt().media] == [(64, 64)]
+
+
+def test_shorter_prompts_are_padded_on_the_left():
+    long = Encoded("a", torch.tensor([5, 6, 7]), torch.tensor([[0, 1, 2]]))
+    short = Encoded("b", torch.tensor([8]), torch.tensor([[0]]), type_ids=torch.tensor([1]))
+    batch = collate_prompts([long, short], 9, torch.device("cpu"))
+    assert batch.token_ids.tolist() == [[5, 6, 7], [9, 9, 8]]
+    assert batch.attention.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert batch.positions.tolist() == [[[0, 1, 2], [0, 0, 0]]]
+    assert batch.type_ids is not None and batch.type_ids.tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert batch.next_positions.tolist() == [[[3], [1]]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "total"),
+    # 0.9 of 128,000 tokens of 28 x 28 pixels and two frames each; Qwen3-VL says itself how much all frames may have
+    [("qwen2_5_vl", 0.9 * 128_000 * 28**2 * 2), ("qwen3_vl", 5_000_000.0)],
+)
+def test_all_frames_of_a_clip_share_a_budget(kind: str, total: float):
+    video = SimpleNamespace(patch_size=14, merge_size=2, size={"shortest_edge": 100, "longest_edge": 5_000_000})
+    family: Any = QwenVL(SimpleNamespace(model_type=kind))
+    budget = family.video_budget(SimpleNamespace(video_processor=video), VideoSettings())
+    assert budget.side == 28 and budget.max_total == pytest.approx(total)
