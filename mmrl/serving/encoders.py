@@ -9,7 +9,8 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.serving.files import import_package
+from mmrl.core.pretrained import readable, refuse_non_finite
+from mmrl.serving.files import import_package, not_found
 from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained
 
 OPEN_CLIP = "open_clip:"
@@ -107,10 +108,13 @@ def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
     transforms: list[Callable[[Image.Image], Tensor]] = []
 
     def build() -> nn.Module:
+        place = f"open_clip's model {name!r}"
         try:
-            model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ValueError(f"open_clip cannot load {name!r}: {' '.join(str(error).split())[:400]}") from None
+            with readable(place, name.partition(":")[2] if is_folder else tag):
+                model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
+        except OSError as error:
+            raise FileNotFoundError(not_found("model", OPEN_CLIP + name, error)) from None
+        refuse_non_finite(model.named_parameters(), place)
         model.preprocess_ = transform
         return model
 

@@ -576,11 +576,11 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     small = json.loads((open_clip_folder / "small-vit.json").read_text())
     small["vision_cfg"]["layers"] = 3
     (tmp_path / "deeper.json").write_text(json.dumps(small))
-    with pytest.raises(ValueError, match=r"another architecture than CLIP: 12 keys missing \(visual\.transformer\.resblocks\.2"):
+    with pytest.raises(ValueError, match=r"the weights of a CLIP: tensors 12 missing \(visual\.transformer\.resblocks\.2"):
         reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(tmp_path / "deeper.json"))(group("x", IMAGES[0]))
     small["vision_cfg"]["layers"] = 1
     (tmp_path / "shallower.json").write_text(json.dumps(small))
-    with pytest.raises(ValueError, match=r"12 keys unexpected \(visual\.transformer\.resblocks\.1"):
+    with pytest.raises(ValueError, match=r"tensors 12 unexpected \(visual\.transformer\.resblocks\.1"):
         reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(tmp_path / "shallower.json"))(group("x", IMAGES[0]))
     with pytest.raises(ValueError, match="does not encode pictures and texts"):
         from transformers import BertConfig, BertModel
@@ -597,7 +597,7 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     cut = shutil.copytree(clip_folder, tmp_path / "cut")
     weights = load_file(cut / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "visual_projection" not in k}, cut / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"another architecture than CLIPModel: 1 keys missing \(visual_projection\.weight\)"):
+    with pytest.raises(ValueError, match=r"the weights of a CLIPModel: tensors 1 missing \(visual_projection\.weight\)"):
         reward("clip_score", model=str(cut))(group("x", IMAGES[0]))
 
 
