@@ -1,5 +1,6 @@
 """The command `mmrl`. Every command calls one function, imported when it runs, so `--help` and `ls` load no torch."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def main() -> None:
     if "--traceback" in sys.argv:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"
+    print_loading()
     try:
         app()
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -51,6 +53,14 @@ def main() -> None:
             raise
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
+
+
+def print_loading() -> None:
+    """Print on stderr which models are about to be loaded, so that nobody waits for minutes without a word."""
+    loading = logging.getLogger("mmrl.loading")
+    loading.setLevel(logging.INFO)
+    loading.propagate = False
+    loading.handlers = [logging.StreamHandler()]
 
 
 def print_version(wanted: bool) -> None:

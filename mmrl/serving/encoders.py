@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.pretrained import readable, refuse_non_finite
 from mmrl.serving.files import import_package, not_found
-from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
 
 OPEN_CLIP = "open_clip:"
 """Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
@@ -174,14 +174,14 @@ def open_clip_checkpoint(
         architecture = architecture.removesuffix(".json").replace("\\", "/").rpartition("/")[2]
 
     def build() -> nn.Module:
-        # before the architecture, whose random weights take a while
         own = weights()
         settings = open_clip.get_model_config(architecture)
         if settings is None:
             raise ValueError(
                 f"open_clip has no architecture {architecture!r}: name one, or the path of a JSON file with its settings"
             )
-        model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
+        with unfilled():
+            model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
         fill(model, own, source)
         return model
 

@@ -1,5 +1,6 @@
 """Models that score: found on the hub or in a folder, checked against their architecture, held once per process."""
 
+import logging
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -41,6 +42,8 @@ class HeldModel:
             yield self.model
 
 
+loading = logging.getLogger("mmrl.loading")
+"""Says what is about to take long; the command line prints it."""
 _HELD: dict[Hashable, HeldModel] = {}
 _COMPANIONS: dict[Hashable, Loaded] = {}
 _LOCK = threading.RLock()
@@ -55,6 +58,8 @@ def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") ->
     full = (key, str(where))
     with _LOCK:
         if full not in _HELD:
+            words = [str(word) for word in key] if isinstance(key, tuple) else [str(key)]
+            loading.info("loading %s onto %s; large models take minutes", " ".join(words), where)
             # weights made in inference_mode could never be moved outside it
             with torch.inference_mode(False):
                 model = build().eval().requires_grad_(False)
@@ -165,7 +170,14 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str, optional:
     wrong = [key for key in own if key in weights and own[key].shape != weights[key].shape]
     refuse_other_keys(missing, unexpected, wrong, source, type(model).__name__)
     refuse_non_finite(((name, weights[name]) for name, _ in model.named_parameters() if name in weights), source)
-    model.load_state_dict({key: weights[key] for key in own})
+    model.load_state_dict({key: weights[key] for key in own}, assign=any(weight.is_meta for weight in own.values()))
+
+
+def unfilled() -> AbstractContextManager[object]:
+    """Build models inside without drawing their weights, which takes minutes for large ones; `fill` gives them some."""
+    from accelerate import init_empty_weights
+
+    return init_empty_weights(include_buffers=False)
 
 
 def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
