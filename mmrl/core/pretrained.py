@@ -17,6 +17,8 @@ BUFFERS = ("position_ids", "inv_freq")
 OTHER_WORDS = ("LOAD REPORT", "Some weights of")
 """Beginnings of what libraries log about keys, which errors here say in one sentence."""
 LOGGERS = ("transformers.modeling_utils", "diffusers.models.modeling_utils")
+CODE = "trust_remote_code"
+"""In errors about models whose repositories hold Python files: their callers know the remedy."""
 REMEDY = "download or save it again, or name the model that its config.json is of"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -76,14 +78,14 @@ def refuse_non_finite(weights: Iterable[tuple[str, Tensor]], place: str) -> None
 
 @contextmanager
 def readable(place: str, source: str | Path) -> Iterator[None]:
-    """Turn what libraries raise about broken files into a ValueError that names the file; OSError passes where none is broken."""
+    """Turn what libraries raise about broken files into a ValueError that names the file; other OSErrors pass."""
     try:
         yield
     except Exception as error:
         broken = broken_file(Path(source).expanduser())
         if broken is not None:
             raise ValueError(f"{place}: its file {broken} is cut short or broken: download or save it again") from error
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) or CODE in str(error):
             raise
         said = " ".join(str(error).split())[:400]
         raise ValueError(

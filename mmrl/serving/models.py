@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.pretrained import load_whole, readable, refuse_non_finite, refuse_other_keys
+from mmrl.core.pretrained import CODE, load_whole, readable, refuse_non_finite, refuse_other_keys
 from mmrl.serving.files import first_line, not_found
 
 T = TypeVar("T")
@@ -122,6 +122,10 @@ def load_pretrained(load: Callable[..., Loaded], source: str, what: str, **setti
             return load(source, **settings)
     except OSError as error:
         raise FileNotFoundError(not_found(what, source, error)) from None
+    except ValueError as error:
+        if CODE not in str(error):
+            raise
+        raise ValueError(f"{place} comes with Python files of its own, which are not run: name another model") from None
 
 
 def companion(kind: str, source: str, what: str, **settings: object) -> Loaded:

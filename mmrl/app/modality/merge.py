@@ -12,12 +12,12 @@ def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False) -> N
     import torch
     from transformers import AutoConfig
 
-    from mmrl.policies.shared.lora import load_adapter
+    from mmrl.policies.shared.lora import LoraSettings, load_adapter
     from mmrl.policies.text.loading import load_weights
 
     stored = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).dtype or torch.float32
     model = load_weights(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    merged: Any = load_adapter(model, str(folder)).merge_and_unload()
+    merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
     for file in (*folder.glob("adapter_*"), folder / "README.md"):
         file.unlink(missing_ok=True)
     merged.to(stored).save_pretrained(folder)

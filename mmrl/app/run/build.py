@@ -17,6 +17,7 @@ from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, W
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.protocols import Policy, Tracker, View
@@ -63,6 +64,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
     check_ranks(config, ranks.world)
+    warn_of_idle_settings(config)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)

@@ -21,6 +21,7 @@ from mmrl.policies.shared.lora import (
     check_adapter_weights,
     lora_config,
     refuse_dropout,
+    warn_of_idle_settings,
 )
 from mmrl.policies.shared.weights import whole
 
@@ -141,6 +142,7 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
         with readable(f"policy.lora.adapter {lora.adapter!r}", lora.adapter):
             pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
         check_adapter(pipeline, lora.adapter)
+        warn_of_idle_settings(lora, transformer.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
         transformer.add_adapter(lora_config(lora, targets, start="gaussian"))

@@ -1,5 +1,6 @@
 """Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from torch import Tensor
 
+log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
 
@@ -70,8 +72,8 @@ def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
 
 
-def load_adapter(model: Any, folder: str) -> "PeftModel":
-    """peft's wrapper round `model`, with the adapter that it saved in a folder, ready to train.
+def load_adapter(model: Any, lora: LoraSettings) -> "PeftModel":
+    """peft's wrapper round `model`, with the adapter that lies in the folder `lora.adapter`, ready to train.
 
     Raises:
         FileNotFoundError: no such folder, or none with an adapter.
@@ -82,11 +84,13 @@ def load_adapter(model: Any, folder: str) -> "PeftModel":
 
     from mmrl.core.pretrained import readable
 
+    folder = str(lora.adapter)
     check_adapter_folder(folder)
     with readable(f"policy.lora.adapter {folder!r}", folder):
         saved = load_peft_weights(folder, device="cpu")
         adapter = PeftModel.from_pretrained(model, folder, is_trainable=True)
     refuse_dropout(folder, adapter.peft_config[ADAPTER])
+    warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
     check_adapter_weights(folder, saved, get_peft_model_state_dict(adapter, save_embedding_layers=False))
     return adapter
 
@@ -98,6 +102,19 @@ def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mappi
     place = f"policy.lora.adapter {folder!r}"
     refuse_other_keys(own.keys() - saved.keys(), saved.keys() - own.keys(), (), place, "LoRA adapter of this model")
     refuse_non_finite(saved.items(), place)
+
+
+def warn_of_idle_settings(lora: LoraSettings, config: object) -> None:
+    """Say which of the settings a loaded adapter overrules; `config` is peft's."""
+    usual, own = LoraSettings(), {"rank": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None)}
+    idle = [name for name, value in own.items() if getattr(lora, name) not in (value, getattr(usual, name))]
+    if lora.targets != usual.targets:
+        idle.append("targets")
+    if idle:
+        log.warning(
+            f"{', '.join(f'policy.lora.{name}' for name in idle)} cannot act beside policy.lora.adapter, whose own rank "
+            f"({own['rank']}), alpha ({own['alpha']}) and layers count: remove them"
+        )
 
 
 def check_adapter_folder(folder: str) -> None:

@@ -149,7 +149,7 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
     from peft import get_peft_model
 
     if lora.adapter is not None:
-        return load_adapter(model, lora.adapter)
+        return load_adapter(model, lora)
     return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
 
 
