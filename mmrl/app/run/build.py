@@ -1,5 +1,6 @@
 """Config -> objects: the only place where names become things, and where what cannot train is refused before it costs time."""
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +24,14 @@ from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.protocols import Policy, Tracker, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
-from mmrl.data.validate import check
+from mmrl.data.validate import Report, check
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import seed
 from mmrl.training.trainer import Records, Trainer
 
+log = logging.getLogger("mmrl")
 TINY = "tiny:"
 LOOK = 5000
 """Prompts of a sequence whose text and pictures are looked at before training."""
@@ -188,10 +190,22 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
         ValueError: listing the first prompts that cannot be trained on.
     """
     prompts = load()
+    report = look_at(prompts, source)
+    report.raise_if_bad()
+    if report.duplicates:
+        place, first = report.duplicates[0]
+        log.warning(
+            f"{source}: {len(report.duplicates)} of {report.num_rows} prompts are exact duplicates of others ({place} is "
+            f"{first}), which then count twice: remove them unless that is meant"
+        )
+    return prompts
+
+
+def look_at(prompts: Prompts, source: str) -> Report:
+    """The report on a data set's prompts: all of a sequence, the beginning of a stream."""
     report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
     report.source = source
-    report.raise_if_bad()
-    return prompts
+    return report
 
 
 def first_prompts(prompts: Prompts) -> Sequence[Prompt]:
