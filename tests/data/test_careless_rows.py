@@ -16,7 +16,7 @@ def problems(path, **layout):
     return [str(problem) for problem in check_file(path, Layout(path.parent, **layout)).problems]
 
 
-def row(image="cat.png", question="q", box=(4, 4, 20, 20), **more):
+def row(image: object = "cat.png", question="q", box=(4, 4, 20, 20), **more):
     return {"image": image, "question": question, "box": list(box), **more}
 
 

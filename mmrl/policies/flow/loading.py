@@ -77,7 +77,7 @@ def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
     networks: dict[str, nn.Module] = {}
     with readable(place, folder):
         parts = {name: part for name, part in index.items() if isinstance(part, list) and name not in absent}
-        classes = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
+        classes: dict[str, Any] = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
     for name, part in classes.items():
         if issubclass(part, nn.Module):
             dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
