@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
 
@@ -24,6 +25,7 @@ app.add_typer(
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
 app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
+app.add_typer(cache, name="cache", rich_help_panel=MAKE, help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and try out rewards.")
 
 Overrides = Annotated[

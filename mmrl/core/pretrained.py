@@ -77,7 +77,7 @@ def refuse_non_finite(weights: Iterable[tuple[str, Tensor]], place: str) -> None
 
 
 @contextmanager
-def readable(place: str, source: str | Path) -> Generator[None, None, None]:
+def readable(place: str, source: str | Path) -> Generator[None]:
     """Turn what libraries raise about broken files into a ValueError that names the file; other OSErrors pass."""
     try:
         yield
@@ -121,7 +121,7 @@ def _is_finite(weight: Tensor) -> bool:
 
 
 @contextmanager
-def _without_reports() -> Generator[None, None, None]:
+def _without_reports() -> Generator[None]:
     """Keep libraries from logging what the errors here say."""
 
     def say(record: logging.LogRecord) -> bool:

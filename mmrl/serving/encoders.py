@@ -9,6 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.core.offline import check_hub
 from mmrl.core.pretrained import readable, refuse_non_finite
 from mmrl.serving.files import import_package, not_found
 from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
@@ -109,6 +110,8 @@ def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
 
     def build() -> nn.Module:
         place = f"open_clip's model {name!r}"
+        if not name.startswith("local-dir:"):
+            check_hub(tag or name)
         try:
             with readable(place, name.partition(":")[2] if is_folder else tag):
                 model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)

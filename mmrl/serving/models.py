@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mmrl.core.offline import check_hub
 from mmrl.core.pretrained import CODE, load_whole, readable, refuse_non_finite, refuse_other_keys
 from mmrl.serving.files import first_line, not_found
 
@@ -115,6 +116,7 @@ def load_pretrained(load: Callable[..., Loaded], source: str, what: str, **setti
         # left open, transformers asks the terminal whether to run code of the repository
         settings = {"trust_remote_code": False} | settings
     place = f"{what} {source!r}"
+    check_hub(source)
     try:
         if is_model:
             return load_whole(load, source, place, ignore_mismatched_sizes=True, **settings)

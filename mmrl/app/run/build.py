@@ -21,6 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Policy, Tracker, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
@@ -238,23 +239,23 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     Raises:
         ValueError: there is no such family.
     """
-    from mmrl.tiny import grounding
     from mmrl.tiny.taught import TAUGHT
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
         return TAUGHT[modality.name][family](0, None)
-    folder = grounding.cache_folder() / f"random-{__version__}" / family
-    if not (folder / modality.index_file).is_file():
-        partial = folder.with_name(f"{family}.{os.getpid()}.partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        modality.build_tiny(family, partial)
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process was faster; its model is the same.
-            shutil.rmtree(partial)
-    return folder
+    folder = cache_folder() / f"random-{__version__}" / family
+    if (folder / modality.index_file).is_file():
+        return note_use(folder)
+    partial = folder.with_name(f"{family}.{os.getpid()}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    modality.build_tiny(family, partial)
+    try:
+        partial.rename(folder)
+    except OSError:
+        # Another process was faster; its model is the same.
+        shutil.rmtree(partial)
+    return note_new(folder)
 
 
 def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.offline import offline_note
+from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable, refuse_other_keys
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.families.flux import Flux
@@ -77,11 +77,10 @@ def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
     networks: dict[str, nn.Module] = {}
     with readable(place, folder):
         parts = {name: part for name, part in index.items() if isinstance(part, list) and name not in absent}
-        classes: dict[str, Any] = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
-    for name, part in classes.items():
-        if issubclass(part, nn.Module):
-            dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
-            networks[name] = load_whole(part.from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
+        classes = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
+    for name in [name for name, part in classes.items() if issubclass(part, nn.Module)]:
+        dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
+        networks[name] = load_whole(classes[name].from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
     with readable(place, folder):
         return kind.from_pretrained(folder, **networks, **absent)
 
@@ -90,6 +89,7 @@ def load_index(model: str) -> Index:
     """The parts that the pipeline is made of, after checking that it is one that can be trained here."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
+    check_hub(model)
     try:
         index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:

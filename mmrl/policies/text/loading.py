@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.offline import offline_note
+from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, load_adapter, lora_config
 from mmrl.policies.text.families import Family, family_of
@@ -90,6 +90,7 @@ def load_config(config: TextPolicyConfig) -> Any:
         raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
     if config.trust_remote_code:
         log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
+    check_hub(name)
     try:
         with refusing_code(name), readable(f"policy.model {name!r}", name):
             found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
