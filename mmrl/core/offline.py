@@ -59,6 +59,8 @@ def _trouble(endpoint: str) -> str:
             found.append("")
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                return
             found.append("" if isinstance(reason, ssl.SSLError) else f"cannot be reached ({reason})")
         else:
             found.append("")
