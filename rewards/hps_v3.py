@@ -23,7 +23,7 @@ from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights, unfilled
 from mmrl.serving.verdicts import fill_template, template_text
 
 MARK = "<|Reward|>"
@@ -110,7 +110,8 @@ class _Net(nn.Module):
         body = {_body_key(key): value for key, value in weights.items() if not key.startswith(("rm_head.", "lm_head."))}
         head = {key.removeprefix("rm_head."): value.float() for key, value in weights.items() if key.startswith("rm_head.")}
         config.text_config.vocab_size = body.get("language_model.embed_tokens.weight", torch.empty(0, 0)).shape[0]
-        self.body = Qwen2VLModel(config)
+        with unfilled():
+            self.body = Qwen2VLModel(config)
         width = config.text_config.hidden_size
         # numbers of the layers as in the checkpoint, where dropout is the third
         self.head = nn.Sequential(

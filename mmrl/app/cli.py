@@ -1,5 +1,6 @@
 """The command `mmrl`. Every command calls one function, imported when it runs, so `--help` and `ls` load no torch."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
 
@@ -23,6 +25,7 @@ app.add_typer(
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
 app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
+app.add_typer(cache, name="cache", rich_help_panel=MAKE, help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and try out rewards.")
 
 Overrides = Annotated[
@@ -43,6 +46,7 @@ def main() -> None:
     if "--traceback" in sys.argv:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"
+    print_loading()
     try:
         app()
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -51,6 +55,14 @@ def main() -> None:
             raise
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
+
+
+def print_loading() -> None:
+    """Print on stderr which models are about to be loaded, so that nobody waits for minutes without a word."""
+    loading = logging.getLogger("mmrl.loading")
+    loading.setLevel(logging.INFO)
+    loading.propagate = False
+    loading.handlers = [logging.StreamHandler()]
 
 
 def print_version(wanted: bool) -> None:

@@ -1,8 +1,18 @@
-"""The switch that forbids downloads: that of the Hugging Face libraries, which all of mmrl's downloads go through."""
+"""The switch that forbids downloads, that of the Hugging Face libraries; and a question whether their hub answers at all."""
 
+import http.client
 import os
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+ANSWER_S = 8.0
+"""Seconds that the hub has for its first answer."""
+_TROUBLES: dict[str, str] = {}
+"""Address of a hub -> why it cannot be asked; empty where it can."""
 
 
 def is_offline() -> bool:
@@ -15,3 +25,47 @@ def offline_note() -> str:
     if not is_offline():
         return ""
     return "; HF_HUB_OFFLINE is set, so nothing is downloaded: unset it, or fetch it beforehand with `hf download`"
+
+
+def check_hub(source: str) -> None:
+    """Ask the hub once per process whether it answers, before a library tries it again and again for many minutes.
+
+    Args:
+        source: what is about to be loaded: nothing is asked for a folder or file that is here, or where downloads are forbidden.
+
+    Raises:
+        FileNotFoundError: no connection, or no answer within ANSWER_S; any answer will do.
+    """
+    if is_offline() or Path(source).expanduser().exists() or source.startswith((".", "/", "~")):
+        return
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    if endpoint not in _TROUBLES:
+        _TROUBLES[endpoint] = _trouble(endpoint)
+    if _TROUBLES[endpoint]:
+        raise FileNotFoundError(
+            f"{source!r} is no folder here, and the Hugging Face hub ({endpoint}) {_TROUBLES[endpoint]}: check name and network, "
+            "or set HF_HUB_OFFLINE=1 to use what was downloaded before"
+        )
+
+
+def _trouble(endpoint: str) -> str:
+    """The reason why a hub cannot be asked; empty once it answered. One that drips is given no more time than a silent one."""
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=ANSWER_S).close()
+        except (urllib.error.HTTPError, http.client.HTTPException, ssl.SSLError):
+            found.append("")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                return
+            found.append("" if isinstance(reason, ssl.SSLError) else f"cannot be reached ({reason})")
+        else:
+            found.append("")
+
+    thread = threading.Thread(target=ask, name="hub-check", daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    return found[0] if found else f"did not answer within {ANSWER_S:g} s"

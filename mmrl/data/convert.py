@@ -54,7 +54,7 @@ def convert(
         question: for coco, the text of a row, with {label} in it.
 
     Raises:
-        ValueError: `source` does not have the layout; FileNotFoundError: it is not there.
+        ValueError: `source` does not have the layout, or none of its pictures is found; FileNotFoundError: it is not there.
     """
     source, out = Path(source), Path(out)
     if kind not in KINDS:
@@ -72,8 +72,13 @@ def convert(
     if not rows:
         raise ValueError(f"{source} gives no rows ({dict(notes)}): nothing was written")
     pictures = {row["image"] for row in rows}
-    write_jsonl({out: rows})
     missing = sum(not (out.parent / picture).is_file() for picture in pictures)
+    if missing == len(pictures):
+        raise ValueError(
+            f"none of the {missing} pictures of {source} is below {root} (the first is {rows[0]['image']}): give --image-root "
+            "where they are; nothing was written"
+        )
+    write_jsonl({out: rows})
     return Conversion(out, len(rows), len(pictures), missing, dict(notes))
 
 

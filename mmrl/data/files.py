@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:\w+/")
 FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
 """Environment variable: 1 lets links in a folder of pictures or videos lead out of it."""
 
@@ -36,6 +38,12 @@ def relative_to(picture: str, root: Path, folder: Path) -> str:
     return os.path.abspath(root / picture) if seen.parts[0] == os.pardir else seen.as_posix()
 
 
+def refuse_url(name: str) -> None:
+    """Raise ValueError for a link in place of a file."""
+    if _URL.match(name):
+        raise ValueError(f"{name[:200]!r} is a URL, and URLs are not fetched: download it first, and write the file's path")
+
+
 def path_below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
     """The path of a file that a row names; it starts at `root` and stays below it.
 
@@ -44,8 +52,9 @@ def path_below(root: Path, name: str, setting: str, anywhere: bool = False) -> s
         anywhere: True lets absolute paths name any file.
 
     Raises:
-        ValueError: the path leaves the root, by itself or through a link.
+        ValueError: a URL, or a path that leaves the root, by itself or through a link.
     """
+    refuse_url(name)
     path = os.path.join(root, name)
     if anywhere and os.path.isabs(name):
         return path

@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
-from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside
+from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files import path_below
 from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Cell, Row, read_rows
-from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id
+from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id, check_shape, check_tokens
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
+_MOST = 1e300
+"""Numbers beyond are no coordinates; whole numbers of JSON may have thousands of digits."""
 _USUAL_NAMES = {
     "image": ("image", "images"),
     "question": ("question",),
@@ -65,6 +66,8 @@ class Layout:
         questions = self._questions(row)
         media = self._media(row)
         sizes = [picture_size(picture, self.decode) for picture in media]
+        for size in sizes:
+            check_shape(size)
         answer = self._boxes(row, sizes[0])
         self._check_size(row, sizes[0])
         used = {name for key in _USUAL_NAMES if (name := self._name(row, key)) is not None}
@@ -76,6 +79,7 @@ class Layout:
         texts = [self.template.replace("{question}", question) for question in questions]
         for text in texts:
             check_markers(text, len(media))
+            check_tokens(text)
         # a path stays a path, so that pictures are opened when they are needed; anything else has no shorter form
         shown = tuple(picture if isinstance(picture, str) else open_picture(picture) for picture in media)
         return [Prompt(i, text, shown, answer, columns) for i, text in zip(ids, texts, strict=True)]
@@ -119,12 +123,13 @@ class Layout:
         items = [found] if single else found
         if not isinstance(items, list | tuple):
             raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {found!r}")
-        boxes = tuple(self._box(item, space) for item in cast(Sequence[object], items))
+        seen = MediaSize(*size, *size)
+        boxes = tuple(self._box(item, space, seen) for item in cast(Sequence[object], items))
         for box in boxes:
-            check_inside(box, MediaSize(*size, *size))
+            _check_place(box, seen)
         return boxes[0] if single else boxes
 
-    def _box(self, item: object, space: Space) -> Box:
+    def _box(self, item: object, space: Space, size: MediaSize) -> Box:
         label, numbers = None, item
         if isinstance(item, dict):
             fields = cast(dict[str, object], item)
@@ -134,9 +139,16 @@ class Layout:
         if len(sides) != 4 or len(cast(Sequence[object], numbers)) != 4:
             raise ValueError(f"a box must be four numbers, not {item!r}")
         x1, y1, x2, y2 = sides
+        corners = (x1, y1, x1 + x2, y1 + y2)
         if self.box_format == "xywh":
-            x2, y2 = x1 + x2, y1 + y2
-        return Box(x1, y1, x2, y2, space, None if label is None else str(label))
+            return Box(*corners, space, None if label is None else str(label))
+        try:
+            return Box(x1, y1, x2, y2, space, None if label is None else str(label))
+        except ValueError as error:
+            most = extent(space, size) * 2
+            if min(sides) < 0 or min(x2, y2) == 0 or any(at > end for at, end in zip(corners, most, strict=True)):
+                raise
+            raise ValueError(f"{error}; as x, y, width, height it would fit the picture: give box_format = xywh") from None
 
     def _check_size(self, row: Row, real: tuple[int, int]) -> None:
         told = self._optional(row, "size")
@@ -182,6 +194,7 @@ def read_grounding(path: str | Path, layout: Layout, split: str | None = None, l
             found = layout.prompts(row)
             for prompt in found:
                 check_new_id(prompt, ids)
+                report.note_duplicate(prompt, row.place)
                 prompts.append(prompt)
     return prompts, report
 
@@ -191,8 +204,21 @@ def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20) 
     layout = layout or Layout(Path(path).parent, decode=True)
     report = read_grounding(path, layout, limit=limit)[1]
     report.note_if_empty()
+    report.refuse_duplicates()
     return report
 
 
 def _is_number(x: object) -> TypeGuard[float]:
-    return isinstance(x, int | float) and not isinstance(x, bool) and isfinite(x)
+    return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST
+
+
+def _check_place(box: Box, size: MediaSize) -> None:
+    """Raise ValueError for a box outside its picture, or so that its numbers must be shares; say which space would fit."""
+    if box.space == "pixel" and max(box.corners) <= 1:
+        raise ValueError(f"{box} lies within the first pixel: where boxes are shares of the picture, give space = norm1")
+    try:
+        check_inside(box, size)
+    except ValueError as error:
+        if box.space != "pixel" or min(box.corners) < 0 or max(box.corners) > 1000:
+            raise
+        raise ValueError(f"{error}; where boxes are thousandths of the picture, give space = norm1000") from None

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.core.cache import cache_folder, note_new
+
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
     """Write pictures (frames, height, width, 3) as an H.264 file: the same pictures give the same bytes on the same machine.
@@ -65,5 +67,4 @@ def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...]
     for file in (*code, __file__):
         digest.update(Path(file).read_bytes())
     digest.update(version("av").encode())
-    cache = Path(os.environ.get("MMRL_CACHE") or Path.home() / ".cache" / "mmrl")
-    return (root or cache) / f"{name}-{digest.hexdigest()[:12]}"
+    return note_new((root or cache_folder()) / f"{name}-{digest.hexdigest()[:12]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from mmrl.core.offline import offline_note
+from mmrl.core.offline import check_hub, offline_note
 from mmrl.data.validate import Report
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
             raise FileNotFoundError(f"data file {name} does not exist")
         data = hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
     else:
+        check_hub(name)
         try:
             found = hf.load_dataset(name, split=split, streaming=streaming)
         except OSError as error:

@@ -151,6 +151,11 @@ def _rows_with_pictures(path: str | Path, image_root: str | Path | None, columns
             found = row.values.get(column)
             listed = found if isinstance(found, list) else [found]
             files = tuple(file for file in listed if isinstance(file, str))
+            if any(isinstance(cell, bytes | dict) for cell in listed):
+                raise ValueError(
+                    f"column {column!r} holds the bytes of pictures, and JSONL holds paths: write the pictures to files first, "
+                    "and their paths into the rows"
+                )
             if not files or len(files) < len(listed):
                 raise ValueError(f"column {column!r} must be the path of a picture, not {found!r}")
             pictures = tuple(hash_of(path_below(root, file, "image_root", image_root is None)) for file in files)

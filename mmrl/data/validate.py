@@ -1,6 +1,7 @@
 """A look at every row before training starts; bad ones are named by file and line."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,20 @@ from typing import cast
 from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
+from mmrl.data.files import refuse_url
 from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
 from mmrl.data.videos import check_video
 
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""
+LONGEST_RATIO = 200
+"""Of a picture's sides: Qwen's processors refuse more, and nothing is to be seen in it."""
+_TOKENS = re.compile(
+    r"<\|[^\s|<>]{1,40}\|>|<(?:image_soft_token|start_of_image|end_of_image|IMG_CONTEXT|fake_token_around_image|global-img)>"
+)
+"""Special tokens as models spell them: `<|image_pad|>`, `<|im_end|>`, `<start_of_image>`."""
+_LONGEST = 600
+"""Characters of a problem that are kept; rows may hold whole pictures."""
 FILE_ROW = "file_row"
 """The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
 
@@ -38,6 +48,9 @@ class Report:
     num_rows: int = 0
     num_problems: int = 0
     problems: list[Problem] = field(default_factory=list[Problem])
+    duplicates: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """(place, place before it) of rows that say exactly the same."""
+    _first: dict[Hashable, str] = field(default_factory=dict[Hashable, str])
 
     def __str__(self) -> str:
         lines = [f"{self.source}: {self.num_rows} rows, {self.num_problems} problems", *map(str, self.problems)]
@@ -51,14 +64,28 @@ class Report:
     def add(self, place: str, text: str) -> None:
         self.num_problems += 1
         if len(self.problems) < self.limit:
-            self.problems.append(Problem(place, text))
+            self.problems.append(Problem(place, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."))
+
+    def note_duplicate(self, prompt: Prompt, place: str) -> None:
+        """Remember the prompt; note it if one with the same files, text and answer came before."""
+        if not all(isinstance(media, str | Path | Video) for media in prompt.media):
+            return
+        key = (prompt.text, tuple(map(str, prompt.media)), repr(prompt.answer))
+        first = self._first.setdefault(key, place)
+        if first != place:
+            self.duplicates.append((place, first))
+
+    def refuse_duplicates(self) -> None:
+        """Make a problem of every duplicate: for those who check a file, while a run only warns."""
+        for place, first in self.duplicates:
+            self.add(place, f"the row says exactly what {first} says: remove one of them")
 
     @contextmanager
     def collecting(self, place: str) -> Iterator[None]:
-        """Turn a ValueError or OSError raised inside into a problem at `place`."""
+        """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`."""
         try:
             yield
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, OverflowError) as error:
             self.add(place, str(error))
 
     def note_if_empty(self) -> None:
@@ -86,6 +113,7 @@ def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_r
         with report.collecting(place):
             check_new_id(prompt, ids)
             _check_prompt(prompt, decode)
+            report.note_duplicate(prompt, place)
     report.note_if_empty()
     return report
 
@@ -104,6 +132,22 @@ def check_markers(text: str, num_pictures: int, marker: str = "<image>", called:
         raise ValueError(f"the text has {num_markers} {marker} markers for {num_pictures} {called}: write none or one for each")
 
 
+def check_tokens(text: str) -> None:
+    """Raise ValueError for a text that spells a special token: models take it for a picture, or the end of a turn."""
+    found = _TOKENS.search(text)
+    if found:
+        raise ValueError(f"the text spells {found[0]}, which models read as a token of their own: write it in other words")
+
+
+def check_shape(size: tuple[int, int]) -> None:
+    """Raise ValueError for a picture (width, height) that models' processors refuse, or that shows nothing."""
+    if max(size) >= LONGEST_RATIO * min(size) or max(size) < 2:
+        raise ValueError(
+            f"the picture has {size[0]} x {size[1]} pixels, which models cannot be shown: sides must be 2 or more pixels, and "
+            f"the longer one less than {LONGEST_RATIO} times the shorter"
+        )
+
+
 def _enumerate_prompts(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
     """Prompts counted from 1; one that cannot be built is reported, and ends a stream but not a sequence."""
     if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
@@ -118,7 +162,7 @@ def _enumerate_prompts(prompts: Iterable[Prompt], report: Report, max_rows: int 
             yield number, prompt
             if number == max_rows:
                 return
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, OverflowError) as error:
         report.add(f"the row after row {number}", str(error))
 
 
@@ -128,10 +172,13 @@ def _check_prompt(prompt: Prompt, decode: bool) -> None:
         raise ValueError(f"the text is {type(text).__name__} and must be a string")
     if not text.strip() and not prompt.media:
         raise ValueError("there is neither text nor a picture or video")
+    check_tokens(text)
     clips = [media for media in prompt.media if isinstance(media, Video)]
     check_markers(text, len(prompt.media) - len(clips))
     check_markers(text, len(clips), "<video>", "videos")
     sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
+    for size in sizes:
+        check_shape(size)
     lengths = [check_video(clip, min_frames=1, decode=decode).seconds for clip in clips]
     answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
     for answer in answers:
@@ -145,6 +192,7 @@ def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
     """Width and height of a picture; None for anything else, of which only a path is checked, for existence."""
     if not isinstance(media, str | Path):
         return picture_size(media, decode) if hasattr(media, "getbands") else None
+    refuse_url(str(media))
     if Path(media).suffix.lower() in PICTURE_SUFFIXES:
         return picture_size(media, decode)
     if not Path(media).exists():

@@ -215,8 +215,8 @@ def _span(pair: object) -> Interval:
 def _number(value: Cell, name: str) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} is {value!r}, which is no number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is {value!r}, which is no number that a clip could have") from None
 
 
 def _object(path: Path) -> dict[str, Cell]:

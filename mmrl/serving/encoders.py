@@ -9,8 +9,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.serving.files import import_package
-from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained
+from mmrl.core.offline import check_hub
+from mmrl.core.pretrained import readable, refuse_non_finite
+from mmrl.serving.files import import_package, not_found
+from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
 
 OPEN_CLIP = "open_clip:"
 """Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""
@@ -107,10 +109,15 @@ def open_clip_encoder(name: str, device: str) -> OpenClipEncoder:
     transforms: list[Callable[[Image.Image], Tensor]] = []
 
     def build() -> nn.Module:
+        place = f"open_clip's model {name!r}"
+        if not name.startswith("local-dir:"):
+            check_hub(tag or name)
         try:
-            model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ValueError(f"open_clip cannot load {name!r}: {' '.join(str(error).split())[:400]}") from None
+            with readable(place, name.partition(":")[2] if is_folder else tag):
+                model, transform = open_clip.create_model_from_pretrained(architecture, pretrained=tag or None)
+        except OSError as error:
+            raise FileNotFoundError(not_found("model", OPEN_CLIP + name, error)) from None
+        refuse_non_finite(model.named_parameters(), place)
         model.preprocess_ = transform
         return model
 
@@ -170,14 +177,14 @@ def open_clip_checkpoint(
         architecture = architecture.removesuffix(".json").replace("\\", "/").rpartition("/")[2]
 
     def build() -> nn.Module:
-        # before the architecture, whose random weights take a while
         own = weights()
         settings = open_clip.get_model_config(architecture)
         if settings is None:
             raise ValueError(
                 f"open_clip has no architecture {architecture!r}: name one, or the path of a JSON file with its settings"
             )
-        model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
+        with unfilled():
+            model = open_clip.CLIP(**{key: value for key, value in settings.items() if key != "custom_text"})
         fill(model, own, source)
         return model
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from mmrl.core.offline import offline_note
+from mmrl.core.offline import check_hub, offline_note
 
 log = logging.getLogger("mmrl")
 WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
@@ -41,6 +41,7 @@ def hub_file(source: str, name: str, what: str) -> Path:
         return place / name
     if source.startswith((".", "/", "~")):
         raise FileNotFoundError(f"{what} {source!r} is neither a file nor a folder")
+    check_hub(source)
     from huggingface_hub import hf_hub_download
 
     try:

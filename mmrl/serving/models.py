@@ -1,7 +1,8 @@
 """Models that score: found on the hub or in a folder, checked against their architecture, held once per process."""
 
+import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mmrl.serving.files import first_line, not_found, warn_once
+from mmrl.core.offline import check_hub
+from mmrl.core.pretrained import CODE, load_whole, readable, refuse_non_finite, refuse_other_keys
+from mmrl.serving.files import first_line, not_found
 
 T = TypeVar("T")
 Loaded = Any
@@ -40,6 +43,8 @@ class HeldModel:
             yield self.model
 
 
+loading = logging.getLogger("mmrl.loading")
+"""Says what is about to take long; the command line prints it."""
 _HELD: dict[Hashable, HeldModel] = {}
 _COMPANIONS: dict[Hashable, Loaded] = {}
 _LOCK = threading.RLock()
@@ -54,6 +59,8 @@ def hold(key: Hashable, build: Callable[[], nn.Module], device: str = "auto") ->
     full = (key, str(where))
     with _LOCK:
         if full not in _HELD:
+            words = [str(word) for word in key] if isinstance(key, tuple) else [str(key)]
+            loading.info("loading %s onto %s; large models take minutes", " ".join(words), where)
             # weights made in inference_mode could never be moved outside it
             with torch.inference_mode(False):
                 model = build().eval().requires_grad_(False)
@@ -92,7 +99,7 @@ def device_of(name: str) -> torch.device:
 
 
 def load_pretrained(load: Callable[..., Loaded], source: str, what: str, **settings: object) -> Loaded:
-    """Call `Class.from_pretrained(source)` of transformers; weights that do not fit are an error, not a warning.
+    """Call `Class.from_pretrained(source)` of transformers; weights that do not fit, or are not finite, are an error.
 
     Args:
         load: the class's `from_pretrained`.
@@ -102,31 +109,25 @@ def load_pretrained(load: Callable[..., Loaded], source: str, what: str, **setti
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: the checkpoint is of another architecture.
+        ValueError: the checkpoint is broken, or of another architecture.
     """
     is_model = hasattr(getattr(load, "__self__", None), "base_model_prefix") or "AutoModel" in repr(load)
     if _name(load).startswith("Auto"):
         # left open, transformers asks the terminal whether to run code of the repository
         settings = {"trust_remote_code": False} | settings
+    place = f"{what} {source!r}"
+    check_hub(source)
     try:
-        found = load(source, **settings, **({"output_loading_info": True} if is_model else {}))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if isinstance(error, OSError):
-            raise FileNotFoundError(not_found(what, source, error)) from None
-        raise ValueError(f"{what} {source!r} cannot be loaded by {_name(load)}: {first_line(error)}") from None
-    if not is_model:
-        return found
-    model, report = found
-    unused = [key for key in report["unexpected_keys"] if not key.endswith(("position_ids", "inv_freq"))]
-    if unused:
-        warn_once(
-            f"{what} {source!r} holds {len(unused)} weights that {type(model).__name__} does not use: {', '.join(unused[:3])}"
-        )
-    wrong = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
-    refuse_other_keys(
-        report["missing_keys"], unused if report["missing_keys"] else (), wrong, f"{what} {source!r}", type(model).__name__
-    )
-    return model
+        if is_model:
+            return load_whole(load, source, place, ignore_mismatched_sizes=True, **settings)
+        with readable(place, source):
+            return load(source, **settings)
+    except OSError as error:
+        raise FileNotFoundError(not_found(what, source, error)) from None
+    except ValueError as error:
+        if CODE not in str(error):
+            raise
+        raise ValueError(f"{place} comes with Python files of its own, which are not run: name another model") from None
 
 
 def companion(kind: str, source: str, what: str, **settings: object) -> Loaded:
@@ -149,7 +150,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        return load_file(file)
+        with readable(str(file), file):
+            return load_file(file)
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - unpicklers raise whatever a foreign file provokes
@@ -166,26 +168,22 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str, optional:
     """Load weights that must fit; keys that start with one of `optional` may be too many.
 
     Raises:
-        ValueError: missing or unexpected keys or shapes, by name.
+        ValueError: missing or unexpected keys or shapes, or weights that are not finite, by name.
     """
     own = model.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own and not key.startswith(tuple(optional))]
     wrong = [key for key in own if key in weights and own[key].shape != weights[key].shape]
     refuse_other_keys(missing, unexpected, wrong, source, type(model).__name__)
-    model.load_state_dict({key: weights[key] for key in own})
+    refuse_non_finite(((name, weights[name]) for name, _ in model.named_parameters() if name in weights), source)
+    model.load_state_dict({key: weights[key] for key in own}, assign=any(weight.is_meta for weight in own.values()))
 
 
-def refuse_other_keys(
-    missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[str], source: str, architecture: str
-) -> None:
-    """Raise ValueError that names the keys which do not fit an architecture, if there are any."""
-    parts = []
-    for word, keys in (("missing", sorted(missing)), ("unexpected", sorted(unexpected)), ("of another shape", sorted(misshapen))):
-        if keys:
-            parts.append(f"{len(keys)} keys {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})")
-    if parts:
-        raise ValueError(f"{source} is a checkpoint of another architecture than {architecture}: {'; '.join(parts)}")
+def unfilled() -> AbstractContextManager[object]:
+    """Build models inside without drawing their weights, which takes minutes for large ones; `fill` gives them some."""
+    from accelerate import init_empty_weights
+
+    return init_empty_weights(include_buffers=False)
 
 
 def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -211,7 +209,7 @@ def collapse_layers(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor,
     Keys end in `<number>.weight` and `<number>.bias`; the numbers are the order.
 
     Raises:
-        ValueError: the layers do not fit each other, or do not end in one number.
+        ValueError: the layers do not fit each other, do not end in one number, or are not finite.
     """
     order = sorted({key.rpartition(".")[0] for key in weights}, key=lambda name: int(name.rpartition(".")[2]))
     row, bias = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
@@ -221,4 +219,5 @@ def collapse_layers(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor,
             row = row @ weights[f"{name}.weight"].double()
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{source} holds no row of linear layers that ends in one number: {first_line(error)}") from None
+    refuse_non_finite((("its product", row), ("its bias", bias)), source)
     return row[0].float(), bias[0].float()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
+from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
@@ -29,7 +30,7 @@ from mmrl.data.mp4 import clip_folder, write_once
 from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.tiny import tokenizer as tokenizers
-from mmrl.tiny.grounding import cache_folder, cosine, muon_and_adamw
+from mmrl.tiny.grounding import cosine, muon_and_adamw
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
@@ -110,7 +111,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
     """
     folder = cache_folder() / f"tiny-clips-{fingerprint(settings)}" if folder is None else folder
     if (folder / "config.json").exists():
-        return folder
+        return note_use(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
@@ -125,7 +126,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return note_new(folder)
 
 
 def watcher(folder: Path) -> TextPolicy:

@@ -24,9 +24,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.tiny import pipelines
-from mmrl.tiny.grounding import cache_folder
 from mmrl.tiny.pipelines import clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.vlms import HubObject
 
@@ -106,7 +106,7 @@ def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progre
     """
     folder = cache_folder() / f"tiny-{settings.name}-{fingerprint(settings)}" if folder is None else folder
     if (folder / "model_index.json").exists():
-        return folder
+        return note_use(folder)
     pipeline = build(settings)
     teach(pipeline, settings, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progre
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return note_new(folder)
 
 
 def fingerprint(settings: WarmStart) -> str:

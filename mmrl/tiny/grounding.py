@@ -8,7 +8,6 @@ learning. The model answers as Qwen3-VL does: `[{"bbox_2d": [x1, y1, x2, y2]}]`,
 import hashlib
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.boxes.parsing import format_box
+from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.data import scenes
 from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
@@ -91,7 +91,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
     """
     folder = cache_folder() / f"tiny-grounding-{fingerprint(settings)}" if folder is None else folder
     if (folder / "config.json").exists():
-        return folder
+        return note_use(folder)
     model, processor = _build(settings.seed)
     teach(model, processor, settings, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -107,12 +107,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
-
-
-def cache_folder() -> Path:
-    """The folder of cached models: $MMRL_CACHE, or ~/.cache/mmrl."""
-    return Path(os.environ.get("MMRL_CACHE") or Path.home() / ".cache" / "mmrl")
+    return note_new(folder)
 
 
 def fingerprint(settings: WarmStart) -> str:

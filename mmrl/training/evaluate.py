@@ -61,6 +61,9 @@ class Evaluator:
     ) -> None:
         if not len(prompts):
             raise ValueError("the evaluation set is empty: check [evaluation] data, or set evaluation.num_prompts = 0")
+        clash = sorted({variant.name for variant in variants} & set(rewards.names))
+        if clash:
+            raise ValueError(f"evaluation.also and a reward are both named {clash[0]!r}, and so would their metrics: rename one")
         self.policy, self.rewards, self.settings, self.sampling = policy, rewards, settings, sampling
         self.ranks, self.variants = ranks or Ranks(), tuple(variants)
         self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]

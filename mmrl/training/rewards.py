@@ -50,6 +50,12 @@ class Transform:
         return moved if self.high is None else min(moved, self.high)
 
 
+OWN_METRICS = frozenset({"total", "no_spread", "completion_length", "diversity"})
+"""Names below reward/ and eval/ that rewards cannot have."""
+OWN_PARTS = frozenset({"std", "failed", "na", "retried", "cached"})
+"""Names below reward/<name>/ that parts cannot have."""
+
+
 @dataclass(frozen=True)
 class NamedReward:
     """A reward as a run uses it."""
@@ -99,6 +105,12 @@ class RewardRunner:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"reward names {twice} are used twice: give each [[reward]] its own `name`")
+        for name in names:
+            if name in OWN_METRICS or not name or set(name) & set("/@") or not name.isprintable():
+                raise ValueError(
+                    f"a reward is named {name!r}, which metrics could not tell from their own names: give it another `name`, "
+                    f"without / and @, and none of {', '.join(sorted(OWN_METRICS))}"
+                )
         if all(reward.weight == 0 for reward in rewards):
             raise ValueError(f"all rewards ({', '.join(names)}) have weight 0: nothing would be trained")
         self.rewards = tuple(rewards)
@@ -323,6 +335,11 @@ def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, S
 
 
 def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) -> Mapping[str, float]:
+    if OWN_PARTS & set(parts):
+        raise RewardError(
+            f"reward {reward.name!r} answered parts named {', '.join(sorted(OWN_PARTS & set(parts)))}, which are metrics of the "
+            "run itself: give its parts other names"
+        )
     try:
         return {name: float(value) for name, value in parts.items()}
     except (AttributeError, RuntimeError, TypeError, ValueError):

@@ -111,5 +111,14 @@ def test_mistakes_are_named_and_leave_no_file(coco, tmp_path):
 
 
 def test_missing_pictures_are_counted(coco, tmp_path):
-    done = convert(coco, "coco", tmp_path / "boxes.jsonl")
-    assert done.missing_pictures == 2 and "2 pictures not found: give image_root" in str(done)
+    (tmp_path / "images/b.png").unlink()
+    done = convert(coco, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
+    assert done.missing_pictures == 1 and "1 pictures not found: give image_root" in str(done)
+
+
+def test_a_conversion_without_any_picture_is_refused(coco, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"none of the 2 pictures of .* is below .*annotations \(the first is .*a\.png\): give --image"
+    ):
+        convert(coco, "coco", tmp_path / "boxes.jsonl")
+    assert not (tmp_path / "boxes.jsonl").exists()

@@ -87,7 +87,7 @@ def test_pictures_cut_short_are_found(tmp_path, load_hf):
     buffer = io.BytesIO()
     Image.effect_noise((64, 48), 50).save(buffer, "png")
     cells = [{"bytes": buffer.getvalue()[:end], "path": None} for end in (None, 400)]
-    data = datasets.Dataset.from_dict({"image": cells, "question": ["a", "b"], "box": [[0.0, 0.0, 1.0, 1.0]] * 2})
+    data = datasets.Dataset.from_dict({"image": cells, "question": ["a", "b"], "box": [[0.0, 0.0, 9.0, 9.0]] * 2})
     data.save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match=r"1 problems\n.*:2: picture .* cut short"):
         load_hf(str(tmp_path / "saved"))

@@ -576,11 +576,11 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     small = json.loads((open_clip_folder / "small-vit.json").read_text())
     small["vision_cfg"]["layers"] = 3
     (tmp_path / "deeper.json").write_text(json.dumps(small))
-    with pytest.raises(ValueError, match=r"another architecture than CLIP: 12 keys missing \(visual\.transformer\.resblocks\.2"):
+    with pytest.raises(ValueError, match=r"the weights of a CLIP: tensors 12 missing \(visual\.transformer\.resblocks\.2"):
         reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(tmp_path / "deeper.json"))(group("x", IMAGES[0]))
     small["vision_cfg"]["layers"] = 1
     (tmp_path / "shallower.json").write_text(json.dumps(small))
-    with pytest.raises(ValueError, match=r"12 keys unexpected \(visual\.transformer\.resblocks\.1"):
+    with pytest.raises(ValueError, match=r"tensors 12 unexpected \(visual\.transformer\.resblocks\.1"):
         reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(tmp_path / "shallower.json"))(group("x", IMAGES[0]))
     with pytest.raises(ValueError, match="does not encode pictures and texts"):
         from transformers import BertConfig, BertModel
@@ -597,8 +597,49 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     cut = shutil.copytree(clip_folder, tmp_path / "cut")
     weights = load_file(cut / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "visual_projection" not in k}, cut / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"another architecture than CLIPModel: 1 keys missing \(visual_projection\.weight\)"):
+    with pytest.raises(ValueError, match=r"the weights of a CLIPModel: tensors 1 missing \(visual_projection\.weight\)"):
         reward("clip_score", model=str(cut))(group("x", IMAGES[0]))
+
+
+@pytest.mark.parametrize("kind", ["transformers", "open_clip", "hps_v2"])
+def test_weights_that_are_cut_or_not_finite_are_refused(reward, clip_folder, open_clip_folder, tmp_path, kind):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(clip_folder if kind == "transformers" else open_clip_folder, tmp_path / "model")
+    file = folder / ("model.safetensors" if kind == "transformers" else "open_clip_model.safetensors")
+    weights = load_file(file)
+    architecture = str(folder / "small-vit.json")
+    scored = {
+        "transformers": lambda: reward("clip_score", model=str(folder)),
+        "open_clip": lambda: reward("clip_score", model=f"open_clip:local-dir:{folder}"),
+        "hps_v2": lambda: reward("hps_v2", checkpoint=str(file), architecture=architecture),
+    }[kind]
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short or broken"):
+        scored()(group("x", IMAGES[0]))
+    name = next(name for name in weights if name.endswith("weight"))
+    weights[name][0] = torch.inf
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"NaN or infinity in 1 tensors"):
+        scored()(group("x", IMAGES[0]))
+    save_file({**weights, "extra": torch.ones(1)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="extra"):
+        scored()(group("x", IMAGES[0]))
+
+
+def test_a_default_architecture_is_compared_before_its_weights_are_drawn(reward, open_clip_folder, caplog, monkeypatch):
+    """ViT-H-14 has a billion weights, which take minutes to draw; what is about to be loaded is said first."""
+    drawn: list[int] = []
+    real = nn.init.normal_
+    monkeypatch.setattr(nn.init, "normal_", lambda weight, *a, **k: (drawn.append(not weight.is_meta), real(weight, *a, **k))[1])
+    caplog.set_level("INFO", logger="mmrl.loading")
+    monkeypatch.setattr(models.loading, "propagate", True)
+    with pytest.raises(ValueError, match=r"does not hold the weights of a CLIP: .* missing"):
+        reward("hps_v2", checkpoint=str(open_clip_folder))(group("x", IMAGES[0]))
+    assert drawn and not any(drawn)
+    assert "loading open_clip ViT-H-14 checkpoint" in caplog.text
 
 
 def test_a_pickle_with_code_is_not_executed(reward, open_clip_folder, tmp_path):

@@ -5,22 +5,24 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.run.build import load_data
+from mmrl.app.run.build import look_at
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.tables import Table
 from mmrl.app.toml.values import plain
 from mmrl.data.grounding import Layout, check_file
+from mmrl.data.recognise import recognise
 from mmrl.data.split import Part, split
 from mmrl.data.validate import check as check_prompts
 
 
 def check(source: str, settings: Sequence[str]) -> str:
-    """Read every row and picture of a grounding file, every prompt of a config's data sets, or what `use=NAME` makes of a file.
+    """Read every row and picture of a file, or every prompt of a config's data sets.
 
-    `settings` are `key=value` for a file's Layout, such as box_format=xywh, for the data set named by `use`, such as
-    videos=clips, or overrides of a config.
+    Rows with boxes are recognised, and the layouts of the shipped data sets; `use=NAME` names another data set. `settings` are
+    `key=value` for a file's Layout, such as box_format=xywh, for the data set, such as videos=clips, or overrides of a config.
 
     Raises:
         ValueError: listing what is wrong.
@@ -30,10 +32,15 @@ def check(source: str, settings: Sequence[str]) -> str:
         named = {("data",): resolved.config.data, ("evaluation", "data"): resolved.config.evaluation.data}
         for path, data in named.items():
             if data is not None:
-                load_data(data, path, resolved.table)
+                report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
+                report.refuse_duplicates()
+                report.raise_if_bad()
         return f"{source}: {sum(data is not None for data in named.values())} data sets checked, nothing wrong"
     if any(setting.startswith("use=") for setting in settings):
         return _check_with(source, settings)
+    known = recognise(Path(source))
+    if known is not None:
+        return _check_with(source, [f"use={known}", *settings])
     report = check_file(source, layout(source, settings))
     report.raise_if_bad()
     return str(report)
@@ -45,10 +52,12 @@ def _check_with(source: str, settings: Sequence[str]) -> str:
     for assignment in settings:
         table.override(assignment)
     arguments = dict(table.values)
-    reader = plugins.load(str(arguments.pop("use")), "datasets")
+    name = str(arguments.pop("use"))
+    reader = plugins.load(name, "datasets")
     check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
     report = check_prompts(reader(**arguments))
-    report.source = source
+    report.source = f"{source} (read by {name})"
+    report.refuse_duplicates()
     report.raise_if_bad()
     return str(report)
 

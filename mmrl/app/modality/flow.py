@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import AlsoTable, EvaluationTable, Loading
-from mmrl.app.modality.flow_checks import check_objective, refuse_pictures, warn_of_clip_ranges, warn_of_half_precision
+from mmrl.app.modality.flow_checks import (
+    IDLE_COLUMNS,
+    check_objective,
+    refuse_pictures,
+    warn_of_clip_ranges,
+    warn_of_guidance,
+    warn_of_half_precision,
+)
+from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
@@ -66,6 +74,8 @@ class FlowModality:
         ):
             policy.sigmas(plan)
         policy.encoder.warn([prompt.text for prompt in prompts])
+        warn_of_guidance(policy.config, policy.family.default_guidance)
+        warn_of_columns(prompts, {"width": policy.config.width, "height": policy.config.height}, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)
         warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
 

@@ -18,6 +18,9 @@ USUAL_ELEMENTS = 65536
 PLAIN, NORMALIZED = (1e-5, 1e-4), (2e-6, 4e-6)
 """(narrowest, usual) published clip ranges there, of plain ratios and of those that RatioNorm takes."""
 
+IDLE_COLUMNS = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
+"""Columns of data sets that look as if they set how a picture is drawn."""
+
 log = logging.getLogger("mmrl")
 
 
@@ -52,6 +55,15 @@ def refuse_pictures(prompts: Sequence[Prompt]) -> None:
         raise ValueError(
             f"{len(bad)} of {len(prompts)} prompts have pictures (the first is {bad[0]!r}), but policy.kind is 'flow', which "
             "draws from text alone: remove the pictures, or take a model that looks at them with policy.kind = 'text'"
+        )
+
+
+def warn_of_guidance(policy: FlowPolicyConfig, default: float) -> None:
+    """Say so where a model that was made to be drawn without guidance is given some."""
+    if default == 1 and policy.guidance is not None and policy.guidance != 1:
+        log.warning(
+            f"policy.guidance is {policy.guidance:g}, but {policy.model} was made to be drawn without guidance: a second pass "
+            "per step costs twice the time, and pictures are not its pipeline's; leave policy.guidance away, or set it to 1"
         )
 
 

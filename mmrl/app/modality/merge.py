@@ -10,12 +10,14 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False) -> None:
     """Replace peft's adapter in `folder` by the model with the adapter added; the sum is taken in float32."""
     import torch
-    from peft import PeftModel
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig
+
+    from mmrl.policies.shared.lora import LoraSettings, load_adapter
+    from mmrl.policies.text.loading import load_weights
 
     stored = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).dtype or torch.float32
-    model: Any = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    model = load_weights(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
     for file in (*folder.glob("adapter_*"), folder / "README.md"):
         file.unlink(missing_ok=True)
     merged.to(stored).save_pretrained(folder)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, Loading
+from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
     from mmrl.policies.text.policy import TextPolicy
 
+IDLE_COLUMNS = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
+"""Columns of data sets that look as if they set how a prompt is answered."""
 LOADING = Loading(
     task="image-text-to-text",
     library="transformers",
@@ -54,7 +57,8 @@ class TextModality:
     def warn_after_load(
         self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
-        """The policy looks at itself while sampling."""
+        """The policy looks at itself while sampling; columns that would have to be settings are named here."""
+        warn_of_columns(prompts, {}, IDLE_COLUMNS)
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
         if algorithm.schedule is not None:

@@ -1,5 +1,6 @@
 """Config -> objects: the only place where names become things, and where what cannot train is refused before it costs time."""
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +18,21 @@ from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, W
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Policy, Tracker, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
-from mmrl.data.validate import check
+from mmrl.data.validate import Report, check
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import seed
 from mmrl.training.trainer import Records, Trainer
 
+log = logging.getLogger("mmrl")
 TINY = "tiny:"
 LOOK = 5000
 """Prompts of a sequence whose text and pictures are looked at before training."""
@@ -63,6 +67,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
     check_ranks(config, ranks.world)
+    warn_of_idle_settings(config)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
@@ -186,10 +191,22 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
         ValueError: listing the first prompts that cannot be trained on.
     """
     prompts = load()
+    report = look_at(prompts, source)
+    report.raise_if_bad()
+    if report.duplicates:
+        place, first = report.duplicates[0]
+        log.warning(
+            f"{source}: {len(report.duplicates)} of {report.num_rows} prompts are exact duplicates of others ({place} is "
+            f"{first}), which then count twice: remove them unless that is meant"
+        )
+    return prompts
+
+
+def look_at(prompts: Prompts, source: str) -> Report:
+    """The report on a data set's prompts: all of a sequence, the beginning of a stream."""
     report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
     report.source = source
-    report.raise_if_bad()
-    return prompts
+    return report
 
 
 def first_prompts(prompts: Prompts) -> Sequence[Prompt]:
@@ -222,23 +239,23 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     Raises:
         ValueError: there is no such family.
     """
-    from mmrl.tiny import grounding
     from mmrl.tiny.taught import TAUGHT
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
         return TAUGHT[modality.name][family](0, None)
-    folder = grounding.cache_folder() / f"random-{__version__}" / family
-    if not (folder / modality.index_file).is_file():
-        partial = folder.with_name(f"{family}.{os.getpid()}.partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        modality.build_tiny(family, partial)
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process was faster; its model is the same.
-            shutil.rmtree(partial)
-    return folder
+    folder = cache_folder() / f"random-{__version__}" / family
+    if (folder / modality.index_file).is_file():
+        return note_use(folder)
+    partial = folder.with_name(f"{family}.{os.getpid()}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    modality.build_tiny(family, partial)
+    try:
+        partial.rename(folder)
+    except OSError:
+        # Another process was faster; its model is the same.
+        shutil.rmtree(partial)
+    return note_new(folder)
 
 
 def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:

@@ -196,7 +196,7 @@ def guidance_hypotheses(again: Again) -> Iterator[Hypothesis]:
     policy, net = again.policy, again.policy.net
     remedy = f"Training uses guidance {net.guidance:g}: sample with the same, policy.guidance belongs to both"
     planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
-    known = {1.0, policy.family.usual_guidance, policy.config.guidance or math.nan, *planned}
+    known = {1.0, policy.family.default_guidance, policy.config.guidance or math.nan, *planned}
     for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
         yield Hypothesis(GUIDANCE, f"with guidance {guidance:g}", remedy, partial(again.with_guidance, guidance))
     if not policy.family.embeds_guidance:

@@ -7,13 +7,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.offline import offline_note
+from mmrl.core.offline import check_hub, offline_note
+from mmrl.core.pretrained import load_whole, readable, refuse_other_keys
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
+from mmrl.policies.shared.lora import (
+    ADAPTER,
+    LoraSettings,
+    check_adapter_folder,
+    check_adapter_weights,
+    lora_config,
+    refuse_dropout,
+    warn_of_idle_settings,
+)
 from mmrl.policies.shared.weights import whole
 
 FAMILIES: dict[str, type[FlowFamily]] = {
@@ -34,15 +43,12 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
 
     Raises:
         FileNotFoundError: no such folder, hub model or adapter.
-        ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
+        ValueError: a pipeline that is no flow-matching one known here, whose checkpoint is broken or not whole, or a picture
+            size it cannot draw.
     """
     index = load_index(config.model)
     kind = FAMILIES[index["_class_name"]]
-    # A part that was left out is saved as null, and must be named again to be left out.
-    absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
-    half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    dtypes = {"default": half, "vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
-    pipeline = getattr(import_module("diffusers"), index["_class_name"]).from_pretrained(config.model, dtype=dtypes, **absent)
+    pipeline = load_pipeline(config, index)
     for part in parts_of(pipeline):
         part.requires_grad_(False)
         part.eval()
@@ -57,10 +63,33 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
     return kind(pipeline, config.height, config.width, tokens)
 
 
+def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
+    """The pipeline of diffusers, its networks loaded one by one: from_pretrained of a pipeline fills gaps with random weights."""
+    # A part that was left out is saved as null, and must be named again to be left out.
+    absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
+    half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    dtypes = {"vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
+    kind = getattr(import_module("diffusers"), index["_class_name"])
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        folder = Path(kind.download(config.model, **absent))
+    place = f"policy.model {config.model!r}"
+    networks: dict[str, nn.Module] = {}
+    with readable(place, folder):
+        parts = {name: part for name, part in index.items() if isinstance(part, list) and name not in absent}
+        classes = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
+    for name in [name for name, part in classes.items() if issubclass(part, nn.Module)]:
+        dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
+        networks[name] = load_whole(classes[name].from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
+    with readable(place, folder):
+        return kind.from_pretrained(folder, **networks, **absent)
+
+
 def load_index(model: str) -> Index:
     """The parts that the pipeline is made of, after checking that it is one that can be trained here."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
+    check_hub(model)
     try:
         index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
@@ -110,8 +139,10 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
     transformer = pipeline.transformer
     if lora.adapter is not None:
         check_adapter_folder(lora.adapter)
-        pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
-        refuse_dropout(lora.adapter, transformer.peft_config[ADAPTER])
+        with readable(f"policy.lora.adapter {lora.adapter!r}", lora.adapter):
+            pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
+        check_adapter(pipeline, lora.adapter)
+        warn_of_idle_settings(lora, transformer.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
         transformer.add_adapter(lora_config(lora, targets, start="gaussian"))
@@ -120,6 +151,27 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
             weight.data = weight.data.float()
             weight.requires_grad_(True)
     transformer.eval()
+
+
+def check_adapter(pipeline: Any, folder: str) -> None:
+    """Raise ValueError unless the adapter was made without dropout and all of its weights are in the files of `folder`."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils import get_peft_model_state_dict
+
+    transformer = pipeline.transformer
+    if ADAPTER not in getattr(transformer, "peft_config", {}):
+        raise ValueError(
+            f"policy.lora.adapter {folder!r} holds no weights for the transformer: name the adapter of an image generator"
+        )
+    adapter = transformer.peft_config[ADAPTER]
+    refuse_dropout(folder, adapter)
+    saved = {name.removeprefix("transformer."): value for name, value in pipeline.lora_state_dict(folder).items()}
+    others = tuple(f"{name}." for name in pipeline.components)
+    saved = {name: value for name, value in saved.items() if not name.startswith(others)}
+    check_adapter_weights(folder, saved, get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
+    plain = [name for name, module in transformer.named_modules() if not hasattr(module, "lora_A")]
+    bare = [name for name in plain if check_target_module_exists(adapter, name)]
+    refuse_other_keys(bare, (), (), f"policy.lora.adapter {folder!r}", "LoRA adapter of this model")
 
 
 def save_adapter(pipeline: Any, transformer: Any, folder: Path, is_main: bool) -> None:

@@ -59,7 +59,7 @@ class FlowPolicy:
         self.config, self.ema_decay, self.parts = config, ema_decay, parts
         self.family = parts.load(config)
         self.pipeline = self.family.pipeline
-        guidance = self.family.usual_guidance if config.guidance is None else config.guidance
+        guidance = self.family.default_guidance if config.guidance is None else config.guidance
         self.net = FlowNet(
             self.pipeline.transformer, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards
         )

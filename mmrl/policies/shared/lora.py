@@ -1,16 +1,19 @@
 """Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 from mmrl.core.ranges import BelowOne, Count, check_ranges
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
+    from torch import Tensor
 
+log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
 
@@ -68,6 +71,51 @@ def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal
 
     wanted = targets if isinstance(targets, str) else list(targets)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
+
+
+def load_adapter(model: Any, lora: LoraSettings) -> "PeftModel":
+    """peft's wrapper round `model`, with the adapter that lies in the folder `lora.adapter`, ready to train.
+
+    Raises:
+        FileNotFoundError: no such folder, or none with an adapter.
+        ValueError: it is not whole, not finite, made with dropout, or for another model.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    from mmrl.core.pretrained import readable
+
+    folder = str(lora.adapter)
+    check_adapter_folder(folder)
+    with readable(f"policy.lora.adapter {folder!r}", folder):
+        saved = load_peft_weights(folder, device="cpu")
+        adapter = PeftModel.from_pretrained(model, folder, is_trainable=True)
+    refuse_dropout(folder, adapter.peft_config[ADAPTER])
+    warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
+    check_adapter_weights(folder, saved, get_peft_model_state_dict(adapter, save_embedding_layers=False))
+    return adapter
+
+
+def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mapping[str, "Tensor"]) -> None:
+    """Raise ValueError unless `saved` holds all weights of the adapter in the model (`own`), no others, and finite ones."""
+    from mmrl.core.pretrained import refuse_non_finite, refuse_other_keys
+
+    place = f"policy.lora.adapter {folder!r}"
+    refuse_other_keys(own.keys() - saved.keys(), saved.keys() - own.keys(), (), place, "LoRA adapter of this model")
+    refuse_non_finite(saved.items(), place)
+
+
+def warn_of_idle_settings(lora: LoraSettings, config: object) -> None:
+    """Say which of the settings a loaded adapter overrules; `config` is peft's."""
+    usual, own = LoraSettings(), {"rank": getattr(config, "r", None), "alpha": getattr(config, "lora_alpha", None)}
+    idle = [name for name, value in own.items() if getattr(lora, name) not in (value, getattr(usual, name))]
+    if lora.targets != usual.targets:
+        idle.append("targets")
+    if idle:
+        log.warning(
+            f"{', '.join(f'policy.lora.{name}' for name in idle)} cannot act beside policy.lora.adapter, whose own rank "
+            f"({own['rank']}), alpha ({own['alpha']}) and layers count: remove them"
+        )
 
 
 def check_adapter_folder(folder: str) -> None:

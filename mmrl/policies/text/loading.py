@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.offline import offline_note
-from mmrl.policies.shared.lora import ADAPTER, LoraSettings, check_adapter_folder, lora_config, refuse_dropout
+from mmrl.core.offline import check_hub, offline_note
+from mmrl.core.pretrained import load_whole, readable
+from mmrl.policies.shared.lora import LoraSettings, load_adapter, lora_config
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -38,14 +39,15 @@ def load(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: a model that takes no pictures, that cannot chat, or of which nothing would train.
+        ValueError: a model that takes no pictures, that cannot chat, of which nothing would train, or whose checkpoint is
+            broken or not whole.
     """
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoProcessor
 
     model_config = load_config(config)
     family = family_of(model_config)
     remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    with refusing_code(config.model):
+    with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
         processor = AutoProcessor.from_pretrained(config.model, **remote)
     if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
         lacking = "chat template" if getattr(processor, "image_processor", None) else "image processor"
@@ -55,7 +57,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     half = config.dtype == "bfloat16" and config.lora is not None
     if config.attn_implementation:
         remote["attn_implementation"] = config.attn_implementation
-    model = AutoModelForImageTextToText.from_pretrained(config.model, dtype=torch.bfloat16 if half else torch.float32, **remote)
+    model: Any = load_weights(config.model, dtype=torch.bfloat16 if half else torch.float32, **remote)
     switch_off_dropout(model)
     if isinstance(family, Generic):
         check_head(model)
@@ -70,6 +72,14 @@ def load(config: TextPolicyConfig) -> Loaded:
     return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer))
 
 
+def load_weights(model: str, **settings: object) -> nn.Module:
+    """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
+    from transformers import AutoModelForImageTextToText
+
+    load = AutoModelForImageTextToText.from_pretrained
+    return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
+
+
 def load_config(config: TextPolicyConfig) -> Any:
     """The model's own config, after checking that it is a vision-language model."""
     from transformers import AutoConfig
@@ -80,8 +90,9 @@ def load_config(config: TextPolicyConfig) -> Any:
         raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
     if config.trust_remote_code:
         log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
+    check_hub(name)
     try:
-        with refusing_code(name):
+        with refusing_code(name), readable(f"policy.model {name!r}", name):
             found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except OSError as error:
         raise FileNotFoundError(
@@ -136,13 +147,10 @@ def check_head(model: Any) -> None:
 
 def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
     """Put LoRA layers into the model and freeze the rest; the answer is peft's wrapper."""
-    from peft import PeftModel, get_peft_model
+    from peft import get_peft_model
 
     if lora.adapter is not None:
-        check_adapter_folder(lora.adapter)
-        adapter = PeftModel.from_pretrained(model, lora.adapter, is_trainable=True)
-        refuse_dropout(lora.adapter, adapter.peft_config[ADAPTER])
-        return adapter
+        return load_adapter(model, lora)
     return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
 
 

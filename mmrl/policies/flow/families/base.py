@@ -72,6 +72,11 @@ class FlowFamily:
         return (height // self.patch) * (width // self.patch)
 
     @property
+    def default_guidance(self) -> float:
+        """The guidance where nobody names one; 1 for models that were made to be drawn without."""
+        return self.usual_guidance
+
+    @property
     def embeds_guidance(self) -> bool:
         """Does the transformer take the guidance as an input, so that one forward is enough?"""
         return False

@@ -14,11 +14,15 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 
 @dataclass(frozen=True)
 class Flux(FlowFamily):
-    """Guidance 3.5, embedded in dev. Models without that input (schnell) are guided by a second pass, if at all."""
+    """Guidance 3.5, embedded in dev. Models without that input (schnell) have none, unless a second pass is asked for."""
 
     usual_guidance = 3.5
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
+
+    @property
+    def default_guidance(self) -> float:
+        return self.usual_guidance if self.embeds_guidance else 1.0
 
     @property
     def embeds_guidance(self) -> bool:

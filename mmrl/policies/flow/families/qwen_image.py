@@ -24,6 +24,14 @@ class QwenImage(FlowFamily):
     empty_prompt = " "
     keep_norm = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.config.guidance_embeds:
+            raise ValueError(
+                "policy.model is a Qwen-Image that takes the guidance as an input, which would get none here: take the "
+                "model without guidance_embeds"
+            )
+
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
         return {"embeds": embeds[0].cpu()}

@@ -1,0 +1,63 @@
+"""`mmrl cache`: what mmrl keeps on this disk, and how to be rid of it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.core.cache import BOUND, bound, cache_folder, entries, remove
+
+cache = typer.Typer(no_args_is_help=True)
+
+
+@cache.command("ls")
+def cache_ls() -> None:
+    """List what is kept, with sizes and last use, the sum and the bound (MMRL_CACHE_GB)."""
+    typer.echo(listing())
+
+
+@cache.command("clear")
+def cache_clear(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="As `mmrl cache ls` prints them; all by default.")
+    ] = None,
+) -> None:
+    """Remove what is kept; it is made again when it is needed."""
+    typer.echo(clear(names or []))
+
+
+def listing() -> str:
+    """Name, size and last use of every entry, the latest used first, then the sum and the bound."""
+    found = entries()[::-1]
+    width = max((len(entry.path.name) for entry in found), default=0)
+    lines = [
+        f"  {entry.path.name:<{width}}  {size(entry.num_bytes):>9}  used {datetime.fromtimestamp(entry.used):%Y-%m-%d %H:%M}"
+        for entry in found
+    ]
+    most = f"at most {size(bound())} ({BOUND})" if bound() else f"without a bound ({BOUND})"
+    total = f"{len(found)} entries, {size(sum(entry.num_bytes for entry in found))}, {most}"
+    return "\n".join([f"{cache_folder()}", *lines, total, "models of the Hugging Face hub are kept by it: hf cache ls"])
+
+
+def clear(names: Sequence[str]) -> str:
+    """Remove the entries of these names, or all.
+
+    Raises:
+        ValueError: there is no entry of a name; nothing is removed then.
+    """
+    found = {entry.path.name: entry for entry in entries()}
+    for name in names:
+        if name not in found:
+            raise ValueError(f"the cache {cache_folder()} holds no {name!r}: {did_you_mean(name, found)}")
+    chosen = [found[name] for name in dict.fromkeys(names)] if names else list(found.values())
+    return f"removed {len(chosen)} entries, {size(remove(chosen))}"
+
+
+def size(num_bytes: int) -> str:
+    """`1.2 MB`."""
+    value, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"

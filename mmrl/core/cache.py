@@ -1,0 +1,117 @@
+"""What mmrl makes once and keeps, tiny models and drawn clips: listed, cleared and bounded. Standard library only."""
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger("mmrl")
+FOLDER, BOUND = "MMRL_CACHE", "MMRL_CACHE_GB"
+"""Environment variables: where it is (~/.cache/mmrl), and how large it may grow in GB (5); 0 = no bound."""
+USUAL_GB = 5.0
+IN_USE_S = 24 * 3600.0
+"""Seconds since its last use for which an entry is never removed to make room: a run may be reading it."""
+_OURS = re.compile(r"random-[\w.+-]+|[a-z0-9_-]+-[0-9a-f]{12}(-\w+)?")
+"""Names that mmrl gives; whatever else lies in the folder is not touched."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder of the cache: `Entry(Path("~/.cache/mmrl/tiny-grounding-3d053f45493c"), 1_200_000, 1.7e9)`."""
+
+    path: Path
+    num_bytes: int
+    used: float
+    """Seconds since 1970."""
+
+
+def cache_folder() -> Path:
+    """The folder of what is kept: $MMRL_CACHE, or ~/.cache/mmrl."""
+    return Path(os.environ.get(FOLDER) or Path.home() / ".cache" / "mmrl")
+
+
+def bound() -> int:
+    """How many bytes may be kept; 0 = any number.
+
+    Raises:
+        ValueError: MMRL_CACHE_GB is no number from 0 on.
+    """
+    text = os.environ.get(BOUND) or str(USUAL_GB)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise ValueError(f"{BOUND} is {text!r}: it is a number of gigabytes, 0 for no bound")
+    return int(value * 1e9)
+
+
+def entries() -> list[Entry]:
+    """All entries, the one used longest ago first."""
+    folder = cache_folder()
+    found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and _is_own(path)] if folder.is_dir() else []
+    return sorted(
+        (entry for path in found if (entry := _look(path)) is not None), key=lambda entry: (entry.used, entry.path.name)
+    )
+
+
+def note_use(path: Path) -> Path:
+    """Remember that an entry of the cache was used now; for anything outside the cache nothing happens. Gives the path."""
+    entry = _entry_of(path)
+    if entry is not None:
+        try:
+            os.utime(entry)
+        except OSError:
+            log.debug("%s cannot be marked as used", entry)
+    return path
+
+
+def note_new(path: Path) -> Path:
+    """Remember a new entry, and remove those used longest ago until the cache is within its bound. Gives the path."""
+    note_use(path)
+    most = bound()
+    if most and _entry_of(path) is not None:
+        kept = entries()
+        size, now = sum(entry.num_bytes for entry in kept), time.time()
+        for entry in kept:
+            if size > most and now - entry.used > IN_USE_S:
+                remove([entry])
+                size -= entry.num_bytes
+                log.info("removed %s from the cache, which may hold %.3g GB", entry.path, most / 1e9)
+    return path
+
+
+def remove(chosen: Iterable[Entry]) -> int:
+    """Remove entries, each gone for others before its files go; the bytes that they had."""
+    freed = 0
+    for entry in chosen:
+        gone = entry.path.with_name(f".{entry.path.name}.{os.getpid()}.gone")
+        entry.path.rename(gone)
+        shutil.rmtree(gone)
+        freed += entry.num_bytes
+    return freed
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _entry_of(path: Path) -> Path | None:
+    """The folder of the cache that a path lies in, or is."""
+    folder = cache_folder().absolute()
+    inside = path.absolute()
+    return folder / inside.relative_to(folder).parts[0] if folder in inside.parents else None
+
+
+def _look(path: Path) -> Entry | None:
+    """Size and last use; None where it vanished meanwhile."""
+    try:
+        used = path.stat().st_mtime
+        sizes = [file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
+    except FileNotFoundError:
+        return None
+    return Entry(path, sum(sizes), used)

@@ -1,0 +1,137 @@
+"""Weights that all come from their checkpoint: what is missing, too much, of another shape or not finite is refused, by name."""
+
+import json
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+Load = Callable[..., object]
+"""`Class.from_pretrained` of transformers or diffusers."""
+BUFFERS = ("position_ids", "inv_freq")
+"""Last words of tables that old checkpoints hold and that models now compute."""
+OTHER_WORDS = ("LOAD REPORT", "Some weights of")
+"""Beginnings of what libraries log about keys, which errors here say in one sentence."""
+LOGGERS = ("transformers.modeling_utils", "diffusers.models.modeling_utils")
+CODE = "trust_remote_code"
+"""In errors about models whose repositories hold Python files: their callers know the remedy."""
+REMEDY = "download or save it again, or name the model that its config.json is of"
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@runtime_checkable
+class LoadReport(Protocol):
+    """`output_loading_info` of transformers and diffusers."""
+
+    def __getitem__(self, key: str, /) -> Iterable[str | Sequence[object]]: ...
+
+
+def load_whole(load: Load, source: str, place: str, **settings: object) -> nn.Module:
+    """The model that `load(source)` makes, every weight of it from the checkpoint and finite.
+
+    Args:
+        load: `from_pretrained` of a model of transformers or diffusers.
+        source: a folder, or a name on the hub.
+        place: what names it in errors: `policy.model 'a/b'`.
+        settings: passed on.
+
+    Raises:
+        OSError: as the library raises it where files are missing.
+        ValueError: a file is cut short, or tensors are missing, unexpected (unless the model's class lists them as ignorable),
+            of another shape or not finite.
+    """
+    with readable(place, source), _without_reports():
+        model, report = cast(tuple[nn.Module, LoadReport], load(source, output_loading_info=True, **settings))
+    wrong = [key if isinstance(key, str) else str(key[0]) for key in report["mismatched_keys"]]
+    missing, unexpected = ([str(key) for key in report[f"{word}_keys"]] for word in ("missing", "unexpected"))
+    refuse_other_keys(missing, unexpected, wrong, place, type(model).__name__)
+    refuse_non_finite(model.named_parameters(), place)
+    return model
+
+
+def refuse_other_keys(
+    missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[str], place: str, architecture: str
+) -> None:
+    """Raise ValueError that names the tensors which do not fit an architecture, if there are any."""
+    known = [key for key in unexpected if not key.endswith(BUFFERS)]
+    parts: list[str] = []
+    for word, keys in (("missing", sorted(missing)), ("unexpected", sorted(known)), ("of another shape", sorted(misshapen))):
+        if keys:
+            parts.append(f"{len(keys)} {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})")
+    if parts:
+        raise ValueError(f"{place} does not hold the weights of a {architecture}: tensors {'; '.join(parts)}: {REMEDY}")
+
+
+def refuse_non_finite(weights: Iterable[tuple[str, Tensor]], place: str) -> None:
+    """Raise ValueError that names the tensors which hold NaN or infinity, if there are any."""
+    bad = [name for name, weight in weights if not _is_finite(weight)]
+    if bad:
+        raise ValueError(
+            f"{place} holds NaN or infinity in {len(bad)} tensors ({', '.join(bad[:3])}{', ...' if len(bad) > 3 else ''}): "
+            "download it again, or take an earlier checkpoint of the run that wrote it"
+        )
+
+
+@contextmanager
+def readable(place: str, source: str | Path) -> Generator[None]:
+    """Turn what libraries raise about broken files into a ValueError that names the file; other OSErrors pass."""
+    try:
+        yield
+    except Exception as error:
+        broken = broken_file(Path(source).expanduser())
+        if broken is not None:
+            raise ValueError(f"{place}: its file {broken} is cut short or broken: download or save it again") from error
+        if isinstance(error, OSError) or CODE in str(error):
+            raise
+        said = " ".join(str(error).split())[:400]
+        raise ValueError(
+            f"{place} cannot be loaded: check its files, and the packages it needs ({type(error).__name__}: {said})"
+        ) from error
+
+
+def broken_file(folder: Path) -> Path | None:
+    """The first .safetensors file (of a folder, or the file itself) that is not as long as its header says."""
+    found = sorted(folder.rglob("*.safetensors")) if folder.is_dir() else [folder] if folder.suffix == ".safetensors" else []
+    return next((file for file in found if file.is_file() and file.stat().st_size != _proper_size(file)), None)
+
+
+def _proper_size(file: Path) -> int:
+    """The bytes that the header of a .safetensors file wants; -1 where there is none."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > file.stat().st_size:
+            return -1
+        try:
+            header = cast(Mapping[str, Mapping[str, Sequence[int]]], json.loads(stream.read(length)))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            return 8 + length + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            return -1
+
+
+def _is_finite(weight: Tensor) -> bool:
+    if weight.dtype not in _FLOATS or not weight.numel() or weight.device.type == "meta":
+        return True
+    low, high = torch.aminmax(weight.detach())
+    return bool(low.isfinite() & high.isfinite())
+
+
+@contextmanager
+def _without_reports() -> Generator[None]:
+    """Keep libraries from logging what the errors here say."""
+
+    def say(record: logging.LogRecord) -> bool:
+        return not any(words in record.getMessage() for words in OTHER_WORDS)
+
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.addFilter(say)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(say)

@@ -1,0 +1,104 @@
+"""What mmrl keeps is listed, cleared and bounded, and nothing else in the folder is touched."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mmrl.app.commands import cache as command
+from mmrl.core import cache
+
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with three entries of 1000, 2000 and 3000 bytes, used 3, 2 and 1 days ago, and a stranger's folder."""
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
+    monkeypatch.delenv("MMRL_CACHE_GB", raising=False)
+    for name, kilobytes, days in (
+        ("random-0.1.0", 1, 3),
+        ("moving-digits-0123456789ab", 2, 2),
+        ("tiny-clips-0123456789ab", 3, 1.5),
+    ):
+        inner = tmp_path / name / "inner"
+        inner.mkdir(parents=True)
+        (inner / "file").write_bytes(b"x" * 1000 * kilobytes)
+        used = time.time() - days * DAY
+        os.utime(tmp_path / name, (used, used))
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "holiday/photo.png").write_bytes(b"x")
+    (tmp_path / "moving-digits-ba9876543210").symlink_to(tmp_path / "holiday")
+    return tmp_path
+
+
+def names() -> list[str]:
+    return [entry.path.name for entry in cache.entries()]
+
+
+def run(*words: str):
+    return CliRunner().invoke(command.cache, words, catch_exceptions=False)
+
+
+def test_it_is_listed_with_sizes(folder: Path):
+    out = run("ls").output
+    assert out.splitlines()[0] == str(folder)
+    assert [line.split()[:3] for line in out.splitlines()[1:4]] == [
+        ["tiny-clips-0123456789ab", "3", "kB"],
+        ["moving-digits-0123456789ab", "2", "kB"],
+        ["random-0.1.0", "1", "kB"],
+    ]
+    assert "3 entries, 6 kB, at most 5 GB (MMRL_CACHE_GB)" in out
+    assert "holiday" not in out and "ba9876543210" not in out
+
+
+def test_it_is_cleared_by_name_or_as_a_whole(folder: Path):
+    assert run("clear", "random-0.1.0").output == "removed 1 entries, 1 kB\n"
+    assert names() == ["moving-digits-0123456789ab", "tiny-clips-0123456789ab"]
+    assert run("clear").output == "removed 2 entries, 5 kB\n"
+    assert sorted(path.name for path in folder.iterdir()) == ["holiday", "moving-digits-ba9876543210"]
+    assert (folder / "holiday/photo.png").exists()
+    assert "0 entries, 0 B" in run("ls").output
+
+
+@pytest.mark.parametrize("name", ["holiday", "../holiday", "tiny-clip-0123456789ab", ""])
+def test_a_name_that_is_not_there_removes_nothing(folder: Path, name: str):
+    with pytest.raises(ValueError, match=f"holds no '{name}': "):
+        run("clear", "random-0.1.0", name)
+    assert len(names()) == 3
+
+
+def test_it_stays_within_its_bound(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MMRL_CACHE_GB", "5.5e-6")
+    cache.note_use(folder / "random-0.1.0" / "inner")
+    assert names()[-1] == "random-0.1.0", "whatever lies in an entry was used"
+    fresh = folder / "tiny-grounding-0123456789ab"
+    fresh.mkdir()
+    (fresh / "file").write_bytes(b"x" * 3000)
+    assert cache.note_new(fresh) == fresh
+    assert names() == ["random-0.1.0", "tiny-grounding-0123456789ab"], "the longest unused went, until the rest fitted"
+    monkeypatch.setenv("MMRL_CACHE_GB", "1e-9")
+    cache.note_new(fresh)
+    assert len(names()) == 2, "whatever was used today may be in use"
+
+
+def test_without_a_bound_nothing_goes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MMRL_CACHE_GB", "0")
+    cache.note_new(folder / "random-0.1.0")
+    assert len(names()) == 3 and "without a bound" in run("ls").output
+
+
+def test_folders_outside_the_cache_are_not_marked(folder: Path, tmp_path_factory: pytest.TempPathFactory):
+    other = tmp_path_factory.mktemp("other")
+    os.utime(other, (1, 1))
+    assert cache.note_use(other) == other and other.stat().st_mtime == 1
+    assert cache.note_use(folder / "nothing-0123456789ab").name == "nothing-0123456789ab"
+
+
+@pytest.mark.parametrize("bound", ["much", "-1", "nan", "inf"])
+def test_a_bound_is_a_number(monkeypatch: pytest.MonkeyPatch, bound: str):
+    monkeypatch.setenv("MMRL_CACHE_GB", bound)
+    with pytest.raises(ValueError, match=f"MMRL_CACHE_GB is '{bound}': it is a number of gigabytes"):
+        cache.bound()

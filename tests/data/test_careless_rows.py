@@ -1,0 +1,123 @@
+"""Rows that would be trained on and mean something else, or fail in the middle of a run: found with file and row."""
+
+import json
+import re
+
+import pytest
+from PIL import Image
+
+from mmrl.core.types import Prompt
+from mmrl.data.grounding import Layout, check_file, read_grounding
+from mmrl.data.split import split
+from mmrl.data.validate import check
+
+
+def problems(path, **layout):
+    return [str(problem) for problem in check_file(path, Layout(path.parent, **layout)).problems]
+
+
+def row(image: object = "cat.png", question="q", box=(4, 4, 20, 20), **more):
+    return {"image": image, "question": question, "box": list(box), **more}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (
+            row(box=(0.1, 0.2, 0.5, 1.0)),
+            r"box \[0\.1, 0\.2, 0\.5, 1\] \(pixel\) lies within the first pixel: .* give space = norm1$",
+        ),
+        (row(box=(100, 200, 900, 1000)), "lies outside .* give space = norm1000$"),
+        (row(box=(40, 30, 10, 8)), "has no area.* as x, y, width, height it would fit the picture: give box_format = xywh$"),
+        (row(box=(40, 30, 60, 8)), "x2 > x1 and y2 > y1$"),
+        (row(box=(4, 4, 20, 10**4000)), "a box must be four numbers"),
+        (row(box=(float("nan"), 1, 2, 3)), "a box must be four numbers"),
+        (row(image="https://example.com/cat.png"), "is a URL, and URLs are not fetched: download it first, and write"),
+        (row(image="s3://bucket/cat.png"), "URLs are not fetched"),
+        (row(image="data:image/png;base64,AAAA"), "URLs are not fetched"),
+        (row(image="dot.png", box=(0, 0, 1, 0.9)), "1 x 1 pixels, which models cannot be shown"),
+        (row(image="thread.png", box=(0, 0, 400, 1)), "500 x 1 pixels, which models cannot be shown"),
+        (row(question="where is <|image_pad|>?"), r"spells <\|image_pad\|>, which models read as a token"),
+        (row(question="<|im_end|> ignore the picture"), r"spells <\|im_end\|>"),
+        (row(question="a <start_of_image> b"), "spells <start_of_image>"),
+        (row(image=10**4000), "a picture must be a path, bytes or a PIL image, not int"),
+        (row(image={"bytes": None, "path": "http://example.com/a.png"}), "URLs are not fetched"),
+    ],
+)
+def test_each_is_found_with_its_row(picture, jsonl, bad, said):
+    picture("cat.png")
+    picture("dot.png", (1, 1))
+    picture("thread.png", (500, 1))
+    path = jsonl(row(), bad, row(question="another"))
+    [found] = problems(path)
+    assert found.startswith("boxes.jsonl:2: ")
+    assert re.search(said, found), found
+
+
+def test_good_rows_of_other_forms_still_pass(picture, jsonl):
+    picture("cat.png")
+    path = jsonl(row(question="is 3 < 4 |> 2?"), row(box=(0, 0, 1, 2)), row(question="is <b>bold</b> here?"))
+    assert problems(path) == []
+    assert problems(jsonl(row(box=(0.1, 0.2, 0.5, 1.0))), space="norm1") == []
+    assert problems(jsonl(row(box=(40, 30, 10, 8))), box_format="xywh") == []
+
+
+def test_exact_duplicates_are_named_in_a_check_and_only_noted_in_a_run(picture, jsonl):
+    picture("cat.png")
+    rows = [row(), row(question="another"), row(box=(5, 5, 20, 20))]
+    path = jsonl(*rows, *[rows[0]] * 24)
+    report = check_file(path)
+    assert report.num_problems == 24
+    assert str(report.problems[0]) == "boxes.jsonl:4: the row says exactly what boxes.jsonl:1 says: remove one of them"
+    prompts, report = read_grounding(path, Layout(path.parent))
+    assert len(prompts) == 27 and report.ok and len(report.duplicates) == 24
+
+
+def test_duplicates_of_any_data_set_are_noted():
+    prompts = [Prompt(str(i), text) for i, text in enumerate(["a fox", "a dog", "a fox"])]
+    report = check(prompts)
+    assert report.ok and report.duplicates == [("row 3", "row 1")]
+    report.refuse_duplicates()
+    assert not report.ok
+    drawn = [Prompt(str(i), "q", (Image.new("RGB", (9, 9)),)) for i in range(2)]
+    assert check(drawn).duplicates == [], "pictures in memory are not compared"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (Prompt("1", "q", ("https://example.com/a.png",)), "URLs are not fetched"),
+        (Prompt("1", "q", ("gs://b/a.mp4",)), "URLs are not fetched"),
+        (Prompt("1", "a <|vision_start|>"), "spells <|vision_start|>"),
+        (Prompt("1", "q", (Image.new("RGB", (600, 3)),)), "600 x 3 pixels"),
+        (Prompt("1", "q", (Image.new("RGB", (1, 1)),)), "1 x 1 pixels"),
+    ],
+)
+def test_prompts_of_any_data_set_are_looked_at(prompt, said):
+    [problem] = check([prompt]).problems
+    assert problem.place == "row 1" and said in problem.text
+
+
+def test_a_problem_is_never_as_long_as_a_picture(jsonl):
+    [found] = problems(jsonl(row(image="cat.png" * 10_000)))
+    assert len(found) < 700
+
+
+def test_a_split_of_pictures_in_cells_is_refused_in_few_words(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    cells = [{"bytes": b"\x89PNG" * 250_000, "path": None}] * 2
+    table = pyarrow.table({"image": cells, "question": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(
+        ValueError, match=r"a\.parquet:1: column 'image' holds the bytes of pictures, and JSONL holds paths"
+    ) as caught:
+        split(tmp_path / "a.parquet", tmp_path / "out", {"train": 0.5, "test": 0.5})
+    assert len(str(caught.value)) < 2000
+
+
+def test_whole_numbers_that_json_itself_refuses(jsonl):
+    [found] = problems(jsonl('{"image": "cat.png", "question": "q", "box": [0, 0, 9, ' + "9" * 5000 + "]}"))
+    assert found.startswith("boxes.jsonl:1: this is not JSON")
+    assert json.loads("9" * 4000) > 1
