@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check lint real-weights evidence soak attack mutation bench install clean
+.PHONY: demo test check lint real-weights evidence soak attack mutation docs bench install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -53,6 +53,10 @@ attack: $(STAMP)
 mutation: $(STAMP)
 	$(BIN)/python -m tests.mutation
 
+# The site, from the repository alone: open site/index.html
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"
 	$(BIN)/python benchmarks/vlm_step.py
@@ -73,4 +77,4 @@ $(STAMP):
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site
