@@ -1,0 +1,82 @@
+"""Every metric of a run, as metrics.jsonl, trackers and reports name it. {name} is a reward's, a part's or a variant's."""
+
+import re
+from dataclasses import dataclass
+
+PER_ACTION = "mean over the actions that train, weighted as in the loss"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`Metric("policy/grad_norm", "norm", "Of the gradient, before clipping.")`."""
+
+    name: str
+    """May hold {name}, for one or more words between slashes."""
+    unit: str
+    meaning: str
+
+    def fits(self, name: str) -> bool:
+        """Is this what a metric of that name is?"""
+        pattern = "".join(
+            r"[^/]+(?:/[^/]+)*" if part == "{name}" else re.escape(part) for part in re.split(r"(\{name\})", self.name)
+        )
+        return re.fullmatch(pattern, name) is not None
+
+
+METRICS = (
+    Metric("step", "count", "The training step, from 1 on; 0 is before training."),
+    Metric("loss", "loss", "The sum of all terms over the step's updates; often near 0, which is right."),
+    Metric("reward/total", "reward", "Mean weighted sum of the rewards over the samples that have one."),
+    Metric("reward/no_spread", "share of groups", "Groups whose samples all have the same total: they teach nothing."),
+    Metric("reward/{name}/std", "reward", "Deviation of this reward over all samples of the step."),
+    Metric("reward/{name}/failed", "share of samples", "The reward raised, timed out or answered NaN; there only if it did."),
+    Metric("reward/{name}/na", "share of samples", "The reward said None, it does not apply; there only if it did."),
+    Metric("reward/{name}/unparsed", "share of samples", "Completions in which the reward did not find what it reads."),
+    Metric("reward/{name}/retried", "count", "Calls that were repeated after a failure; there only if there were any."),
+    Metric("reward/{name}/cached", "share of samples", "Answers that were remembered from before; there only with a cache."),
+    Metric("reward/{name}", "reward", "Mean of one reward, or of a part of it (reward/iou/hit), over the samples that have it."),
+    Metric("rollout/length", "actions", "Mean number of actions of a sample that may train: tokens, or denoising steps."),
+    Metric("rollout/length_max", "actions", "The longest sample's."),
+    Metric("rollout/actions", "actions", "All actions of the step that may train."),
+    Metric("rollout/truncated", "share of samples", "Completions cut at max_new_tokens."),
+    Metric("rollout/entropy", "nats per token", "Mean of -log p of what was sampled. Texts only."),
+    Metric("rollout/unscored", "share of samples", "Samples without a total, which do not train; there only if there are any."),
+    Metric("rollout/rounds", "count", "Rounds of sampling in this step (dynamic sampling takes several)."),
+    Metric("rollout/discarded", "count", "Samples drawn and thrown away by the planner."),
+    Metric("train/diversity", "distance", "How different the pictures of one prompt are."),
+    Metric("train/diversity_prompts", "distance", "How different pictures of different prompts are."),
+    Metric("train/distinct", "share of samples", "Different texts among the samples of a prompt."),
+    Metric("train/sameness", "share of pairs", "Chance that texts for two different prompts are the same."),
+    Metric("policy/grad_norm", "norm", "Norm of the gradient before clipping, mean over the step's updates."),
+    Metric("policy/lr", "rate", "Learning rate after the step."),
+    Metric("policy/ratio", "ratio", f"Probability now over that when sampled, {PER_ACTION}."),
+    Metric("policy/clip_frac", "share of actions", "Actions whose ratio was clipped or gated."),
+    Metric("policy/kl", "nats per action", "KL divergence from the reference (of pictures: per element of a transition)."),
+    Metric("policy/kl_old", "nats per action", "KL divergence from the weights that sampled: how far one step leads."),
+    Metric("policy/kl_{name}", "per element", "The same from another model, such as averaged weights."),
+    Metric("policy/entropy", "nats per action", "Entropy of the next action's distribution, where a term asks for it."),
+    Metric("policy/log_ratio", "nats", "Standardized log-ratio of rollouts that a regression fits (Reg-GRPO)."),
+    Metric("policy/perception", "nats per action", "How much hiding the pictures changes what is said (PAPO)."),
+    Metric("policy/surprise", "nats per action", "Entropy terms of PAPO's two readings."),
+    Metric("policy/phi", "weight", "VESPO's weight of a rollout."),
+    Metric("policy/goodness", "share", "DiffusionNFT: how good a sample is, from 0 to 1."),
+    Metric("policy/moved", "squared velocity", "DiffusionNFT: how far the velocity is from that of the weights that sampled."),
+    Metric("policy/matching_error", "squared velocity", "AWM: the flow-matching error of noised samples."),
+    Metric("time/rollout_s", "seconds", "Sampling."),
+    Metric("time/reward_s", "seconds", "Waiting for rewards after sampling."),
+    Metric("time/read_s", "seconds", "Readings without gradient: old and reference."),
+    Metric("time/update_s", "seconds", "Forward, backward and optimizer."),
+    Metric("time/step_s", "seconds", "The whole step."),
+    Metric("time/reward/{name}/p50_s", "seconds", "Half of the calls of this reward, one group each, were faster."),
+    Metric("time/reward/{name}/p95_s", "seconds", "Nineteen of twenty were."),
+    Metric("time/{name}_s", "seconds", "Another part of the step that was timed."),
+    Metric("eval/total", "reward", "Mean total over held-out prompts."),
+    Metric("eval/completion_length", "tokens", "Mean length of held-out completions."),
+    Metric("eval/diversity", "distance", "How different several pictures of a held-out prompt are."),
+    Metric("eval/{name}", "reward", "Mean over held-out prompts of a reward, a part of it, or a variant (evaluation.also)."),
+)  # fmt: skip
+
+
+def metric_of(name: str) -> Metric | None:
+    """What a metric is; the most particular name goes first. None: no such metric is documented."""
+    return next((metric for metric in METRICS if metric.fits(name)), None)
