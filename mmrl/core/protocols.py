@@ -348,6 +348,16 @@ class Clipping(Protocol):
 
 
 @runtime_checkable
+class ComparesWithOld(Protocol):
+    """A term that compares the policy with the weights that sampled, which are one until a step's first update."""
+
+    @property
+    def at_first_update(self) -> str | None:
+        """What its gradient is there: `plain REINFORCE`; None: all that it is later."""
+        ...
+
+
+@runtime_checkable
 class PromptSampler(Protocol):
     """Which prompts next. The same on every rank."""
 

@@ -54,6 +54,7 @@ class Trainer:
         records: Records = Records(),
     ) -> None:
         algorithm.check(policy)
+        algorithm.check_minibatches(settings.prompts_per_step)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.ranks = ranks or Ranks()
         if self.ranks.world > 1 and algorithm.scope == "batch":
@@ -73,8 +74,7 @@ class Trainer:
             seed=settings.seed,
         )
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
-        updates = settings.steps * algorithm.epochs * algorithm.minibatches
-        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
+        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
         drive(self.ranks, self.optimizer)
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0

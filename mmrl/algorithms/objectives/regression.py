@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, rollout_mean
+from mmrl.algorithms.objectives.terms import PLAIN, Surrogate, actions_only, rollout_mean
 from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import within
@@ -34,6 +34,10 @@ class AdvantageRegression(Surrogate):
     @property
     def scope(self) -> Scope:
         return "group"
+
+    @property
+    def at_first_update(self) -> str | None:
+        return f"{PLAIN} of whole rollouts, times {2 / self.eps:g}"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask

@@ -1,5 +1,6 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.report.data import changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build
-from mmrl.app.run.context import RUNS, console, distributed_run, updates
+from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
@@ -24,6 +25,8 @@ from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
+
+log = logging.getLogger("mmrl")
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
         with listen(job.trainer.stop):
             if ranks.is_main:
                 with run.record_warnings(lambda: job.trainer.index):
+                    warn_of_idle_terms(job)
                     job.trainer.fit()
             else:
                 job.trainer.fit()
@@ -183,6 +187,12 @@ def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
             console.print(f"{text}\nmmrl train --resume {run.path}", highlight=False, markup=False)
         ranks.close()
         sys.exit(0)
+
+
+def warn_of_idle_terms(job: Job) -> None:
+    """Say before the first step of a new run where its objective cannot act as itself."""
+    if job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
+        log.warning(warning)
 
 
 def announce(run: RunDir) -> None:

@@ -67,6 +67,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
     check_ranks(config, ranks.world)
+    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
     warn_of_idle_settings(config)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
