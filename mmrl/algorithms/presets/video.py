@@ -42,8 +42,8 @@ reg_grpo = replace(
 DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO, arXiv:2506.07464.
 After the paper's formulas, without official code. 4 updates per step on the same rollouts (epochs=4): the first finds log-ratios
 of 0 and is plain policy gradient, the others regress; with one it is REINFORCE of whole rollouts. The paper names no number.
-eps = 1 nat in the spread of the log-ratios, where the paper has none. Not implemented: its difficulty-aware augmentation, which
-is deepvideo_r1.
+eps = 0.1 nats in the spread of the log-ratios, where the paper has none. Not implemented: its difficulty-aware
+augmentation, which is deepvideo_r1.
 """
 
 deepvideo_r1 = replace(reg_grpo, planner=DifficultyAware())
