@@ -279,7 +279,8 @@ def test_hard_prompts_get_a_hint_and_easy_ones_a_worse_picture():
     assert (guide.group_id, guide.count, guide.prompt.text) == (3, 2, "what? 0\nThe right answer is B. Show how one finds it.")
     assert guide.prompt.media == prompts[0].media, "the prompt is the one that was drawn, with its media"
     assert (worse.group_id, worse.count, worse.prompt.text) == (5, 2, "what? 2")
-    assert worse.prompt.media[0].fps == pytest.approx(1.5)
+    assert worse.prompt.media[0].noise[0] == pytest.approx(0.25)
+    assert replace(worse.prompt.media[0], noise=None) == CLIP, "all of its frames are shown"
     revision = look(planner, {3: [0.2, 0.9], 4: [0.45, 0.5], 5: [0.5, 0.5]}, 1, {3: ["no no no", "12345678"]})
     [hint] = revision.requests
     assert (hint.prompt.text, hint.count, hint.group_id) == ("what? 0\nBegin like this: 1234", 2, 3)

@@ -155,8 +155,8 @@ branch_grpo = replace(
 BranchGRPO: Stable and Efficient GRPO with Structured Branching in Diffusion Models, arXiv:2509.06040.
 A node is worth the mean of its leaves as in the code; the paper's path weights are advantage.fusion = "path". The density of a
 split has the noise that was drawn; the code's is four times narrower (schedule.nominal_density). Pruning: schedule.pruned_depths
-with slide_every, advantage.kept_chains = 0.5. The code updates 19 times per tree, here 16 times, as often as it has leaves;
-with one update the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
+with slide_every, advantage.kept_chains = 0.5. 16 updates per step, for a tree has 16 leaves (the code: 19 per
+tree); with one the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
 """
 
 branch_mix_grpo = replace(

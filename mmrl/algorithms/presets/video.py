@@ -95,8 +95,8 @@ urpa = replace(grpo)
 """GRPO without labels: the mean of the group's spans is the truth, believed the less the more they are spread.
 
 Uncertainty-quantified Rollout Policy Adaptation for Unlabelled Cross-domain Temporal Grounding, arXiv:2508.06317.
-The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. Not implemented: its first phase on
-labelled data of another domain (a run of its own), and its constant gamma, which is not known.
+The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. One update per step, as in grpo. Not
+implemented: its first phase on labelled data of another domain (a run of its own), and its constant gamma, which is not known.
 """
 
 papo = replace(

@@ -84,6 +84,8 @@ def plan(
         ValueError: what `mmrl train` would refuse.
     """
     resolved, size = configs.load(name, overrides), room(card)
+    if (warning := idle_terms(resolved.config.algorithm)) is not None:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
     made = draw_up(resolved, processes)
     print_geometry(made)
     print_calls(made)
@@ -161,8 +163,6 @@ def print_geometry(made: Plan) -> None:
     for name, value in rows.items():
         grid.add_row(name, value)
     console.print(grid)
-    if (warning := idle_terms(config.algorithm)) is not None:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
 
 
 def range_text(low: int, high: int | None) -> str:
