@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands.plan import draw_up, plan
-from mmrl.app.commands.train import run_training
+from mmrl.app.commands.train import fit
 from mmrl.app.config import run as configs
-from mmrl.app.run.build import build
+from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import idle_terms
+from mmrl.app.run.folder import RunDir
+from mmrl.core.ranks import Ranks
+from tests.support.trainers import make_trainer
 
 LATER = "acts only from the second update on"
 
@@ -56,13 +59,17 @@ def test_empty_minibatches_are_refused_before_the_model_is_looked_for(words: Seq
             refused(resolved)
 
 
-def test_plan_and_the_first_step_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-    words = ["algorithm.preset=sapo", "prompts_per_step=2", "policy.sampling.max_new_tokens=4", "evaluation.num_prompts=0"]
-    words += ["algorithm.minibatches=1"]
+def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match="3 processes cannot share"):
-        plan("tiny/image", words, processes=3)
+        plan("tiny/image", ["algorithm.preset=sapo", "algorithm.minibatches=1"], processes=3)
     assert LATER in " ".join(capsys.readouterr().out.split())
-    run = run_training(configs.load("tiny/image", [*words, "steps=1", "output=one"]))
-    [first, *_] = [json.loads(line) for line in run.warnings_file.read_text().splitlines()]
-    assert first["step"] == 0 and LATER in first["text"] and "Sapo is plain REINFORCE" in first["text"]
+
+
+@pytest.mark.parametrize(("words", "said"), [(["algorithm.minibatches=1"], True), ([], False)])
+def test_the_first_step_of_a_run_says_so(tmp_path: Path, words: Sequence[str], said: bool):
+    config = configs.load("tiny/image", ["algorithm.preset=sapo", *words]).config
+    trainer, run = make_trainer(config.algorithm.algorithm, steps=1), RunDir.create(tmp_path / "run")
+    fit(Job(config, trainer.policy, trainer, None, None), run, Ranks())
+    lines = run.warnings_file.read_text().splitlines() if run.warnings_file.exists() else []
+    told = [json.loads(line) for line in lines]
+    assert [(one["step"], "Sapo is plain REINFORCE" in one["text"]) for one in told if LATER in one["text"]] == [(0, True)] * said
