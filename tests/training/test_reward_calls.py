@@ -1,6 +1,7 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
+import multiprocessing
 import random
 import signal
 import threading
@@ -134,6 +135,15 @@ def test_a_process_has_a_main_thread_of_its_own():
     rewards = runner(with_alarm, where="process")
     assert rewards.score([group()])[0].values[:, 0].tolist() == [0, 1, 2, 3]
     rewards.close()
+
+
+def test_closing_ends_the_processes():
+    before = set(multiprocessing.active_children())
+    rewards = runner(numbers, where="process", workers=2)
+    rewards.score(groups(4))
+    assert 1 <= len(set(multiprocessing.active_children()) - before) <= 2
+    rewards.close()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():
