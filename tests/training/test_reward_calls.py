@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.training.reward_calls import Calling
+from mmrl.training.reward_calls import Calling, settle
 from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, Transform
 
 NOW = {"pause_s": 0.0}
@@ -46,6 +47,14 @@ def numbers(g: Group) -> list[float]:
 
 def thread_name(g: Group) -> list[Scored]:
     return [Scored(1.0, {"main": float(threading.current_thread() is threading.main_thread())}) for _ in g.samples]
+
+
+def test_a_job_in_a_thread_answers_or_fails_but_never_stays_open():
+    answered, failed = Future[Any](), Future[Any]()
+    settle(answered, lambda: [1.0])
+    settle(failed, lambda: [1 / 0])
+    assert answered.result(0) == [1.0]
+    assert isinstance(failed.exception(0), ZeroDivisionError)
 
 
 @pytest.mark.parametrize(("call", "main"), [({}, 1), ({"where": "thread"}, 0), ({"workers": 2}, 0), ({"timeout_s": 9.0}, 0)])
