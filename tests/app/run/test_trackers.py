@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of
-from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
-from mmrl.core.protocols import Tracker
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
+from mmrl.core.protocols import Callback
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
@@ -48,8 +48,8 @@ def written(run: RunDir, space: str | None = "norm1000") -> list[dict[str, Any]]
 
 def test_trackers_keep_the_protocol(tmp_path: Path) -> None:
     quiet = Console(file=io.StringIO())
-    trackers = [JsonlTracker(RunDir.create(tmp_path)), Several([]), Progress(1, 1, quiet), AccelerateTrackers([], tmp_path)]
-    assert all(isinstance(tracker, Tracker) for tracker in trackers)
+    trackers = [JsonlTracker(RunDir.create(tmp_path)), Progress(1, 1, quiet), AccelerateTrackers([], tmp_path)]
+    assert all(isinstance(tracker, Callback) for tracker in trackers)
 
 
 def test_samples_lines_hold_scores_status_and_totals(tmp_path: Path) -> None:
