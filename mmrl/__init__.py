@@ -6,27 +6,9 @@ The public names, described in docs/api.md; each is imported on first use, so `i
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from warnings import warn
 
-from mmrl.moved import OldNames
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
-    from mmrl.algorithms.presets import PRESETS as presets  # noqa: N811 - a mapping that is looked up in, not a setting
-    from mmrl.answers.boxes.box import Box
-    from mmrl.answers.spans.interval import Interval
-    from mmrl.app.api.evaluate import Evaluation, evaluate
-    from mmrl.app.api.fit import fit
-    from mmrl.app.api.load import load_data, load_reward
-    from mmrl.app.api.run import Run
-    from mmrl.core.protocols import Callback
-    from mmrl.core.samples import Group, Prompt, Sample, Scored, Video
-    from mmrl.core.types import Examples, Scores
-    from mmrl.policies.flow.policy import FlowPolicy
-    from mmrl.policies.flow.settings import FlowPolicyConfig
-    from mmrl.policies.text.policy import TextPolicy
-    from mmrl.policies.text.settings import TextPolicyConfig
-    from mmrl.training.trainer import Trainer
+from mmrl.moved import LEAVING, OldNames
 
 _HOMES = {
     "Prompt": "mmrl.core.samples",
@@ -54,32 +36,7 @@ _HOMES = {
     "Interval": "mmrl.answers.spans.interval",
 }
 """Name -> the module it comes from, with the name it has there where that differs."""
-__all__ = [
-    "Algorithm",
-    "Box",
-    "Callback",
-    "Evaluation",
-    "Examples",
-    "FlowPolicy",
-    "FlowPolicyConfig",
-    "Group",
-    "Interval",
-    "Prompt",
-    "Run",
-    "Sample",
-    "Scored",
-    "Scores",
-    "TextPolicy",
-    "TextPolicyConfig",
-    "Trainer",
-    "Video",
-    "__version__",
-    "evaluate",
-    "fit",
-    "load_data",
-    "load_reward",
-    "presets",
-]
+__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll] - __init__.pyi has the names
 
 if OldNames not in sys.meta_path:
     sys.meta_path.append(OldNames)
@@ -91,6 +48,11 @@ except PackageNotFoundError:
 
 
 def __getattr__(name: str) -> object:
+    if name in LEAVING:
+        new, release = LEAVING[name]
+        text = f"mmrl.{name} is mmrl.{new} now, and goes with version {release}: change the name"
+        warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[__name__], new)
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl' has no attribute {name!r}; it offers {sorted(__all__)}")
     module, _, own = _HOMES[name].partition(":")

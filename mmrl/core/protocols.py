@@ -369,7 +369,7 @@ class Callback(Protocol):
     """
 
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
-        """A step of training is done: its number from 1 on, what it measured, and every `samples_every` steps what was sampled."""
+        """A step of training is done: its number from 1 on, its measures, and every `samples_every` steps what was sampled."""
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
         """Held-out prompts were scored after so many steps: `eval/...`."""

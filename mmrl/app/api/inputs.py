@@ -48,7 +48,7 @@ class Lent:
         self.objects[free] = function
         return PREFIX + free
 
-    def reward(self, reward: RewardInput) -> Values:
+    def reward(self, reward: object) -> Values:
         """A `[[reward]]` table.
 
         Raises:
@@ -57,7 +57,7 @@ class Lent:
         """
         if isinstance(reward, str):
             return parse_reward(reward)
-        given = dict(reward) if isinstance(reward, Mapping) else {"use": reward}
+        given: Values = dict(reward) if isinstance(reward, Mapping) else {"use": reward}
         use, style = given.get("use"), given.pop("style", "")
         if callable(use):
             name = name_of(use)
@@ -78,7 +78,7 @@ class Lent:
         if isinstance(prompts, str):
             return {"use": prompts}
         if isinstance(prompts, Mapping):
-            return {key: as_plain(value) for key, value in prompts.items()}
+            return {str(key): as_plain(value) for key, value in prompts.items()}
         own = prompts if isinstance(prompts, Sequence) and is_lazy(prompts) else as_prompts(prompts, name)
 
         def load() -> object:
@@ -92,10 +92,10 @@ class Lent:
             return {"preset": algorithm}
         if isinstance(algorithm, Mapping):
             return {key: as_plain(value) for key, value in algorithm.items()}
-        same = [name for name, preset in presets().items() if preset == algorithm]
-        if same:
-            return {"preset": same[0]}
-        return algorithm_table(Assembly("grpo", algorithm, "", self.own_parts(algorithm)))
+        name = nearest_preset(algorithm)
+        if presets()[name] == algorithm:
+            return {"preset": name}
+        return algorithm_table(Assembly(name, algorithm, "", self.own_parts(algorithm)))
 
     def own_parts(self, algorithm: Algorithm) -> dict[str, str]:
         """Place -> `python:<class>` of the parts that mmrl does not ship."""
@@ -112,6 +112,16 @@ class Lent:
                     path = f"algorithm.{f.name}.{i}" if many else f"algorithm.{f.name}"
                     found[path] = self.lend(made, name_of(made))
         return found
+
+
+def nearest_preset(algorithm: Algorithm) -> str:
+    """The preset that differs in the fewest fields; one whose empty slots are empty here too, for tables cannot empty a slot."""
+
+    def distance(preset: Algorithm) -> tuple[bool, int]:
+        pairs = [(getattr(preset, f.name), getattr(algorithm, f.name)) for f in fields(algorithm)]
+        return any((a is None) != (b is None) for a, b in pairs), sum(a != b for a, b in pairs)
+
+    return min(presets(), key=lambda name: distance(presets()[name]))
 
 
 def is_lazy(prompts: Sequence[object]) -> bool:

@@ -1,6 +1,5 @@
 """`mmrl.load_data` and `mmrl.load_reward`: shipped plug-ins, and one's own, as Python objects."""
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from mmrl.core.samples import Prompt
 
 
 def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Prompt]:
-    """The prompts of a data set, looked at for rows that cannot be trained on: `mmrl.load_data("grounding_jsonl", path="a.jsonl")`.
+    """The prompts of a data set, looked at for rows that cannot be trained on: `mmrl.load_data("prompts", path="a.txt")`.
 
     Args:
         use: a name from `mmrl ls datasets`, or `./mine.py[:function]`.
@@ -40,5 +39,4 @@ def load_reward(use: str, **settings: object) -> Callable[..., Any]:
         ValueError: no such reward, or a setting that it does not know.
     """
     table = Table.of({"reward": {"use": use, **settings}}, "mmrl.load_reward")
-    made = reward_of(use, settings, ("reward",), table)()
-    return made() if inspect.isclass(made) else made
+    return reward_of(use, settings, ("reward",), table)()

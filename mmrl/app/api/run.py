@@ -21,7 +21,7 @@ class Run:
     """False: it was stopped and saved, and `resume=True` goes on."""
 
     @property
-    def metrics(self) -> Sequence[Mapping[str, float]]:
+    def metrics(self) -> Sequence[Mapping[str, int | float]]:
         """What every step and evaluation measured, in order; `step` is among it."""
         return RunDir(self.folder).read_metrics().lines
 

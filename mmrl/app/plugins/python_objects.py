@@ -30,7 +30,7 @@ def find_object(use: str) -> Callable[..., Any]:
     name, known = use.removeprefix(PREFIX), _OBJECTS.get()
     if name not in known:
         raise ValueError(
-            f"{use!r} was an object of a Python program, which a config cannot bring back: call mmrl.fit or mmrl.evaluate with it "
+            f"{use!r} was an object of a Python program, which a config cannot bring back: give it to mmrl.fit or mmrl.evaluate "
             "again (output=the run's folder, resume=True), or write its file in the config (use = './mine.py:name')"
         )
     return known[name]
