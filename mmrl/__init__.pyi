@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from mmrl.algorithms.algorithm import Algorithm as Algorithm
 from mmrl.answers.boxes.box import Box as Box
 from mmrl.answers.spans.interval import Interval as Interval
-from mmrl.app.api.evaluate import Evaluation as Evaluation
-from mmrl.app.api.evaluate import evaluate as evaluate
-from mmrl.app.api.fit import fit as fit
-from mmrl.app.api.load import load_data as load_data
-from mmrl.app.api.load import load_reward as load_reward
-from mmrl.app.api.run import Run as Run
+from mmrl.app.commands.api.evaluate import Evaluation as Evaluation
+from mmrl.app.commands.api.evaluate import evaluate as evaluate
+from mmrl.app.commands.api.fit import fit as fit
+from mmrl.app.commands.api.load import load_data as load_data
+from mmrl.app.commands.api.load import load_reward as load_reward
+from mmrl.app.commands.api.run import Run as Run
 from mmrl.core.protocols import Callback as Callback
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Prompt as Prompt
@@ -25,5 +25,6 @@ from mmrl.policies.text.policy import TextPolicy as TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig as TextPolicyConfig
 from mmrl.training.trainer import Trainer as Trainer
 
+__all__: list[str]
 __version__: str
 presets: Mapping[str, Algorithm]

@@ -10,13 +10,14 @@ from typing import final
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Rollouts, Scores
 from mmrl.training.batches import Batches
-from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoint_files import looks_whole
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
@@ -63,7 +64,7 @@ class Trainer:
                 "choose among its own: run on one process, or use another objective"
             )
         self.evaluator, self.checkpoints = evaluator, records.checkpoints
-        self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else ())
+        self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.collector = Collector(
             policy,
             sampler,

@@ -1,4 +1,4 @@
-"""Run the code cells of a notebook in one namespace, as a kernel does: `python run_notebook.py FILE`; cells print what they end with."""
+"""Run a notebook's code cells in one namespace, as a kernel does, and print what each ends with: `python run_notebook.py FILE`."""
 
 import ast
 import json

@@ -17,9 +17,9 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
+from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
-from mmrl.training.callbacks import Callbacks
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 PHOTO = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
@@ -225,7 +225,7 @@ def test_progress_names_the_rewards_when_there_are_several() -> None:
 
 def test_several_hear_of_steps_and_of_evaluations(tmp_path: Path) -> None:
     runs = [RunDir.create(tmp_path / name) for name in "ab"]
-    both = Callbacks([JsonlTracker(run) for run in runs])
+    both = Callbacks([JsonlTracker(run) for run in runs], Path.is_dir)
     both.after_step(1, {"loss": 2.0}, Examples(groups(), SCORES))
     both.after_step(2, {"loss": 1.0}, None)
     both.after_evaluation(2, {"eval/total": 0.5}, Examples(groups(), SCORES))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from mmrl.app.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
-from mmrl.app.api.run import Run
+from mmrl.app.commands.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
+from mmrl.app.commands.api.run import Run
 from mmrl.app.commands.train import wanted_part
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, resolve

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
-from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
@@ -80,7 +80,7 @@ def test_steps_evaluations_and_checkpoints_are_told_once_and_in_order(tmp_path: 
 
 def test_a_checkpoint_that_was_not_written_is_not_told_of(tmp_path: Path):
     ear = Ear()
-    callbacks = Callbacks([ear])
+    callbacks = Callbacks([ear], looks_whole)
     callbacks.expect_checkpoint(3, tmp_path / "step-3")
     callbacks.look_for_checkpoints()
     callbacks.look_for_checkpoints(settled=True)
@@ -96,7 +96,7 @@ def test_all_are_closed_though_one_fails():
 
     ear = Ear()
     with pytest.raises(ValueError, match="disk full"):
-        Callbacks([Broken(), ear]).close()
+        Callbacks([Broken(), ear], Path.is_dir).close()
     assert ear.heard == [("close", 0)]
 
 

@@ -1,18 +1,18 @@
 """Whoever watches a run, told on its main process: steps and evaluations at once, checkpoints when they are whole on disk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
-from mmrl.training.checkpoint_files import looks_whole
 
 
 class Callbacks:
     """Hands everything to each of several callbacks, in order; a callback itself."""
 
-    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
-        self.callbacks = tuple(callbacks)
+    def __init__(self, callbacks: Sequence[Callback], is_whole: Callable[[Path], bool]) -> None:
+        """`is_whole` says whether a checkpoint's folder is complete."""
+        self.callbacks, self.is_whole = tuple(callbacks), is_whole
         self._unfinished: dict[int, Path] = {}
         """Checkpoints by step that may still be on their way to disk."""
 
@@ -36,7 +36,7 @@ class Callbacks:
     def look_for_checkpoints(self, *, settled: bool = False) -> None:
         """Tell of those that are whole by now; with `settled` nothing is written any more, and what is not whole failed."""
         for step, folder in list(self._unfinished.items()):
-            whole = looks_whole(folder)
+            whole = self.is_whole(folder)
             if whole or settled:
                 del self._unfinished[step]
             if whole:

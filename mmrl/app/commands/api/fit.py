@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmrl.app.api.inputs import AlgorithmInput, Lent, PolicyInput, PromptsInput, RewardInput, kind_for, merge, policy_table
-from mmrl.app.api.notebook import NotebookProgress, in_notebook
-from mmrl.app.api.run import Run
+from mmrl.app.commands.api.inputs import (
+    AlgorithmInput,
+    Lent,
+    PolicyInput,
+    PromptsInput,
+    RewardInput,
+    kind_for,
+    merge,
+    policy_table,
+)
+from mmrl.app.commands.api.notebook import NotebookProgress, in_notebook
+from mmrl.app.commands.api.run import Run
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import RunConfig, resolve
 from mmrl.app.plugins.python_objects import offer
