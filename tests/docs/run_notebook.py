@@ -1,4 +1,4 @@
-"""Run a notebook's code cells in one namespace, as a kernel does, and print what each ends with: `python run_notebook.py FILE`."""
+"""Run a notebook's code cells in one namespace and print what each ends with: `python run_notebook.py FILE`."""
 
 import ast
 import json
