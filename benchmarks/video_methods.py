@@ -3,9 +3,10 @@
     python benchmarks/video_methods.py --seeds 0 1 2
 
 The checkpoint is the one of `mmrl demo video`, taught anew per seed; data, rewards, optimizer, steps and samples per step are the
-demo's for every method. Each runs as its preset has it, with two exceptions: plain grpo comes twice, as published (KL to the
+demo's for every method. Each runs as its preset has it, with three exceptions: plain grpo comes twice, as published (KL to the
 reference, mean per rollout) and as tw_grpo without its weights (clip-higher, token mean, no KL), so that the weights alone
-are told apart. Nothing was tuned for anybody. Figures are greedy, on held-out clips that nothing was chosen on.
+are told apart; and reg_grpo comes a second time with one update per step, where its regression is REINFORCE. Nothing was tuned
+for anybody. Figures are greedy, on held-out clips that nothing was chosen on.
 """
 
 import argparse
@@ -24,6 +25,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "tw_grpo, even weights": {"preset": "tw_grpo", "importance": []},
     "tw_grpo": {"preset": "tw_grpo"},
     "reg_grpo": {"preset": "reg_grpo"},
+    "reg_grpo, one update": {"preset": "reg_grpo", "epochs": 1},
+    "deepvideo_r1": {"preset": "deepvideo_r1"},
 }
 FIGURES = {"temporal IoU": "span", "R@0.3": "recall30", "R@0.5": "recall50", "R@0.7": "recall70", "letters right": "exact"}
 

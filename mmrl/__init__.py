@@ -1,20 +1,14 @@
 """mmrl: group-relative RL fine-tuning of vision-language models, video LLMs and flow-matching image generators.
 
-The public names a plug-in author needs; each is imported on first use, so `import mmrl` costs nothing.
+The public names, described in docs/api.md; each is imported on first use, so `import mmrl` costs nothing.
 """
 
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from warnings import warn
 
-from mmrl.moved import OldNames
-
-if TYPE_CHECKING:
-    from mmrl.answers.boxes.box import Box
-    from mmrl.answers.spans.interval import Interval
-    from mmrl.core.samples import Group, Prompt, Sample, Scored, Video
-    from mmrl.core.types import Scores
+from mmrl.moved import LEAVING, OldNames
 
 _HOMES = {
     "Prompt": "mmrl.core.samples",
@@ -23,10 +17,26 @@ _HOMES = {
     "Scored": "mmrl.core.samples",
     "Video": "mmrl.core.samples",
     "Scores": "mmrl.core.types",
+    "Examples": "mmrl.core.types",
+    "Callback": "mmrl.core.protocols",
+    "Algorithm": "mmrl.algorithms.algorithm",
+    "TextPolicy": "mmrl.policies.text.policy",
+    "TextPolicyConfig": "mmrl.policies.text.settings",
+    "FlowPolicy": "mmrl.policies.flow.policy",
+    "FlowPolicyConfig": "mmrl.policies.flow.settings",
+    "Trainer": "mmrl.training.trainer",
+    "Run": "mmrl.app.commands.api.run",
+    "Evaluation": "mmrl.app.commands.api.evaluate",
+    "evaluate": "mmrl.app.commands.api.evaluate",
+    "fit": "mmrl.app.commands.api.fit",
+    "load_data": "mmrl.app.commands.api.load",
+    "load_reward": "mmrl.app.commands.api.load",
+    "presets": "mmrl.algorithms.presets:PRESETS",
     "Box": "mmrl.answers.boxes.box",
     "Interval": "mmrl.answers.spans.interval",
 }
-__all__ = ["Box", "Group", "Interval", "Prompt", "Sample", "Scored", "Scores", "Video", "__version__"]
+"""Name -> the module it comes from, with the name it has there where that differs."""
+__all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll] - __init__.pyi has the names
 
 if OldNames not in sys.meta_path:
     sys.meta_path.append(OldNames)
@@ -38,6 +48,18 @@ except PackageNotFoundError:
 
 
 def __getattr__(name: str) -> object:
+    if name in LEAVING:
+        new, release = LEAVING[name]
+        text = f"mmrl.{name} is mmrl.{new} now, and goes with version {release}: change the name"
+        warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[__name__], new)
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl' has no attribute {name!r}; it offers {sorted(__all__)}")
-    return getattr(import_module(_HOMES[name]), name)
+    module, _, own = _HOMES[name].partition(":")
+    found = getattr(import_module(module), own or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -73,6 +73,8 @@ MOVED = {
 """Old module -> where most of it is now."""
 
 
+LEAVING: dict[str, tuple[str, str]] = {}
+"""Public name -> the one that takes its place, and the release from which on the old one is gone."""
 PACKAGES = ("mmrl.geometry", "mmrl.policies.families")
 """Old folders: each is found as an empty package, so that the import goes on to the module inside, whose new name is known."""
 

@@ -15,6 +15,7 @@ from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.protocols import (
     Advantage,
     ComparesGroups,
+    ComparesWithOld,
     Mask,
     NeedsLength,
     Planner,
@@ -104,6 +105,42 @@ class Algorithm:
     def scope(self) -> Scope:
         """The coarsest scope any term needs."""
         return SCOPES[max(SCOPES.index(term.scope) for _, term in self.objective)]
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps on the rollouts of one step."""
+        return self.epochs * self.minibatches
+
+    @property
+    def idle_terms(self) -> tuple[ComparesWithOld, ...]:
+        """Terms that do not act as themselves because a step takes one update only, where policy and old are the same."""
+        terms = [term for _, term in self.objective if isinstance(term, ComparesWithOld) and term.at_first_update is not None]
+        return tuple(terms) if self.updates == 1 else ()
+
+    def units(self, num_prompts: int) -> int:
+        """Parts that a step's rollouts may be cut into for minibatches: rollouts, or whole groups where a term compares them."""
+        return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
+
+    def check_minibatches(self, num_prompts: int) -> None:
+        """Refuse minibatches that would be empty.
+
+        Args:
+            num_prompts: of a step, over all ranks.
+
+        Raises:
+            ValueError: there are more minibatches than units to share among them.
+        """
+        units = self.units(num_prompts)
+        if self.minibatches <= units:
+            return
+        whole = units == num_prompts and self.scope in ("group", "batch")
+        what = "groups, which the objective needs whole" if whole else f"rollouts (prompts_per_step x {self.group_size})"
+        prompts = self.minibatches if whole else -(-self.minibatches // self.group_size)
+        raise ValueError(
+            f"algorithm.minibatches is {self.minibatches}, but a step with prompts_per_step = {num_prompts} has {units} "
+            f"{what}, and a minibatch without any would train on nothing: set algorithm.minibatches = {units} or less, or "
+            f"prompts_per_step = {prompts} or more"
+        )
 
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""

@@ -43,27 +43,19 @@ class Hint:
 
 @dataclass(frozen=True)
 class Degrade:
-    """The prompt made harder to see, by a strength in (0, 1]: noise on pictures, fewer frames of clips.
+    """pixel + 255 * strength * N(0, 1) on pictures and on every frame of clips: the prompt made harder to see (arXiv:2506.07464).
 
-    Pictures get Gaussian noise of that deviation, in shares of the range of a pixel. A clip loses that share of its frames,
-    but keeps two; its decoder adds no noise.
+    `strength` in (0, 1] is in shares of a pixel's range.
     """
 
     strength: float
-    fps: float = 1.0
-    """What a clip that names neither fps nor frames is thinned out from."""
 
     def __call__(self, prompt: Prompt, seed: int) -> Prompt:
         media = [
-            self._clip(one) if isinstance(one, Video) else self._picture(one, seed + i) for i, one in enumerate(prompt.media)
+            replace(one, noise=(self.strength, (seed + i) % 2**63)) if isinstance(one, Video) else self._picture(one, seed + i)
+            for i, one in enumerate(prompt.media)
         ]
         return replace(prompt, media=tuple(media))
-
-    def _clip(self, clip: Video) -> Video:
-        kept = 1 - min(self.strength, 0.9)
-        if clip.frames is not None:
-            return replace(clip, frames=min(clip.frames, max(2, round(kept * clip.frames))))
-        return replace(clip, fps=kept * (self.fps if clip.fps is None else clip.fps))
 
     def _picture(self, source: Media, seed: int) -> Media:
         def add_noise(pixels: torch.Tensor) -> torch.Tensor:

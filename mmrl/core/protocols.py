@@ -15,6 +15,7 @@ from mmrl.core.types import (
     ClipRange,
     Counts,
     Credit,
+    Examples,
     Group,
     Prompt,
     Reading,
@@ -348,6 +349,16 @@ class Clipping(Protocol):
 
 
 @runtime_checkable
+class ComparesWithOld(Protocol):
+    """A term that compares the policy with the weights that sampled, which are one until a step's first update."""
+
+    @property
+    def at_first_update(self) -> str | None:
+        """What its gradient is there: `plain REINFORCE`; None: all that it is later."""
+        ...
+
+
+@runtime_checkable
 class PromptSampler(Protocol):
     """Which prompts next. The same on every rank."""
 
@@ -361,12 +372,20 @@ class PromptSampler(Protocol):
 
 
 @runtime_checkable
-class Tracker(Protocol):
-    """Where metrics and examples go."""
+class Callback(Protocol):
+    """What a run tells whoever watches it, on its main process; a class of your own inherits it and writes what it wants to hear.
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
-        """`scores` has a row per sample, in the order of groups and their samples; `split` is train or eval."""
-        ...
+    A callback that raises ends the run. Nothing it does may change weights or prompts.
+    """
 
-    def close(self) -> None: ...
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        """A step of training is done: its number from 1 on, its measures, and every `samples_every` steps what was sampled."""
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        """Held-out prompts were scored after so many steps: `eval/...`."""
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """The state after this step is whole on disk; older folders may be gone."""
+
+    def close(self) -> None:
+        """The run is over, whether it was finished, stopped or failed."""

@@ -64,6 +64,8 @@ class Video:
     """Frames to sample in all, evenly; excludes fps."""
     shuffle: int | None = None
     """Seed of a permutation of the sampled frames; None: in order of time (T-GRPO's probes shuffle)."""
+    noise: tuple[float, int] | None = None
+    """Gaussian noise on the sampled frames: its deviation in shares of a pixel's range, and its seed (DeepVideo-R1)."""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,15 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Groups and how they were scored, for whoever watches a run."""
+
+    groups: Sequence[Group]
+    scores: Scores
+    """A row per sample, in the order of groups and their samples; `scores.total()` adds rewards up."""
+
+
+@dataclass(frozen=True)
 class Credit:
     """An advantage's answer. A row with keep False leaves every count, as if it had never been sampled."""
 

@@ -21,11 +21,15 @@ class Batches:
     generator: torch.Generator
 
     def __call__(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor]) -> Iterator[Batch]:
-        """Every pass deals all rows (whole groups if a part compares them) into `minibatches` batches."""
+        """Every pass deals all rows (whole groups if a part compares them) into `minibatches` batches.
+
+        A batch in which no rank has an action that trains is left out: its gradient is 0, and momentum would move the weights.
+        """
         for _ in range(self.algorithm.epochs):
             whole = self.algorithm.minibatches == 1
             for rows in [torch.arange(len(rollouts))] if whole else self.shuffle_minibatches(rollouts):
-                yield self.batch(rollouts, credit, frozen, rows)
+                if self.ranks.sum([int(rollouts.action_mask[rows].any())])[0]:
+                    yield self.batch(rollouts, credit, frozen, rows)
 
     def shuffle_minibatches(self, rollouts: Rollouts) -> list[Tensor]:
         """This rank's rows of each minibatch, from one permutation shared by all ranks."""

@@ -82,6 +82,10 @@ class Checkpoints:
                 raise CheckpointError(message)
         return self._path(step)
 
+    def wait(self) -> None:
+        """Wait for the write that goes on, if one does."""
+        self._writer.wait()
+
     def close(self) -> None:
         """Wait for the write that goes on; say so if `keep_best` has kept nothing."""
         self._writer.wait()

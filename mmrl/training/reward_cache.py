@@ -171,7 +171,7 @@ def parts_of(thing: object) -> tuple[str, bytes, Sequence[object]]:
         return name, b"", (thing.id, thing.text, thing.answer, thing.columns, *map(content_of, thing.media))
     if isinstance(thing, Video):
         files = (thing.source,) if isinstance(thing.source, str) else thing.source
-        shown = (thing.start, thing.end, thing.fps, thing.frames, thing.shuffle)
+        shown = (thing.start, thing.end, thing.fps, thing.frames, thing.shuffle, thing.noise)
         return name, b"", (*shown, *map(content_of, files))
     if is_dataclass(thing) and not isinstance(thing, type):
         return name, b"", tuple(getattr(thing, f.name) for f in fields(thing))

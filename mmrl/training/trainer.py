@@ -1,7 +1,7 @@
 """The one loop. Modalities and algorithms are arguments, never subclasses, and none is named here."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -10,12 +10,14 @@ from typing import final
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.protocols import Policy, PromptSampler, State, Tracker
+from mmrl.core.callbacks import Callbacks
+from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import RewardUnavailableError
-from mmrl.core.types import Batch, Credit, Rollouts, Scores
+from mmrl.core.types import Batch, Credit, Examples, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoint_files import looks_whole
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
@@ -31,9 +33,9 @@ from mmrl.training.stopping import AskedToStopError, Stop
 
 @dataclass(frozen=True)
 class Records:
-    """The traces a run leaves: where metrics and examples go, and where checkpoints go."""
+    """The traces a run leaves: who is told of metrics, examples and checkpoints, and where checkpoints go."""
 
-    tracker: Tracker | None = None
+    callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
 
 
@@ -54,6 +56,7 @@ class Trainer:
         records: Records = Records(),
     ) -> None:
         algorithm.check(policy)
+        algorithm.check_minibatches(settings.prompts_per_step)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.ranks = ranks or Ranks()
         if self.ranks.world > 1 and algorithm.scope == "batch":
@@ -61,7 +64,8 @@ class Trainer:
                 "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
                 "choose among its own: run on one process, or use another objective"
             )
-        self.tracker, self.evaluator, self.checkpoints = records.tracker, evaluator, records.checkpoints
+        self.evaluator, self.checkpoints = evaluator, records.checkpoints
+        self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.collector = Collector(
             policy,
             sampler,
@@ -73,8 +77,7 @@ class Trainer:
             seed=settings.seed,
         )
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
-        updates = settings.steps * algorithm.epochs * algorithm.minibatches
-        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), updates)
+        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
         drive(self.ranks, self.optimizer)
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
@@ -84,6 +87,8 @@ class Trainer:
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
         self._latest: dict[str, float] = {}
+        self._examples: Examples | None = None
+        """Rollouts of the last step, where they are to be shown."""
         self._before: State = {}
         generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
@@ -94,7 +99,7 @@ class Trainer:
         try:
             self._evaluate_if_due()
             while self.index < self.settings.steps and not self.health.stop:
-                self._log(self.step())
+                self._tell(self.step())
                 self._evaluate_if_due()
                 if self._is_last() or self._due(self.settings.save_every):
                     self.save(final=self._is_last())
@@ -106,6 +111,7 @@ class Trainer:
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
+            self.callbacks.look_for_checkpoints(settled=True)
 
     def step(self) -> dict[str, float]:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
@@ -224,14 +230,17 @@ class Trainer:
         with self._interruptible():
             metrics, groups, scores = self.evaluator.run(self.index)
         self.health.after_evaluation(self.index, groups, scores)
-        self._log(metrics)
-        if self.tracker and self.ranks.is_main:
-            self.tracker.samples(self.index, groups, scores, "eval")
+        self._latest = {**self._latest, **metrics}
+        self.callbacks.after_evaluation(self.index, metrics, Examples(groups, scores))
 
     def save(self, before: State | None = None, final: bool = False) -> None:
         """Write a checkpoint; `before` replaces what has moved on since, and a `final` one is on disk when this returns."""
-        if self.checkpoints is not None:
-            self.checkpoints.save(self.index, self.state_dict() | (before or {}), self.ranks, self._latest, final)
+        if self.checkpoints is None:
+            return
+        self.checkpoints.wait()
+        self.callbacks.look_for_checkpoints(settled=True)
+        folder = self.checkpoints.save(self.index, self.state_dict() | (before or {}), self.ranks, self._latest, final)
+        self.callbacks.expect_checkpoint(self.index, folder)
 
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must ask."""
@@ -255,10 +264,9 @@ class Trainer:
             self.evaluate()
             self.evaluated = self.index
 
-    def _log(self, metrics: Mapping[str, float]) -> None:
-        self._latest = {**metrics} if "loss" in metrics else {**self._latest, **metrics}
-        if self.tracker and self.ranks.is_main:
-            self.tracker.log(self.index, metrics)
+    def _tell(self, metrics: Mapping[str, float]) -> None:
+        self._latest = {**metrics}
+        self.callbacks.after_step(self.index, metrics, self._examples)
 
     def _is_last(self) -> bool:
         return self.index >= self.settings.steps or self.health.stop
@@ -272,8 +280,9 @@ class Trainer:
 
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
         self.health.after_step(self.index, metrics)
-        if self.tracker and self.ranks.is_main and (self.index == 1 or self._due(self.settings.samples_every)):
-            self.tracker.samples(self.index, collected.rollouts.groups, in_group_order(scores, collected.rollouts), "train")
+        shown = self.index == 1 or self._due(self.settings.samples_every)
+        rollouts = collected.rollouts
+        self._examples = Examples(rollouts.groups, in_group_order(scores, rollouts)) if shown else None
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:

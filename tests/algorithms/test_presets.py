@@ -1,6 +1,7 @@
 import ast
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
+from mmrl.algorithms.presets import flow
 from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
@@ -31,10 +33,10 @@ def offering(*quantities: str) -> FakeTextPolicy:
     return FakeTextPolicy(offers=frozenset(quantities))
 
 
-def documented() -> dict[str, str]:
+def documented(files: Sequence[Path] = FILES) -> dict[str, str]:
     """Preset -> the string under its assignment, read as `mmrl ls` does."""
     docs = {}
-    for statement, below in (pair for file in FILES for pair in pairwise(ast.parse(file.read_text(encoding="utf-8")).body)):
+    for statement, below in (pair for file in files for pair in pairwise(ast.parse(file.read_text(encoding="utf-8")).body)):
         if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             docs[cast(ast.Name, statement.targets[0]).id] = inspect.cleandoc(str(below.value.value))
     return docs
@@ -51,7 +53,14 @@ def test_documentation_has_summary_paper_and_gaps(name):
     assert summary.endswith(".")
     assert "\n" not in summary
     assert re.search(r"arXiv:\d{4}\.\d{5}\b", rest), "the paper's arXiv id"
-    assert re.search(r"[Nn]ot implemented|left out", rest), "what is not implemented"
+    assert re.search(r"[Nn]ot\s+implemented|left\s+out", rest), "what is not implemented"
+
+
+def test_documentation_says_how_many_updates():
+    documents = documented([*FILES, Path(str(flow.__file__))])
+    for name, algorithm in (PRESETS | flow.PRESETS).items():
+        expected = "one update" if algorithm.updates == 1 else f"{algorithm.updates} updates"
+        assert f"{expected} per step" in " ".join(documents[name].split()).lower(), name
 
 
 @pytest.mark.parametrize("name", PRESETS)

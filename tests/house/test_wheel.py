@@ -45,6 +45,7 @@ def test_only_mmrl_is_at_the_top(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"mmrl"}
     assert not [name for name in names if "__pycache__" in name]
+    assert "mmrl/py.typed" in names, "type checkers would take mmrl for untyped"
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 

@@ -5,6 +5,7 @@ SGD = ["optimizer.kind=sgd", "optimizer.lr=0.05"]
 REWARD = [f"reward=[{{use='{HERE}/mixed_reward.py'}}]"]
 DATA = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT'}}"
 MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0"]
+DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
 CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other
@@ -12,7 +13,7 @@ CASES: dict[str, list[str]] = {
     "text_adamw": ["tiny/image", *REWARD, "steps=5", "evaluation.num_prompts=0"],
     "flow": ["tiny/flow", *REWARD, *SGD, "steps=5", "evaluate_every=5", "policy.forward_rows=3"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
-    "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", "algorithm.preset=dapo", "policy.rollout_rows=3"],
+    "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],
     "half": ["tiny/image", *REWARD, *LORA, "ratio_bound=0.1", "steps=2", "evaluation.num_prompts=0", "policy.dtype=bfloat16"],
     "short": ["tiny/image", *REWARD, "steps=2", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],

@@ -18,6 +18,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.run.signals import listen
+from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
 from mmrl.training.checkpoint import Checkpoints
@@ -30,20 +31,17 @@ from tests.reliability.soak import words
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 
 
-class Log:
+class Log(Callback):
     """Remembers metrics; times are left out."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[int, dict[str, float]]] = []
 
-    def log(self, step: int, metrics: Any) -> None:
+    def after_step(self, step: int, metrics: Any, examples: Any) -> None:
         self.lines.append((step, {name: x for name, x in metrics.items() if not name.startswith("time/")}))
 
-    def samples(self, step: int, groups: Any, scores: Any, split: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def after_evaluation(self, step: int, metrics: Any, examples: Any) -> None:
+        self.after_step(step, metrics, examples)
 
 
 def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place: None) -> Trainer:
@@ -66,7 +64,7 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
     runner = RewardRunner([NamedReward("letter", reward)])
     settings = TrainSettings(steps=5, prompts_per_step=3, micro_batch=1000, evaluate_every=2)
     evaluator = Evaluator(policy, prompts()[:3], runner, EvaluationSettings(), "greedy")
-    records = Records(log, None if folder is None else Checkpoints(folder, asynchronous=True))
+    records = Records([log], None if folder is None else Checkpoints(folder, asynchronous=True))
     sampler = Shuffled(prompts(), seed=0)
     return Trainer(policy, algorithm.with_length(4), sampler, runner, settings, evaluator=evaluator, records=records)
 

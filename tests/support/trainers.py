@@ -29,6 +29,7 @@ def make_trainer(
     """A trainer on the fake text policy, or on the fake flow policy if the algorithm has a schedule.
 
     Args:
+        algorithm: a step has 4 prompts, or as many as its minibatches need.
         function: the reward; None: the right letter, or nearness to the prompt's point.
         lr: of AdamW; `optimizer` gives the whole settings instead.
         more: fields of TrainSettings go there, the rest to the Trainer.
@@ -37,7 +38,8 @@ def make_trainer(
         policy = policy or fakes.FakeTextPolicy()
         algorithm, prompts = algorithm.with_length(policy.length), fakes.prompts()
         reward = NamedReward("letter", function or fakes.right_letter)
-        numbers: dict[str, Any] = {"steps": 5, "prompts_per_step": 4, "micro_batch": 1000}
+        enough = next(number for number in range(4, 64) if algorithm.units(number) >= algorithm.minibatches)
+        numbers: dict[str, Any] = {"steps": 5, "prompts_per_step": enough, "micro_batch": 1000}
         numbers["optimizer"] = OptimizerSettings(lr=lr or 1e-2)
     else:
         policy, prompts = policy or flow_fakes.FakeFlowPolicy(), flow_fakes.prompts()

@@ -25,8 +25,8 @@ DAPO, ONCE = PRESETS["dapo"], PRESETS["grpo"].planner
 ALGORITHMS = {
     "grpo": PRESETS["grpo"],
     "minibatches": replace(DAPO, planner=ONCE, epochs=2, minibatches=3),
-    "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10)),
-    "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE),
+    "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10), minibatches=1),
+    "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE, minibatches=1),
 }
 VIDEO = sorted(video.PRESETS)
 

@@ -126,11 +126,16 @@ def seeing(policy: Any) -> Any:
 
     def vectors(requests: list[Any]) -> dict[str, torch.Tensor]:
         prompts = [request.prompt for request in requests]
-        seen = torch.tensor([len(prompt.text) / 100 + sum(clip.fps for clip in prompt.media) / 10 for prompt in prompts])
+        seen = torch.tensor([len(prompt.text) / 100 + sum(map(look_of, prompt.media)) for prompt in prompts])
         return {name: x + seen[:, None, None] for name, x in plain(requests).items()}
 
     policy._vectors = vectors
     return policy
+
+
+def look_of(clip: Any) -> float:
+    """What the fake policy sees of a clip."""
+    return clip.fps / 10 + (0.0 if clip.noise is None else clip.noise[0])
 
 
 def prepared(algorithm: Any) -> Any:

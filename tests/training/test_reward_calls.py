@@ -1,10 +1,12 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
+import multiprocessing
 import random
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.training.reward_calls import Calling
+from mmrl.training.reward_calls import Calling, settle
 from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, Transform
 
 NOW = {"pause_s": 0.0}
@@ -45,6 +47,14 @@ def numbers(g: Group) -> list[float]:
 
 def thread_name(g: Group) -> list[Scored]:
     return [Scored(1.0, {"main": float(threading.current_thread() is threading.main_thread())}) for _ in g.samples]
+
+
+def test_a_job_in_a_thread_answers_or_fails_but_never_stays_open():
+    answered, failed = Future[Any](), Future[Any]()
+    settle(answered, lambda: [1.0])
+    settle(failed, lambda: [1 / 0])
+    assert answered.result(0) == [1.0]
+    assert isinstance(failed.exception(0), ZeroDivisionError)
 
 
 @pytest.mark.parametrize(("call", "main"), [({}, 1), ({"where": "thread"}, 0), ({"workers": 2}, 0), ({"timeout_s": 9.0}, 0)])
@@ -134,6 +144,15 @@ def test_a_process_has_a_main_thread_of_its_own():
     rewards = runner(with_alarm, where="process")
     assert rewards.score([group()])[0].values[:, 0].tolist() == [0, 1, 2, 3]
     rewards.close()
+
+
+def test_closing_ends_the_processes():
+    before = set(multiprocessing.active_children())
+    rewards = runner(numbers, where="process", workers=2)
+    rewards.score(groups(4))
+    assert 1 <= len(set(multiprocessing.active_children()) - before) <= 2
+    rewards.close()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():

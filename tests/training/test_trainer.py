@@ -7,6 +7,7 @@ import torch
 from mmrl.algorithms.masks.truncated import DropTruncated
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.text import PRESETS
+from mmrl.core.protocols import Callback
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
@@ -168,19 +169,22 @@ def test_dynamic_sampling_without_any_informative_group_says_so():
         trainer.step()
 
 
-class Memory:
+class Memory(Callback):
     def __init__(self):
         self.metrics, self.kept = [], []
 
-    def log(self, step, metrics):
+    def after_step(self, step, metrics, examples):
         self.metrics.append((step, dict(metrics)))
+        if examples is not None:
+            self.keep(step, examples, "train")
 
-    def samples(self, step, groups, scores, split):
-        assert len(scores.values) == sum(len(group.samples) for group in groups)
+    def after_evaluation(self, step, metrics, examples):
+        self.metrics.append((step, dict(metrics)))
+        self.keep(step, examples, "eval")
+
+    def keep(self, step, examples, split):
+        assert len(examples.scores.values) == sum(len(group.samples) for group in examples.groups)
         self.kept.append((step, split))
-
-    def close(self):
-        pass
 
 
 def test_fit_logs_evaluates_before_during_and_after():
@@ -190,7 +194,7 @@ def test_fit_logs_evaluates_before_during_and_after():
     runner = RewardRunner([NamedReward("letter", right_letter)])
     evaluator = Evaluator(policy, prompts(12)[8:], runner, EvaluationSettings(num_prompts=3, batch_size=2), "greedy")
     trainer = make_trainer(
-        policy=policy, steps=4, evaluate_every=2, samples_every=2, evaluator=evaluator, records=Records(memory)
+        policy=policy, steps=4, evaluate_every=2, samples_every=2, evaluator=evaluator, records=Records([memory])
     )
     trainer.fit()
     assert [step for step, m in memory.metrics if "eval/letter" in m] == [0, 2, 4]

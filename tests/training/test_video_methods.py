@@ -141,7 +141,7 @@ def test_changed_prompts_take_the_place_of_their_groups():
         texts = {group.id: group.prompt.text for group in collected.rollouts.groups}
         assert not any("The right answer is" in text for text in texts.values()), "nobody trains on prompts that tell the answer"
     told = [request for requests in drawn for request in requests if "Begin like this" in request.prompt.text]
-    worse = [r for requests in drawn for r in requests if r.prompt.media and r.prompt.media[0].fps != 2.0]
+    worse = [r for requests in drawn for r in requests if r.prompt.media and r.prompt.media[0].noise is not None]
     assert told and worse
 
 

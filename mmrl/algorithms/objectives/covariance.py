@@ -69,6 +69,11 @@ class ClipCov(OfTheMinibatch):
     def clip_range(self) -> ClipRange:
         return ClipRange(self.low, self.high)
 
+    @property
+    def at_first_update(self) -> str | None:
+        """Covariances stop actions there, too."""
+        return None
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         values, metrics = Clip(self.low, self.high)(readings, batch)

@@ -46,6 +46,10 @@ class FlowKL:
     def credited(self) -> bool:
         return False
 
+    @property
+    def at_first_update(self) -> str | None:
+        return "0" if self.model == "old" else None
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
         live, other, *_ = self.reads

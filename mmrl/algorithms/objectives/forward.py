@@ -100,6 +100,10 @@ class AdvantageMatching(Surrogate):
         own = (VELOCITY, TARGET_VELOCITY, SIGMA)
         return (*own, VELOCITY._replace(model="old")) if self.off_policy else own
 
+    @property
+    def at_first_update(self) -> str | None:
+        return "what it is with off_policy = false" if self.off_policy else None
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         live, target, t, *old = (readings[reading] for reading in self.reads)
         mask, advantages = batch.rollouts.action_mask, batch.advantages

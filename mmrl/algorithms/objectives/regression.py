@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, rollout_mean
+from mmrl.algorithms.objectives.terms import PLAIN, Surrogate, actions_only, rollout_mean
 from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import within
@@ -20,12 +20,13 @@ class AdvantageRegression(Surrogate):
     """(A_i - (rho_i - mean) / (std + eps))^2, rho_i = sum_t log policy - log old, over a group (Reg-GRPO, arXiv:2506.07464).
 
     No clip and no minimum; nothing but a KL penalty bounds the step, for the value does not change when all rho grow alike.
-    At rho = 0, where every step starts, the gradient is -2 A / eps: plain policy gradient with a gain of 1 / eps. The paper
-    names no eps; its formula has none. Groups whose advantages are all 0 have nothing to regress on and give 0.
+    At rho = 0, where every step starts, the gradient is -2 A / eps: plain policy gradient with a gain of 2 / eps. So it regresses
+    from the second update on the same rollouts on, as far as rho spreads by more than eps. The paper names no eps; its formula
+    has none. Groups whose advantages are all 0 have nothing to regress on and give 0.
     """
 
-    eps: Positive = 1.0
-    """In nats. Far below the spread of rho, the first update is as large as clip_norm lets it be."""
+    eps: Positive = 0.1
+    """In nats. At 1 and above, small updates are hardly more than policy gradient; at 0.01 the first one is all gain."""
     level: Literal["sum", "mean"] = "sum"
     """rho is the paper's sum over the actions, which favours long rollouts, or their mean."""
 
@@ -35,6 +36,10 @@ class AdvantageRegression(Surrogate):
     def scope(self) -> Scope:
         return "group"
 
+    @property
+    def at_first_update(self) -> str | None:
+        return f"{PLAIN} of whole rollouts, times {2 / self.eps:g}"
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
         live = mask.any(1)
@@ -43,7 +48,7 @@ class AdvantageRegression(Surrogate):
             rho = rho / mask.sum(1).clamp(min=1)
         advantages = rollout_mean(batch.advantages, mask)[:, 0]
         ids = batch.rollouts.group_ids
-        fitted, informed = torch.zeros_like(rho), torch.zeros_like(rho)
+        fitted, informed = torch.zeros_like(rho), torch.zeros_like(advantages)
         fitted[live] = within(ids[live], rho[live], self._standard_scores)
         informed[live] = within(ids[live], advantages[live], lambda a: (a != 0).any().to(a).expand_as(a))
         values = (informed * (advantages - fitted) ** 2)[:, None].expand_as(mask)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
+    PLAIN,
     Level,
     Surrogate,
     actions_only,
@@ -197,6 +198,10 @@ class Vespo(Surrogate):
     @property
     def scope(self) -> Scope:
         return "rollout"
+
+    @property
+    def at_first_update(self) -> str | None:
+        return None if self.sampler else PLAIN
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, advantages = batch.rollouts.action_mask, batch.advantages

@@ -15,6 +15,9 @@ Level = Literal["action", "rollout"]
 LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to this before exp, as in verl and EasyR1 (TRL does not), so no ratio is infinite."""
 
+PLAIN = "plain REINFORCE"
+"""A surrogate of policy / old where both are the same: its gradient is that of -A log policy."""
+
 
 class Surrogate:
     """The declarations of most surrogates: they compare log-probabilities with old ones, action by action, and take credit."""
@@ -30,6 +33,10 @@ class Surrogate:
     @property
     def credited(self) -> bool:
         return True
+
+    @property
+    def at_first_update(self) -> str | None:
+        return PLAIN if OLD_LOGPROBS in self.reads else None
 
 
 def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:

@@ -121,8 +121,9 @@ class DifficultyAware:
     """D = mean of the last `window` rewards - mean of the group's: D > 0 gets a hint, D < 0 a worse picture (DeepVideo-R1).
 
     arXiv:2506.07464. A hard prompt is sampled with its answer shown, and the best such completion, cut to D * hint_per_reward
-    of its letters, becomes a hint; an easy one gets noise of |D| * noise_per_reward (see Degrade). The group is sampled anew
-    under the changed prompt and trained on it. The paper gives neither factor. Nothing changes before `window` rewards are known.
+    of its letters, becomes a hint; an easy one gets noise of |D| * noise_per_reward on its pictures and frames. The group is
+    sampled anew under the changed prompt and trained on it. The paper gives neither factor. Nothing changes before `window`
+    rewards are known.
     """
 
     window: Count = 100

@@ -34,8 +34,8 @@ flow_grpo = Algorithm(
 Flow-GRPO: Training Flow Matching Models via Online RL, arXiv:2505.05470.
 The code differs from the paper: deviation over the whole batch (advantage.scale = "batch"), KL without the step size and ten
 times the coefficient (0.04, form = "no_dt"), noise also at the last step, which never trains (schedule.last = "noisy").
-SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. The code also leaves out samples whose advantage is 0, with their KL:
-advantage.drop_zero. Nothing is left out.
+2 updates per step; with one the clip never acts. SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. The code also leaves out
+samples whose advantage is 0, with their KL: advantage.drop_zero. Nothing is left out.
 """
 
 flow_grpo_fast = replace(
@@ -46,9 +46,9 @@ flow_grpo_fast = replace(
 """Flow-GRPO that is noisy and trains in a short random window of early steps only.
 
 Flow-GRPO-Fast, in the code of Flow-GRPO, arXiv:2505.05470.
-No KL, coefficients-preserving noise. The window is drawn once per training step, the same on all ranks (the code: per batch and
-rank). The first version of the code started all samples of a group from one deterministic prefix: set
-schedule.initial_noise = "group" and schedule.share_prefix = true. Nothing is left out.
+No KL, coefficients-preserving noise. 2 updates per step; with one the clip never acts. The window is drawn once per training
+step, the same on all ranks (the code: per batch and rank). The first version of the code started all samples of a group from
+one deterministic prefix: set schedule.initial_noise = "group" and schedule.share_prefix = true. Nothing is left out.
 """
 
 cps = replace(
@@ -59,8 +59,8 @@ cps = replace(
 """Flow-GRPO with noise that preserves the coefficients of signal and noise, so that no noise is left at the end.
 
 Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching, arXiv:2509.05952.
-The log-probability is the authors': -(x' - mean)^2 without the variance, which the clip range assumes. No KL. Nothing is left
-out.
+The log-probability is the authors': -(x' - mean)^2 without the variance, which the clip range assumes. No KL. 2 updates per
+step; with one the clip never acts. Nothing is left out.
 """
 
 grpo_guard = replace(
@@ -71,8 +71,9 @@ grpo_guard = replace(
 """Flow-GRPO with log-ratios freed of their negative bias and brought to one scale at all steps.
 
 GRPO-Guard: Mitigating Implicit Over-Optimization in Flow Matching via Regulated Clipping, arXiv:2510.22319.
-No KL; float32 throughout. The bias is taken per sample; the official code averages it over a micro-batch by accident
-(objective.0.bias = "batch"). Flow-Factory's port does not divide by the step size (importance = []). Nothing is left out.
+No KL; float32 throughout. 2 updates per step; with one all ratios are 1 and only the weights per step act. The bias is taken
+per sample; the official code averages it over a micro-batch by accident (objective.0.bias = "batch"). Flow-Factory's port does
+not divide by the step size (importance = []). Nothing is left out.
 """
 
 mix_grpo = replace(
@@ -86,7 +87,8 @@ mix_grpo = replace(
 """A window of noisy, trained steps that slides from noise to data; the rest is deterministic.
 
 MixGRPO: Unlocking Flow-based GRPO Efficiency with Mixed ODE-SDE, arXiv:2507.21802.
-Every reward is normalized in its group before they are added; give reward weights that add up to 1. The code's windows end two
+Every reward is normalized in its group before they are added; give reward weights that add up to 1. 4 updates per step; with
+one the clip never acts. The code's windows end two
 steps early (schedule.high = num_steps - 2) and run past that end until one is empty (schedule.overrun). It clips advantages to
 5, which groups of fewer than 27 never reach. schedule.share_prefix = true saves the shared steps before the window. The code's
 trimmed_ratio is advantage.trimmed. Nothing is left out.
@@ -99,8 +101,8 @@ mix_grpo_flash = replace(
 """MixGRPO that finishes each sample with fewer, second-order steps after the window.
 
 MixGRPO-Flash, arXiv:2507.21802.
-Flash* freezes the window: schedule.stride = 0, schedule.flash = 0.2. At least one step is left after the window, where the code
-can stop above sigma 0. Nothing is left out.
+4 updates per step, as in mix_grpo. Flash* freezes the window: schedule.stride = 0, schedule.flash = 0.2. At least one step is
+left after the window, where the code can stop above sigma 0. Nothing is left out.
 """
 
 temp_flow_grpo = replace(
@@ -114,7 +116,8 @@ temp_flow_grpo = replace(
 
 TempFlow-GRPO: When Timing Matters for GRPO in Flow Models, arXiv:2508.04324.
 A group is 4 trunks of 6 branches at each of 9 steps, compared over all trunks of the prompt, as the paper has it; the code
-compares the 6 branches of one trunk (group_size = 54). A trunk costs 279 forwards; schedule.at_steps branches at fewer steps.
+compares the 6 branches of one trunk (group_size = 54). 2 updates per step; with one the clip never acts. A
+trunk costs 279 forwards; schedule.at_steps branches at fewer steps.
 Nothing is left out.
 """
 
@@ -132,7 +135,8 @@ dance_grpo = replace(
 
 DanceGRPO: Unleashing GRPO on Visual Generation, arXiv:2505.07818.
 The rewarded image is the data predicted at the last step (schedule.last = "ode" is the same thing). For video keep the best and
-worst of many samples: advantage BestOfN(n=8) with group_size 24. Models with guidance: one update per step (minibatches = 1).
+worst of many samples: advantage BestOfN(n=8) with group_size 24. 3 updates per step; with one, which its authors advise for
+models with guidance (minibatches = 1), the clip never acts.
 The code truncates the network's timestep to an integer (schedule.truncated_timesteps). Not implemented: a clipped loss per
 reward.
 """
@@ -144,15 +148,15 @@ branch_grpo = replace(
     aggregation=TokenMean(),
     schedule=Tree(num_steps=20, split_steps=(0, 3, 6, 9), factor=2, split_noise=4.0, spacing=LinearShift(3.0)),
     group_size=16,
-    minibatches=1,
+    minibatches=16,
 )
 """Samples are the leaves of a tree of denoising steps, so prefixes are shared and every depth is compared on its own.
 
 BranchGRPO: Stable and Efficient GRPO with Structured Branching in Diffusion Models, arXiv:2509.06040.
 A node is worth the mean of its leaves as in the code; the paper's path weights are advantage.fusion = "path". The density of a
 split has the noise that was drawn; the code's is four times narrower (schedule.nominal_density). Pruning: schedule.pruned_depths
-with slide_every, advantage.kept_chains = 0.5. The code updates 19 times per tree, here once. Nothing is left out; its mixed mode
-is branch_mix_grpo.
+with slide_every, advantage.kept_chains = 0.5. 16 updates per step, for a tree has 16 leaves (the code: 19 per
+tree); with one the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
 """
 
 branch_mix_grpo = replace(
@@ -173,7 +177,7 @@ branch_mix_grpo = replace(
 BranchGRPO-Mix, arXiv:2509.06040.
 The tree and its rollout cost are those of branch_grpo, what trains is a sixth to two fifths. The window's size and pace are ours
 (they are not in the sources read); with its defaults the code's window never moves (schedule.window_every = 0). The last step is
-always deterministic. Nothing is left out.
+always deterministic. 16 updates per step, as in branch_grpo. Nothing is left out.
 """
 
 pref_grpo = replace(
@@ -188,8 +192,9 @@ pref_grpo = replace(
 """Rewards are win rates of pairwise comparisons inside the group; normalized ratios.
 
 Pref-GRPO: Pairwise Preference Reward-based GRPO for Stable Text-to-Image Reinforcement Learning, arXiv:2508.20751.
-The win rate is a reward: configure one that compares the images of a group. The code mixes 0.6 of CLIP in and standardizes the
-sum once more over the batch (advantage Decoupled with whiten = "rollout"). Nothing else is left out.
+2 updates per step; with one all ratios are 1. The win rate is a reward: configure one that compares the images of a group. The
+code mixes 0.6 of CLIP in and standardizes the sum once more over the batch (advantage Decoupled with whiten = "rollout").
+Nothing else is left out.
 """
 
 diffusion_nft = replace(
@@ -207,7 +212,7 @@ DiffusionNFT: Online Diffusion Reinforcement with Forward Process, arXiv:2509.16
 The sampling weights are the policy's ema, whose decay rises from 0 to 0.5 in 500 updates (ema_decay). The loss is that of the
 code, on predicted data and normalized by its error, which the author found necessary; the paper's is
 objective.0.normalized = false.
-No guidance. beta 0.1 for text rendering. Nothing is left out.
+One update per step; it has no ratio. No guidance. beta 0.1 for text rendering. Nothing is left out.
 """
 
 awm = replace(
@@ -224,9 +229,10 @@ awm = replace(
 """The flow-matching loss of noised samples, weighted by their advantage.
 
 Advantage Weighted Matching: Aligning RL with Pretraining in Diffusion Models, arXiv:2509.25050.
-Advantages are clamped to 5 and divided by it (the 0.2). The ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's
-predictor only, without its corrector and the code's changed first and last sigmas. The paper's plain matching loss is
-weighting = "uniform"; the code's variant that adds times up before the ratio is combine = "sum_first". Nothing else is left out.
+One update per step; ratios are those of the policy with itself. Advantages are clamped to 5 and divided by it (the 0.2). The
+ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's predictor only, without its corrector and the code's changed
+first and last sigmas. The paper's plain matching loss is weighting = "uniform"; the code's variant that adds times up before
+the ratio is combine = "sum_first". Nothing else is left out.
 """
 
 PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

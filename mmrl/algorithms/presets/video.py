@@ -27,26 +27,30 @@ tw_grpo = replace(
 TW-GRPO: Reinforcing Video Reasoning with Focused Thinking, arXiv:2505.24718.
 GRPO with clip-higher, token mean and no KL; alpha is the script's 1.7. Weights come from the weights that sampled, once per step,
 without gradient; the authors' code takes the moving ones and their gradient, too. Its soft reward is a reward file, its
-question-answer inversion mmrl/data/inversion.py. Nothing else is left out.
+question-answer inversion mmrl/data/inversion.py. One update per step as in that script, so the clip never acts and the weights
+are the method. Nothing else is left out.
 """
 
 reg_grpo = replace(
     grpo,
     advantage=GroupNorm(ddof=0, eps=1e-6),
     objective=((1.0, AdvantageRegression()), (0.1, ReferenceKL(estimator="k3"))),
+    epochs=4,
 )
 """Regresses standardized log-ratios of whole rollouts on advantages: no ratio, no clip.
 
 DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO, arXiv:2506.07464.
-After the paper's formulas, without official code. eps = 1 nat in the spread of the log-ratios, where the paper has none: at the
-first update they are all 0. Not implemented: its difficulty-aware augmentation, which is deepvideo_r1.
+After the paper's formulas, without official code. 4 updates per step on the same rollouts (epochs=4): the first finds log-ratios
+of 0 and is plain policy gradient, the others regress; with one it is REINFORCE of whole rollouts. The paper names no number.
+eps = 0.1 nats in the spread of the log-ratios, where the paper has none. Not implemented: its difficulty-aware
+augmentation, which is deepvideo_r1.
 """
 
 deepvideo_r1 = replace(reg_grpo, planner=DifficultyAware())
 """Reg-GRPO on prompts made easier by a hint or harder by noise, by how they compare with the latest rewards.
 
 DeepVideo-R1: Video Reinforcement Fine-Tuning via Difficulty-aware Regressive GRPO, arXiv:2506.07464.
-The factors from reward to hint and noise are ours. Not implemented: noise on the frames of clips (they lose frames instead).
+The factors from reward to hint and noise are ours. 4 updates per step, as in reg_grpo. Nothing is left out.
 """
 
 t_grpo = replace(
@@ -59,7 +63,7 @@ t_grpo = replace(
 
 Video-R1: Reinforcing Video Reasoning in MLLMs (T-GRPO), arXiv:2503.21776.
 The first reward is the accuracy; with one binary reward alone the bonus vanishes, see TemporalBonus. Statistics are those of a
-group, not of a process's batch. Nothing else is left out.
+group, not of a process's batch. One update per step as in the authors' code. Nothing else is left out.
 """
 
 temp_samp_r1 = replace(
@@ -73,8 +77,8 @@ temp_samp_r1 = replace(
 
 TempSamp-R1: Effective Temporal Sampling with Reinforcement Fine-Tuning for Video LLMs, arXiv:2509.18056.
 The first reward is bent. Its other two stabilizers are InjectedScale and AnchoredNorm. Half of the prompts ask for the answer
-alone; the paper trains without thoughts first and with them afterwards (two runs: planner.direct=1, then 0). No KL. Nothing else
-is left out.
+alone; the paper trains without thoughts first and with them afterwards (two runs: planner.direct=1, then 0). No KL. One update
+per step, for the method is its given sample; the clip then never acts. Nothing else is left out.
 """
 
 grpo_care = replace(
@@ -84,15 +88,15 @@ grpo_care = replace(
 
 GRPO-CARE: Consistency-Aware Reinforcement Learning for Multimodal Reasoning, arXiv:2506.16141.
 The first reward is the accuracy; the answer is what stands after the last <answer>. No KL. The average keeps 0.9995 at every
-update, the paper's 0.995 at every tenth. Nothing is left out.
+update, the paper's 0.995 at every tenth. One update per step as in grpo: the method is its bonus. Nothing is left out.
 """
 
 urpa = replace(grpo)
 """GRPO without labels: the mean of the group's spans is the truth, believed the less the more they are spread.
 
 Uncertainty-quantified Rollout Policy Adaptation for Unlabelled Cross-domain Temporal Grounding, arXiv:2508.06317.
-The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. Not implemented: its first phase on
-labelled data of another domain (a run of its own), and its constant gamma, which is not known.
+The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. One update per step, as in grpo. Not
+implemented: its first phase on labelled data of another domain (a run of its own), and its constant gamma, which is not known.
 """
 
 papo = replace(
@@ -106,11 +110,13 @@ papo = replace(
     planner=grpo.planner,
     shaping=(),
     group_size=8,
+    minibatches=3,
 )
 """Rewarded for saying what it would not say with its pictures hidden. For pictures, not for clips.
 
 Perception-Aware Policy Optimization for Multimodal Reasoning, arXiv:2507.06448.
-Not implemented: the entropy loss of the masked reading (constant by default in the authors' code), top-p token masks, annealing.
+3 updates per step as in the authors' script; with one its own terms act, the clip does not. Not implemented: the entropy loss
+of the masked reading (constant by default in the authors' code), top-p token masks, annealing.
 """
 
 PRESETS: dict[str, Algorithm] = {

@@ -89,6 +89,10 @@ class Box:
         y1, y2 = self.y1 * height / old_height, self.y2 * height / old_height
         return replace(self, x1=x1, y1=y1, x2=x2, y2=y2, space=space)
 
+    def iou(self, other: "Box") -> float:
+        """|self n other| / |self u other|, in [0, 1]. Raises ValueError for a box in another space: convert it with `to`."""
+        return iou(self, other)
+
     def rounded(self, digits: int = 0) -> "Box":
         """Coordinates rounded to so many decimals; a side that would vanish keeps one unit of the last decimal."""
         unit = 10.0**-digits

@@ -62,6 +62,10 @@ class Interval:
         factor = length_of(unit, duration, fps) / length_of(self.unit, duration, fps)
         return replace(self, start=self.start * factor, end=self.end * factor, unit=unit)
 
+    def iou(self, other: "Interval") -> float:
+        """|self n other| / |self u other|, in [0, 1]. Raises ValueError for a span in another unit: convert it with `to`."""
+        return temporal_iou(self, other)
+
     def clamped(self, most: float | int) -> "Interval | None":
         """The part before `most`, in the span's own unit; None if nothing is left."""
         return None if self.start >= most else replace(self, end=min(self.end, most))

@@ -1,33 +1,66 @@
-"""`mmrl show`: an algorithm or a run, resolved: every value with its range and origin, every part with its file."""
+"""`mmrl show`: an algorithm or a run, every value with its range and origin, every part with its file; and all that has settings."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.commands.things import all_names, things_called
+from mmrl.app.commands.unset import unset_rows
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.ranges import ranges_below, ranges_of_config
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
-from mmrl.app.plugins.catalog import preset_documents
+from mmrl.app.plugins.catalog import configs, preset_documents
+from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table, dotted_key, leaves
 
 
-def description(name: str, overrides: Sequence[str] = ()) -> str:
-    """Everything that `name` (a preset, or a config by path or name) stands for, as text.
+def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:
+    """Everything that `name` stands for, as text: a preset, a config by path or name, or a thing with settings.
+
+    Args:
+        everything: of a config, also what it does not set.
 
     Raises:
-        FileNotFoundError: it is neither.
-        ValueError: it does not resolve.
+        FileNotFoundError: it is nothing of these.
+        ValueError: it does not resolve, or `everything` or overrides are asked of something that has no use for them.
     """
     documents = preset_documents()
-    if name in documents and not Path(name).is_file():
+    is_preset = name in documents and not Path(name).is_file()
+    is_config = not is_preset and (Path(name).suffix == ".toml" or name in {listed.name for listed in configs()})
+    if everything and not is_config:
+        raise ValueError(f"--all goes with a config: {name} is none, and is shown whole without it")
+    if is_preset:
         return "\n".join(algorithm_lines(name, documents[name], overrides))
+    if not is_config:
+        return things_lines(name, overrides, documents)
     resolved = load(name, overrides)
     ranges = ranges_of_config(resolved.config)
     rows = [(key, str(value), ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
-    return "\n".join([resolved.config.algorithm.label, "", *columns(rows), "", *part_lines(resolved.config.algorithm)])
+    more = ["", "Not set:", "", *columns(unset_rows(resolved))] if everything else []
+    return "\n".join([resolved.config.algorithm.label, "", *columns(rows), *more, "", *part_lines(resolved.config.algorithm)])
+
+
+def things_lines(name: str, overrides: Sequence[str], presets: Iterable[str]) -> str:
+    """All things of this name, one below the other.
+
+    Raises:
+        FileNotFoundError: there is none, nor any other thing that could be shown.
+        ValueError: there are overrides, which nothing could follow.
+    """
+    found = things_called(name)
+    if not found:
+        known = [*presets, *(listed.name for listed in configs()), *all_names()]
+        close = nearest(name, known)
+        guess = f"did you mean {close!r}? " if close else ""
+        raise FileNotFoundError(f"nothing is called {name!r}, and it is no file: {guess}`mmrl ls` and `mmrl ls parts` list names")
+    if overrides:
+        raise ValueError(
+            f"{overrides[0]!r} has no meaning here: {name} is {found[0].kind}; overrides go with an algorithm or a config"
+        )
+    return "\n\n\n".join("\n".join(thing.lines()) for thing in found)
 
 
 def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,20 +11,23 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
+from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import changes
 from mmrl.app.report.data import load as load_run
-from mmrl.app.run.build import Job, build
-from mmrl.app.run.context import RUNS, console, distributed_run, updates
+from mmrl.app.run.build import Job, build, on_the_terminal
+from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import listen
-from mmrl.core.protocols import State
+from mmrl.core.protocols import Callback, State
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
+
+log = logging.getLogger("mmrl")
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,22 @@ def train(given: TrainArguments) -> RunDir:
 
 
 def run_training(resolved: Resolved, resume: Path | None = None, place: str = "") -> RunDir:
+    """Train what a config describes; a run that is stopped ends the program with 0."""
+    run, job = run_job(resolved, resume, place)
+    if job is not None and job.trainer.is_stopped:
+        sys.exit(0)
+    return run
+
+
+def run_job(
+    resolved: Resolved,
+    resume: Path | None = None,
+    place: str = "",
+    watchers: Callable[[RunConfig], Sequence[Callback]] = on_the_terminal,
+) -> tuple[RunDir, Job | None]:
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint.
+
+    Returns when the run is finished, or stopped and saved (`trainer.is_stopped`); without a job where it was finished before.
 
     Args:
         place: what there is to say about the folder that a resumed run's relative paths are of.
@@ -96,8 +115,8 @@ def run_training(resolved: Resolved, resume: Path | None = None, place: str = ""
                 console.print("\n".join(filter(None, (place, finished))), highlight=False, markup=False)
             if finished:
                 announce(run) if ranks.is_main else None
-                return run
-        job = build(resolved, run, accelerator)
+                return run, None
+        job = build(resolved, run, accelerator, watchers)
         with lock_folder(run.path, ranks):
             if resume is not None:
                 changes = changed_settings(saved_config(run), job.config)
@@ -111,9 +130,9 @@ def run_training(resolved: Resolved, resume: Path | None = None, place: str = ""
                 console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
             fit(job, run, ranks)
-        if ranks.is_main:
+        if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
-    return run
+    return run, job
 
 
 def new_run(resolved: Resolved, ranks: Ranks) -> RunDir:
@@ -166,23 +185,33 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
 
 
 def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
-    """Train; whatever happens, trackers are closed. SIGTERM and Ctrl-C save, say how to go on, and end the program with 0."""
+    """Train; whatever happens, callbacks are closed. SIGTERM and Ctrl-C save and say how to go on."""
     try:
         with listen(job.trainer.stop):
             if ranks.is_main:
                 with run.record_warnings(lambda: job.trainer.index):
+                    warn_of_idle_terms(job)
                     job.trainer.fit()
             else:
                 job.trainer.fit()
     finally:
-        if job.tracker is not None:
-            job.tracker.close()
-    if job.trainer.is_stopped:
-        if ranks.is_main:
-            text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
-            console.print(f"{text}\nmmrl train --resume {run.path}", highlight=False, markup=False)
-        ranks.close()
-        sys.exit(0)
+        job.trainer.callbacks.close()
+    if job.trainer.is_stopped and ranks.is_main:
+        text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
+        console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
+
+
+def how_to_go_on(config: RunConfig, run: RunDir) -> str:
+    """The words that continue a run: a command, unless it was given Python objects."""
+    if is_of_python(as_table(config)):
+        return f"mmrl.fit(..., output={str(run.path)!r}, resume=True)"
+    return f"mmrl train --resume {run.path}"
+
+
+def warn_of_idle_terms(job: Job) -> None:
+    """Say before the first step of a new run where its objective cannot act as itself."""
+    if job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
+        log.warning(warning)
 
 
 def announce(run: RunDir) -> None:

@@ -1,7 +1,7 @@
 """A prompt as a policy is shown it: its text as tokens, and its pictures and frames."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +12,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.encode import open_picture
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.rollout import view_seed
-from mmrl.policies.video.input import as_video, shuffle_frames
+from mmrl.policies.video.input import as_video, change_frames, without_changes
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]
         if video is None:
             found.append((f"picture-{i}", open_picture(media, prompt.id).resize(left.pop(0), Image.Resampling.BICUBIC)))
             continue
-        frames = shuffle_frames(policy.encode.videos(replace(video, shuffle=None)), video.shuffle)
+        frames = change_frames(policy.encode.videos(without_changes(video)), video)
         named = zip(frames.times, frames.pixels, strict=True)
         found += [(f"clip-{i}-frame-{k:03d}-at-{time:.2f}s", Image.fromarray(pixels)) for k, (time, pixels) in enumerate(named)]
     return found

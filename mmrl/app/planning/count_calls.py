@@ -110,9 +110,8 @@ class CountedRun:
                 if reward.planner is not None:
                     reward.planner.looked = 0
             metrics = trainer.step()
-        updates = self.algorithm.epochs * self.algorithm.minibatches
         trained = round(metrics["rollout/actions"] / metrics["rollout/length"])
-        return Calls(self.dry_run.log.counts, int(metrics["rollout/rounds"]), rewards[0].scored, trained, updates)
+        return Calls(self.dry_run.log.counts, int(metrics["rollout/rounds"]), rewards[0].scored, trained, self.algorithm.updates)
 
     def trainer(self, worst: bool) -> tuple[Trainer, list[StandIn]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""
@@ -122,7 +121,10 @@ class CountedRun:
         ]
         settings = replace(self.config, prompts_per_step=self.config.prompts_per_step // self.processes)
         sampler = Shuffled(self.prompts, self.config.seed)
-        trainer = Trainer(self.policy, self.algorithm, sampler, RewardRunner(rewards), settings)
+        # with one process's share of the prompts there may be fewer units than minibatches, of which all have at least one here
+        minibatches = min(self.algorithm.minibatches, self.algorithm.units(settings.prompts_per_step))
+        algorithm = replace(self.algorithm, minibatches=minibatches)
+        trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards), settings)
         if worst:
             planner = trainer.collector.planner
             if isinstance(planner, DifficultyAware):

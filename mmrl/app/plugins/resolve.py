@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mmrl.app.plugins.python_objects import PREFIX, find_object
 from mmrl.app.toml.did_you_mean import did_you_mean
 
 PlugIn = Callable[..., Any]
@@ -47,6 +48,8 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
         FileNotFoundError: no such file.
         ValueError: no such name, no public callable or several, or the file does not load.
     """
+    if spec.startswith(PREFIX):
+        return find_object(spec)
     file, wanted = locate(spec, kind, base)
     module = execute(file, kind)
     if wanted:

@@ -19,10 +19,10 @@ from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, mo
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
-from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
-from mmrl.core.protocols import Policy, Tracker, View
+from mmrl.core.protocols import Callback, Policy, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
@@ -49,15 +49,25 @@ class Job:
     policy: Policy
     trainer: Trainer
     evaluator: Evaluator | None
-    tracker: Tracker | None
 
 
-def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None) -> Job:
+def on_the_terminal(config: RunConfig) -> Sequence[Callback]:
+    """Who watches a run of the command line, beside its own files and the trackers it names."""
+    return (Progress(config.steps, config.prompts_per_step),)
+
+
+def build(
+    resolved: Resolved,
+    run: RunDir | None = None,
+    accelerator: Any = None,
+    watchers: Callable[[RunConfig], Sequence[Callback]] = on_the_terminal,
+) -> Job:
     """Rewards, then data, then the model, then the trainer: what is cheap to refuse is refused first.
 
     Args:
         run: where metrics, samples and checkpoints go; None keeps nothing.
         accelerator: accelerate's Accelerator; None stays on the CPU in one process.
+        watchers: the callbacks of a run that keeps something, made on its main process.
 
     Raises:
         FileNotFoundError: a plug-in, data file or model folder is missing.
@@ -67,6 +77,7 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
     check_ranks(config, ranks.world)
+    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
     warn_of_idle_settings(config)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
@@ -102,9 +113,9 @@ def build(resolved: Resolved, run: RunDir | None = None, accelerator: Any = None
         policy=modality.with_box_space(resolved.config.policy, space),
         sampler=with_kind(resolved.config.sampler, sampler),
     )
-    records = build_records(config, run, space, ranks)
+    records = build_records(config, run, space, ranks, watchers)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
-    return Job(config, policy, trainer, evaluator, records.tracker)
+    return Job(config, policy, trainer, evaluator)
 
 
 def check_ranks(config: RunConfig, processes: int) -> None:
@@ -258,20 +269,24 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     return note_new(folder)
 
 
-def build_records(config: RunConfig, run: RunDir | None, space: str | None, ranks: Ranks) -> Records:
+def build_records(
+    config: RunConfig,
+    run: RunDir | None,
+    space: str | None,
+    ranks: Ranks,
+    watchers: Callable[[RunConfig], Sequence[Callback]],
+) -> Records:
     if run is None:
         return Records()
     chosen = config.checkpoint
     checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous)
     if not ranks.is_main:
         return Records(checkpoints=checkpoints)
-    trackers: list[Tracker] = [JsonlTracker(run, space), Progress(config.steps, config.prompts_per_step)]
-    if config.trackers.names:
-        trackers.append(build_trackers(config, run))
-    return Records(Several(trackers), checkpoints)
+    trackers = [build_trackers(config, run)] if config.trackers.names else []
+    return Records([JsonlTracker(run, space), *trackers, *watchers(config)], checkpoints)
 
 
-def build_trackers(config: RunConfig, run: RunDir) -> Tracker:
+def build_trackers(config: RunConfig, run: RunDir) -> Callback:
     from mmrl.app.config.run import as_table
 
     settings: Mapping[str, object] = as_table(config)

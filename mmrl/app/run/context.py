@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.ranks import Ranks
 
@@ -22,10 +23,30 @@ console = Console(stderr=True, soft_wrap=True)
 
 def updates(algorithm: Algorithm) -> str:
     """How often a step's rollouts are trained on: clip ranges and the learning rate mean something only together with it."""
-    count = algorithm.epochs * algorithm.minibatches
-    if count == 1:
+    if algorithm.updates == 1:
         return "1 update per step: ratios are 1 there, so clipping has nothing to do"
-    return f"{count} updates per step ({algorithm.minibatches} minibatches, {algorithm.epochs} passes), the first at ratio 1"
+    passes = f"{algorithm.minibatches} minibatches, {algorithm.epochs} passes"
+    return f"{algorithm.updates} updates per step ({passes}), the first at ratio 1"
+
+
+def idle_terms(made: Assembly) -> str | None:
+    """The warning for an objective that is nothing but plain policy gradient because a step takes one update; else None.
+
+    Presets whose paper takes one update are left alone, as long as their objective is made of the preset's kinds of terms.
+    """
+    published = preset(made.preset)
+    meant = {type(term) for _, term in published.objective} if published.updates == 1 else set[type]()
+    idle = {type(term).__name__: term.at_first_update for term in made.algorithm.idle_terms if type(term) not in meant}
+    if not idle:
+        return None
+    what = " and ".join(f"{name} is {at_first}" for name, at_first in idle.items())
+    count, source = "2 minibatches or more", ""
+    if published.updates > 1:
+        count, source = f"{published.minibatches} minibatches, {published.epochs} passes", f" (preset {made.preset})"
+    return (
+        f"this objective acts only from the second update on, and a step takes one, where {what}: take {count}{source} with "
+        "algorithm.minibatches and algorithm.epochs"
+    )
 
 
 @contextmanager

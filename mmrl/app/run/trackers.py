@@ -16,8 +16,7 @@ from rich.progress import Progress as Bar
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import Line, RunDir, as_text
 from mmrl.app.run.sample_files import frames_of, sample_lines, strip
-from mmrl.core.protocols import Tracker
-from mmrl.core.types import Group, Scores, Status
+from mmrl.core.types import Examples, Group, Scores, Status
 
 KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("kl", "policy/kl"), ("length", "rollout/length"))
 """What the terminal shows of a step, in this order, where the run has it."""
@@ -35,6 +34,18 @@ class JsonlTracker:
     box_space: str | None = None
     """How completions write boxes (the policy's box_space); noted in every samples line."""
 
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        if examples is not None:
+            self.samples(step, examples.groups, examples.scores, "train")
+        self.log(step, metrics)
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        self.log(step, metrics)
+        self.samples(step, examples.groups, examples.scores, "eval")
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """The folder says it all."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.append(step, metrics)
 
@@ -45,25 +56,6 @@ class JsonlTracker:
 
     def close(self) -> None:
         """Every line is on disk already."""
-
-
-class Several:
-    """Hands everything to each of several trackers, in order."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = tuple(trackers)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in self.trackers:
-            tracker.log(step, metrics)
-
-    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
-        for tracker in self.trackers:
-            tracker.samples(step, groups, scores, split)
-
-    def close(self) -> None:
-        for tracker in self.trackers:
-            tracker.close()
 
 
 class AccelerateTrackers:
@@ -95,6 +87,18 @@ class AccelerateTrackers:
         self.trackers = {name: started(name, folder, project) for name in names}
         for tracker in self.trackers.values():
             tracker.store_init_configuration(flat(config or {}))
+
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        if examples is not None:
+            self.samples(step, examples.groups, examples.scores, "train")
+        self.log(step, metrics)
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        self.log(step, metrics)
+        self.samples(step, examples.groups, examples.scores, "eval")
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """Weights stay on this machine."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers.values():
@@ -237,12 +241,8 @@ class Progress:
         if self.console.is_terminal:
             self.bar.start()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Evaluations are written above the bar, compared with the first, without rewards' parts; steps move the bar."""
-        held_out = {name.removeprefix("eval/"): value for name, value in metrics.items() if name.startswith("eval/")}
-        if held_out:
-            self._evaluation(step, {name: value for name, value in held_out.items() if "/" not in name})
-            return
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        """Move the bar."""
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
         text = figures(metrics, self.prompts_per_step)
@@ -256,16 +256,18 @@ class Progress:
                 soft_wrap=True,
             )
 
-    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
-        """Nothing: examples are read in the report."""
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        """Write the figures above the bar, compared with the first, without rewards' parts."""
+        held_out = {name.removeprefix("eval/"): value for name, value in metrics.items()}
+        shown = [f"{name} {value:.3f}" + self._change(name, value) for name, value in held_out.items() if "/" not in name]
+        self.console.print(f"step {step}  held out: {'  '.join(shown)}", markup=False, highlight=False, soft_wrap=True)
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """Only the end of a run names its folder."""
 
     def close(self) -> None:
         if self.console.is_terminal:
             self.bar.stop()
-
-    def _evaluation(self, step: int, held_out: Mapping[str, float]) -> None:
-        shown = [f"{name} {value:.3f}" + self._change(name, value) for name, value in held_out.items()]
-        self.console.print(f"step {step}  held out: {'  '.join(shown)}", markup=False, highlight=False, soft_wrap=True)
 
     def _change(self, name: str, value: float) -> str:
         if name not in self.first:

@@ -10,7 +10,7 @@ from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.input import exists, videos_of, without_shuffle
+from mmrl.policies.video.input import exists, videos_of, without_changes
 
 SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
 ONE_DIGIT = 0.0501
@@ -42,7 +42,7 @@ def check_positions(policy: TextHost, encoded: Encoded) -> None:
 
 def frames_of(policy: TextHost, video: Video) -> Frames:
     """The frames of a clip, from the cache or decoded again; what workers were asked for stays theirs."""
-    videos, own = policy.encode.videos, without_shuffle(video)
+    videos, own = policy.encode.videos, without_changes(video)
     kept = videos.cache.get(own, videos.plan) if exists(own) else None
     return kept or fetch(own, videos.plan, False)
 

@@ -55,5 +55,5 @@ def stamp(video: Video) -> Hashable:
 
 
 def wishes(video: Video) -> Video:
-    """The frames that a video asks for, whatever its file is called and in whatever order they are shown."""
-    return replace(video, source="" if isinstance(video.source, str) else (), shuffle=None)
+    """The frames that a video asks for, whatever its file is called, in whatever order and however noisy they are shown."""
+    return replace(video, source="" if isinstance(video.source, str) else (), shuffle=None, noise=None)

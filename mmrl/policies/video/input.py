@@ -48,14 +48,14 @@ class VideoInput:
         """Let workers begin with the clips of these prompts; what is wrong with one is said when it is taken."""
         if not self.settings.workers:
             return
-        for video in dict.fromkeys(without_shuffle(video) for prompt in prompts for video in videos_of(prompt)):
+        for video in dict.fromkeys(without_changes(video) for prompt in prompts for video in videos_of(prompt)):
             if video not in self._asked and not self._has_cached(video):
                 self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
         self.used = True
-        own = without_shuffle(video)
+        own = without_changes(video)
         frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
         future = self._asked.pop(own, None)
         if frames is None:
@@ -64,7 +64,7 @@ class VideoInput:
             frames = fetch(own, self.plan, self.settings.cache_mb > 0) if future is None else future.result()
             if self.settings.cache_mb:
                 self.cache.put(own, self.plan, frames)
-        return shuffle_frames(frames, video.shuffle)
+        return change_frames(frames, video)
 
     def _has_cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
@@ -74,16 +74,27 @@ def exists(video: Video) -> bool:
     return all(Path(source).is_file() for source in ([video.source] if isinstance(video.source, str) else video.source))
 
 
-def without_shuffle(video: Video) -> Video:
-    return replace(video, shuffle=None)
+def without_changes(video: Video) -> Video:
+    """The clip as its file has it."""
+    return replace(video, shuffle=None, noise=None)
 
 
-def shuffle_frames(frames: Frames, seed: int | None) -> Frames:
-    """The pictures in another order, the times as they were: what T-GRPO's probes show."""
-    if seed is None:
-        return frames
-    order = np.random.RandomState(seed % 2**32).permutation(len(frames.pixels))
-    return replace(frames, pixels=frames.pixels[order])
+def change_frames(frames: Frames, video: Video) -> Frames:
+    """The pictures shuffled and made noisy as the video asks for, the times as they were."""
+    pixels = frames.pixels
+    if video.shuffle is not None:
+        pixels = pixels[np.random.RandomState(video.shuffle % 2**32).permutation(len(pixels))]
+    if video.noise is not None:
+        deviation, seed = video.noise
+        generator = np.random.default_rng(seed)
+        pixels = np.stack([add_noise(frame, 255 * deviation, generator) for frame in pixels])
+    return frames if pixels is frames.pixels else replace(frames, pixels=pixels)
+
+
+def add_noise(frame: np.ndarray, deviation: float, generator: np.random.Generator) -> np.ndarray:
+    """A frame (height, width, 3), uint8, with Gaussian noise of that deviation on every colour of every pixel."""
+    noisy = frame + deviation * generator.standard_normal(frame.shape, dtype=np.float32)
+    return noisy.round().clip(0, 255).astype(np.uint8)
 
 
 def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict[str, object]:

@@ -26,7 +26,7 @@ HINTS = ["algorithm.planner.window=4", "algorithm.planner.least=0.0"]
 TREE = ["algorithm.preset=temp_flow_grpo", "algorithm.group_size=8", "algorithm.schedule.branches=2", "steps=2"]
 RUNS = {
     "text": ("tiny/image", [*TEXT, "deterministic=true"]),
-    "rounds": ("tiny/image", [*TEXT, "algorithm.preset=dapo", "steps=2"]),
+    "rounds": ("tiny/image", [*TEXT, "algorithm.preset=dapo", "algorithm.minibatches=2", "steps=2"]),
     "probes": ("tiny/clips", [*TEXT, *CLIPS, "algorithm.preset=t_grpo", "steps=2"]),
     "again": ("tiny/clips", [*TEXT, *CLIPS, "algorithm.preset=deepvideo_r1", *HINTS, 'data.questions=["when"]']),
     "flow": ("tiny/flow", ["optimizer.lr=1e-2"]),

@@ -16,9 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of
-from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress, Several
-from mmrl.core.protocols import Tracker
-from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
+from mmrl.core.callbacks import Callbacks
+from mmrl.core.protocols import Callback
+from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 PHOTO = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
@@ -48,8 +49,8 @@ def written(run: RunDir, space: str | None = "norm1000") -> list[dict[str, Any]]
 
 def test_trackers_keep_the_protocol(tmp_path: Path) -> None:
     quiet = Console(file=io.StringIO())
-    trackers = [JsonlTracker(RunDir.create(tmp_path)), Several([]), Progress(1, 1, quiet), AccelerateTrackers([], tmp_path)]
-    assert all(isinstance(tracker, Tracker) for tracker in trackers)
+    trackers = [JsonlTracker(RunDir.create(tmp_path)), Progress(1, 1, quiet), AccelerateTrackers([], tmp_path)]
+    assert all(isinstance(tracker, Callback) for tracker in trackers)
 
 
 def test_samples_lines_hold_scores_status_and_totals(tmp_path: Path) -> None:
@@ -196,13 +197,12 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
     now = [0.0]
     out = io.StringIO()
     progress = Progress(10, 4, Console(file=out, width=40), every_s=5.0, clock=lambda: now[0])
-    progress.log(0, {"eval/iou": 0.25, "eval/iou/unparsed": 0.0, "eval/total": 0.5})
+    progress.after_evaluation(0, {"eval/iou": 0.25, "eval/iou/unparsed": 0.0, "eval/total": 0.5}, Examples(groups(), SCORES))
     for step in range(1, 11):
         now[0] += 2.0
-        progress.log(
-            step, {"reward/total": 0.5, "reward/iou": 0.4, "reward/iou/std": 9.0, "time/step_s": 2.0, "rollout/actions": 100.0}
-        )
-    progress.log(10, {"eval/iou": 0.5, "eval/total": 0.25})
+        metrics = {"reward/total": 0.5, "reward/iou": 0.4, "reward/iou/std": 9.0, "time/step_s": 2.0, "rollout/actions": 100.0}
+        progress.after_step(step, metrics, None)
+    progress.after_evaluation(10, {"eval/iou": 0.5, "eval/total": 0.25}, Examples(groups(), SCORES))
     progress.close()
     lines = out.getvalue().splitlines()
     assert lines == [
@@ -218,14 +218,18 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
 def test_progress_names_the_rewards_when_there_are_several() -> None:
     out = io.StringIO()
     progress = Progress(5, 4, Console(file=out))
-    progress.log(3, {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123})
+    metrics = {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123}
+    progress.after_step(3, metrics, None)
     assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
 
 
-def test_several_hands_everything_on(tmp_path: Path) -> None:
+def test_several_hear_of_steps_and_of_evaluations(tmp_path: Path) -> None:
     runs = [RunDir.create(tmp_path / name) for name in "ab"]
-    both = Several([JsonlTracker(run) for run in runs])
-    both.log(1, {"loss": 2.0})
-    both.samples(1, groups(), SCORES, "train")
+    both = Callbacks([JsonlTracker(run) for run in runs], Path.is_dir)
+    both.after_step(1, {"loss": 2.0}, Examples(groups(), SCORES))
+    both.after_step(2, {"loss": 1.0}, None)
+    both.after_evaluation(2, {"eval/total": 0.5}, Examples(groups(), SCORES))
     both.close()
-    assert all(run.read_metrics().lines == [{"step": 1, "loss": 2.0}] and run.sample_steps("train") == [1] for run in runs)
+    for run in runs:
+        assert run.read_metrics().lines == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 2, "eval/total": 0.5}]
+        assert run.sample_steps("train") == [1] and run.sample_steps("eval") == [2]

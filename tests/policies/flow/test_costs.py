@@ -89,7 +89,7 @@ def counted_step(policy: FlowPolicy, algorithm: Algorithm) -> dict[str, int]:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
     schedule, images, rollout, trained = SMALL[name]
-    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images)
+    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images, minibatches=min(PRESETS[name].minibatches, images))
     policy = make(tiny("sd3"), sorted(algorithm.shadows), guidance=guidance)
     passes, groups = int(guidance), 2
     found = counted_step(policy, algorithm)
@@ -136,7 +136,7 @@ def test_best_of_n_trains_the_chosen_only(tiny):
 
 def test_pruned_branches_are_not_evaluated(tiny):
     tree = Tree(5, (0, 1))
-    algorithm = replace(PRESETS["branch_grpo"], schedule=tree, group_size=4)
+    algorithm = replace(PRESETS["branch_grpo"], schedule=tree, group_size=4, minibatches=4)
     whole = counted_step(make(tiny("sd3"), guidance=1.0), algorithm)
     half = replace(algorithm, advantage=TreeNorm(kept_chains=0.5))
     pruned = counted_step(make(tiny("sd3"), guidance=1.0), half)

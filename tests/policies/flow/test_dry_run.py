@@ -35,7 +35,7 @@ def counts_of(folder, algorithm, guidance):
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_latents_that_the_transformer_would_see(tiny, name):
     schedule, images, rollout, trained = SMALL[name]
-    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images)
+    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images, minibatches=min(PRESETS[name].minibatches, images))
     for guidance in (1.0, 2.0):
         counts = counts_of(tiny("sd3"), algorithm, guidance)
         each = 2 * int(guidance)
@@ -46,7 +46,7 @@ def test_latents_that_the_transformer_would_see(tiny, name):
 @pytest.mark.parametrize("name", ["flow_grpo", "diffusion_nft"])
 def test_forwards_are_as_many_and_as_large_as_those_of_a_real_model(tiny, name):
     schedule, images, _, _ = SMALL[name]
-    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images)
+    algorithm = replace(PRESETS[name], schedule=schedule, group_size=images, minibatches=min(PRESETS[name].minibatches, images))
     policy = make(tiny("sd3"), sorted(algorithm.shadows), guidance=2.0)
     trainer = trainer_of(policy, algorithm)
     trainer.step()

@@ -19,7 +19,7 @@ from tests.support.text_policies import FAMILIES, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video
 
 WITH_CLIPS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl")
-ALGORITHM = replace(PRESETS["dr_grpo"], group_size=2).with_length(4)
+ALGORITHM = replace(PRESETS["dr_grpo"], group_size=2, minibatches=1).with_length(4)
 QUICK = settings(
     max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

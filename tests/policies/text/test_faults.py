@@ -18,7 +18,7 @@ from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rol
 from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
 from tests.support.videos import even, write_video
 
-GRPO = replace(PRESETS["dr_grpo"], group_size=3).with_length(6)
+GRPO = replace(PRESETS["dr_grpo"], group_size=3, minibatches=1).with_length(6)
 LORA = (("lora", LoraSettings(rank=4)),)
 
 

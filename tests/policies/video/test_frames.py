@@ -16,7 +16,7 @@ from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.types import Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.input import VideoInput, shuffle_frames
+from mmrl.policies.video.input import VideoInput, change_frames
 from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
 from mmrl.policies.video.settings import VideoSettings
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
@@ -297,8 +297,23 @@ def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
     order = np.random.RandomState(3).permutation(12)
     assert np.array_equal(mixed.pixels, plain.pixels[order]) and not np.array_equal(mixed.pixels, plain.pixels)
     assert np.array_equal(videos(Video(files["even.mp4"], frames=12, shuffle=3)).pixels, mixed.pixels)
-    assert not np.array_equal(shuffle_frames(plain, 4).pixels, mixed.pixels)
+    assert not np.array_equal(change_frames(plain, Video("v", shuffle=4)).pixels, mixed.pixels)
     assert len(videos.cache) == 1
+
+
+def test_noisy_frames_are_the_same_frames_with_noise_of_that_deviation(files):
+    videos = VideoInput(VideoSettings(workers=0), Plan())
+    clip = Video(files["even.mp4"], frames=12)
+    plain, noisy, again, other = (videos(replace(clip, noise=noise)) for noise in (None, (0.05, 1), (0.05, 1), (0.05, 2)))
+    assert noisy.times == plain.times and noisy.pixels.dtype == np.uint8
+    assert np.array_equal(noisy.pixels, again.pixels) and not np.array_equal(noisy.pixels, other.pixels)
+    inside = (plain.pixels > 80) & (plain.pixels < 175)  # six deviations of 12.75 from either end, so that nothing is cut
+    apart = (noisy.pixels.astype(float) - plain.pixels)[inside]
+    assert apart.size > 1000 and abs(apart.std() - 0.05 * 255) < 1.5 and abs(apart.mean()) < 1.5
+    both = videos(replace(clip, noise=(0.05, 1), shuffle=3))
+    shuffled = videos(replace(clip, shuffle=3))
+    assert np.array_equal(both.pixels, change_frames(shuffled, Video("v", noise=(0.05, 1))).pixels)
+    assert len(videos.cache) == 1 and np.array_equal(videos(clip).pixels, plain.pixels)
 
 
 def test_files_that_are_no_videos_are_named(tmp_path, files):

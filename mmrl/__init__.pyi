@@ -1,0 +1,30 @@
+"""The types of the public names; mmrl/__init__.py imports each on first use."""
+
+from collections.abc import Mapping
+
+from mmrl.algorithms.algorithm import Algorithm as Algorithm
+from mmrl.answers.boxes.box import Box as Box
+from mmrl.answers.spans.interval import Interval as Interval
+from mmrl.app.commands.api.evaluate import Evaluation as Evaluation
+from mmrl.app.commands.api.evaluate import evaluate as evaluate
+from mmrl.app.commands.api.fit import fit as fit
+from mmrl.app.commands.api.load import load_data as load_data
+from mmrl.app.commands.api.load import load_reward as load_reward
+from mmrl.app.commands.api.run import Run as Run
+from mmrl.core.protocols import Callback as Callback
+from mmrl.core.samples import Group as Group
+from mmrl.core.samples import Prompt as Prompt
+from mmrl.core.samples import Sample as Sample
+from mmrl.core.samples import Scored as Scored
+from mmrl.core.samples import Video as Video
+from mmrl.core.types import Examples as Examples
+from mmrl.core.types import Scores as Scores
+from mmrl.policies.flow.policy import FlowPolicy as FlowPolicy
+from mmrl.policies.flow.settings import FlowPolicyConfig as FlowPolicyConfig
+from mmrl.policies.text.policy import TextPolicy as TextPolicy
+from mmrl.policies.text.settings import TextPolicyConfig as TextPolicyConfig
+from mmrl.training.trainer import Trainer as Trainer
+
+__all__: list[str]
+__version__: str
+presets: Mapping[str, Algorithm]

@@ -1,0 +1,1 @@
+"""Training and evaluation for Python programs and notebooks: the objects of the caller become a config, and one loop runs it."""

@@ -1,0 +1,109 @@
+"""`mmrl.evaluate`: score prompts with a model as it is, or with a run's newest checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from mmrl.app.commands.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
+from mmrl.app.commands.api.run import Run
+from mmrl.app.commands.train import wanted_part
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.plugins.python_objects import offer
+from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
+from mmrl.app.run.context import distributed_run
+from mmrl.app.run.folder import RunDir
+from mmrl.app.toml.tables import Table, Values
+from mmrl.core.types import Examples
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.determinism import deterministic
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.rewards import RewardRunner
+from mmrl.training.state import seed
+
+SOURCE = "mmrl.evaluate"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The answer of `mmrl.evaluate`."""
+
+    metrics: Mapping[str, float]
+    """`eval/total`, `eval/<reward>`, `eval/<reward>/<part>`, ...: means over prompts."""
+    examples: Examples
+    """What was sampled, with every sample's scores."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{value:.4f}</td></tr>" for name, value in self.metrics.items())
+        return f"<table>{rows}</table>"
+
+
+def evaluate(
+    policy: PolicyInput | Run, *, prompts: PromptsInput, rewards: Sequence[RewardInput], **settings: object
+) -> Evaluation:
+    """Sample answers to prompts and score them; greedily for text, deterministically for pictures, unless settings say otherwise.
+
+    `mmrl.evaluate("runs/fit", prompts=held_out, rewards=["iou"], num_samples=4)`
+
+    Args:
+        policy: what `mmrl.fit` takes or gave back, or a run's folder: its newest whole checkpoint, and its `[policy]`.
+        prompts: what to score on, as `mmrl.fit` takes it; all of them unless `num_prompts` says how many.
+        rewards: as `mmrl.fit` takes them.
+        settings: keys of `[evaluation]`: `num_prompts`, `num_samples`, `seed`, `sampling`, `num_steps`, `guidance`, ...
+
+    Raises:
+        FileNotFoundError: a model, plug-in or data file is missing.
+        TypeError: an argument is of a kind that is not listed.
+        ValueError: the settings do not fit together, or the run has no whole checkpoint.
+    """
+    lent, run = Lent(), run_of(policy)
+    if run is not None:
+        values: Values = {key: value for key, value in Table.read(run.config_file).values.items() if key != "evaluation"}
+    else:
+        assert not isinstance(policy, Run)
+        table = policy_table(policy, kind_of_model(policy))
+        values = {"policy": table, "algorithm": {"preset": "cps" if table["kind"] == "flow" else "dr_grpo"}}
+    data = lent.data(prompts, "prompts")
+    values |= {"data": data, "reward": [lent.reward(reward) for reward in rewards]}
+    values["evaluation"] = merge({"data": data, "num_prompts": 2**31}, settings)
+    with offer(lent.objects):
+        return score(resolve(Table.of(values, SOURCE), name="evaluate"), run)
+
+
+def run_of(policy: object) -> RunDir | None:
+    """The run that is meant, if one is."""
+    folder = policy.folder if isinstance(policy, Run) else policy
+    if not isinstance(folder, str | Path):
+        return None
+    run = RunDir(Path(folder).expanduser())
+    return run if run.config_file.is_file() else None
+
+
+def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
+    """Build what evaluation needs, without an algorithm, and score."""
+    config = resolved.config
+    with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
+        seed(config.seed)
+        plug_ins = read_plug_ins(resolved)
+        with ranks.main_first():
+            loaded = load_rewards(plug_ins.rewards)
+            prompts = held_out_prompts(config, plug_ins.held_out) or []
+        config = with_local_model(config, ranks)
+        modality = modality_of(config.policy)
+        modality.check_prompts(prompts)
+        space = modality.box_space(config.policy)
+        rewards = RewardRunner([named_reward(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
+        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+        policy.prepare(accelerator)
+        step = 0
+        if run is not None:
+            state = Checkpoints(run.checkpoints).load()
+            policy.load_state_dict(wanted_part(state["policy"], policy.shadows, run))
+            step = int(state["index"])
+        settings = replace(config.evaluation, num_prompts=min(config.evaluation.num_prompts, len(prompts)))
+        sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
+        evaluator = Evaluator(policy, prompts, rewards, settings, sampling, ranks, variants)
+        metrics, groups, scores = evaluator.run(step)
+    return Evaluation(metrics, Examples(groups, scores))

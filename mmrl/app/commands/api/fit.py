@@ -1,0 +1,86 @@
+"""`mmrl.fit`: what `mmrl train` does, for the objects of a Python program."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmrl.app.commands.api.inputs import (
+    AlgorithmInput,
+    Lent,
+    PolicyInput,
+    PromptsInput,
+    RewardInput,
+    kind_for,
+    merge,
+    policy_table,
+)
+from mmrl.app.commands.api.notebook import NotebookProgress, in_notebook
+from mmrl.app.commands.api.run import Run
+from mmrl.app.commands.train import run_job
+from mmrl.app.config.run import RunConfig, resolve
+from mmrl.app.plugins.python_objects import offer
+from mmrl.app.run.build import on_the_terminal
+from mmrl.app.run.folder import RunDir
+from mmrl.app.toml.tables import Table
+from mmrl.core.protocols import Callback
+
+SOURCE = "mmrl.fit"
+"""Who said the values of such a run, in errors and in `mmrl show`."""
+
+
+def fit(
+    policy: PolicyInput,
+    algorithm: AlgorithmInput = "grpo",
+    *,
+    rewards: Sequence[RewardInput],
+    prompts: PromptsInput,
+    held_out: PromptsInput | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **settings: object,
+) -> Run:
+    """Train a model by reward; the same run as `mmrl train` makes of the same settings, with the same folder and report.
+
+    `mmrl.fit("Qwen/Qwen2.5-VL-3B-Instruct", "dapo", rewards=["iou", short], prompts=prompts, steps=200)`
+
+    Args:
+        policy: a model's folder or name, `tiny:<family>`, a `[policy]` table, or its settings as an object.
+        algorithm: a preset (`mmrl ls algorithms`), an `[algorithm]` table, or an `mmrl.Algorithm`.
+        rewards: functions from a group to one number per sample, names, or `[[reward]]` tables.
+        prompts: what to train on: `mmrl.Prompt`s, texts, the name of a data set, or a `[data]` table.
+        held_out: what to evaluate on before, after and every `evaluate_every` steps; None: nothing.
+        output: the run's folder; None: the next free one of runs/fit.
+        resume: go on from the last whole checkpoint in `output`, if there is one. Functions and prompts must be given again.
+        callbacks: told of steps, evaluations and checkpoints, on the main process.
+        settings: any other key of a config: `steps=200`, `prompts_per_step=16`, `optimizer={"lr": 1e-5}`, ...
+
+    Returns when the run is finished; or stopped by SIGTERM or Ctrl-C and saved, with `is_finished` False.
+
+    Raises:
+        FileNotFoundError: a model, plug-in or data file is missing.
+        TypeError: an argument is of a kind that is not listed above.
+        ValueError: the settings do not fit together, the folder holds a run already, or training cannot go on.
+    """
+    if not rewards or isinstance(rewards, str):
+        raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')
+    lent = Lent()
+    values = {
+        "algorithm": lent.algorithm(algorithm),
+        "policy": policy_table(policy, kind_for(algorithm)),
+        "data": lent.data(prompts, "prompts"),
+        "reward": [lent.reward(reward) for reward in rewards],
+    }
+    if held_out is not None:
+        values["evaluation"] = {"data": lent.data(held_out, "held_out")}
+    values = merge(values, settings) | ({} if output is None else {"output": str(output)})
+    if resume and output is None:
+        raise ValueError("resume=True needs output: the folder of the run to go on with")
+    resolved = resolve(Table.of(values, SOURCE), name="fit")
+    folder = RunDir(Path(output).expanduser()) if resume and output is not None else None
+
+    def watchers(config: RunConfig) -> Sequence[Callback]:
+        return [*([NotebookProgress(config.steps)] if in_notebook() else on_the_terminal(config)), *callbacks]
+
+    with offer(lent.objects):
+        run, job = run_job(resolved, folder.path if folder and folder.exists() else None, watchers)
+    return Run(run.path, job.policy, not job.trainer.is_stopped)

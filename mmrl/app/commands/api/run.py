@@ -1,0 +1,43 @@
+"""A run that was trained from Python: where it lies, what it measured, and how a notebook shows it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from mmrl.app.report.data import Change, changes, load
+from mmrl.app.run.folder import RunDir
+from mmrl.core.protocols import Policy
+
+
+@dataclass(frozen=True)
+class Run:
+    """The answer of `mmrl.fit`. `mmrl report`, `compare`, `export` and `sample` take its folder."""
+
+    folder: Path
+    policy: Policy
+    """With the trained weights."""
+    is_finished: bool
+    """False: it was stopped and saved, and `resume=True` goes on."""
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, int | float]]:
+        """What every step and evaluation measured, in order; `step` is among it."""
+        return RunDir(self.folder).read_metrics().lines
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        """Held-out figures before and after, with their uncertainty; empty without two evaluations."""
+        return changes(load(self.folder))
+
+    @property
+    def report(self) -> Path:
+        """The run's page; it exists where the extra `report` is installed."""
+        return RunDir(self.folder).report_file
+
+    def _repr_html_(self) -> str:
+        """Curves and figures, for notebooks."""
+        from mmrl.app.commands.api.notebook import figures_html
+
+        state = "finished" if self.is_finished else "stopped and saved; go on with resume=True"
+        return f"<p><code>{escape(str(self.folder))}</code>: {state}</p>{figures_html(self.folder)}"

@@ -1,0 +1,188 @@
+"""The settings of a class or function: name, type, range, default and meaning, read from its annotations and the words beside them."""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
+
+from mmrl.app.toml.objects import RESERVED
+
+WIDTH = 80
+"""Columns of a terminal that every line fits."""
+WORDS: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "none", Path: "path"}
+ARGUMENT = re.compile(r"^(\w+): (.*)$")
+REQUIRED = "required"
+
+
+@runtime_checkable
+class HasWords(Protocol):
+    """A mark beside a type that says which values are allowed."""
+
+    @property
+    def words(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`Setting("threshold", "number", "0 to 1", "0.5", "IoU from which an answer counts.")`."""
+
+    name: str
+    type: str
+    range: str
+    """Empty: any value of the type."""
+    default: str
+    """As TOML writes it; `required` where there is none."""
+    meaning: str
+
+    def lines(self, indent: str = "  ") -> list[str]:
+        """Name, type, range and default, and the meaning below, none wider than a terminal."""
+        limits = f", {self.range}" if self.range else ""
+        default = REQUIRED if self.default == REQUIRED else f"default {self.default}"
+        head = f"{self.name}: {self.type}{limits}; {default}"
+        return [*wrapped(head, indent, indent + " " * 4), *(wrapped(self.meaning, indent + " " * 4) if self.meaning else [])]
+
+
+def wrapped(text: str, first: str, later: str | None = None) -> list[str]:
+    """Lines of at most WIDTH characters; a word longer than that stays whole."""
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=first if later is None else later, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def settings_of(thing: Callable[..., Any], skip: int = 0) -> list[Setting]:
+    """What a config may say of it, in the order of its fields or arguments.
+
+    Args:
+        skip: leading arguments that the caller gives by position.
+    """
+    hints = get_type_hints(thing, include_extras=True)
+    if inspect.isclass(thing) and is_dataclass(thing):
+        notes = field_notes(thing)
+        shown = [f for f in fields(thing) if f.init][skip:]
+        found = [(f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in shown]
+        return [
+            setting(
+                f"{name}_" if name in RESERVED else name, hints[name], MISSING if value is MISSING else value, notes.get(name, "")
+            )
+            for name, value in found
+        ]
+    notes = argument_notes(inspect.getdoc(thing) or "")
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = [p for p in inspect.signature(thing).parameters.values() if p.kind in kinds][skip:]
+    if inspect.isclass(thing):
+        hints = get_type_hints(thing.__init__, include_extras=True)
+        notes |= argument_notes(inspect.getdoc(thing.__init__) or "")
+    return [
+        setting(p.name, hints.get(p.name, object), MISSING if p.default is p.empty else p.default, notes.get(p.name, ""))
+        for p in parameters
+    ]
+
+
+def facts_of(cls: type) -> list[Setting]:
+    """What a class says of itself: its class variables, and its fields' defaults."""
+    hints, notes = get_type_hints(cls, include_extras=True), field_notes(cls)
+    values = {name: getattr(cls, name) for name in hints if hasattr(cls, name) and not name.startswith("_")}
+    plain = {name: get_args(hint)[0] if get_origin(hint) is ClassVar else hint for name, hint in hints.items()}
+    return [setting(name, plain[name], value, notes.get(name, "")) for name, value in values.items()]
+
+
+def setting(name: str, hint: object, value: object, meaning: str) -> Setting:
+    return Setting(name, type_words(hint), range_words(hint), REQUIRED if value is MISSING else toml_text(value), meaning)
+
+
+def type_words(hint: object) -> str:
+    """A type in words: `number or none`, `"k1" or "k3"`, `list of text`."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in WORDS:
+        return WORDS[hint]
+    if origin is Annotated:
+        return type_words(inner[0])
+    if origin is Literal:
+        return " or ".join(toml_text(word) for word in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(type_words(one) for one in inner))
+    name = getattr(origin or hint, "__name__", str(hint))
+    if name in ("Mapping", "dict"):
+        return "table"
+    if name in ("tuple", "list", "Sequence", "frozenset"):
+        one = [type_words(item) for item in inner if item is not Ellipsis]
+        return f"list of {' and '.join(dict.fromkeys(one))}" if one else "list"
+    if name in ("object", "Any"):
+        return "any value"
+    if name == "Callable" or (inspect.isclass(hint) and getattr(hint, "_is_protocol", False)):
+        return "a table with `use`"
+    return f"table {name}" if inspect.isclass(hint) and is_dataclass(hint) else name
+
+
+def range_words(hint: object) -> str:
+    """The ranges that marks beside a type, or inside it, say in words."""
+    found = [mark.words for mark in get_args(hint)[1:] if isinstance(mark, HasWords)] if get_origin(hint) is Annotated else []
+    found += [words for one in get_args(hint) if (words := range_words(one))]
+    return " or ".join(dict.fromkeys(found))
+
+
+def toml_text(value: object) -> str:
+    """A default as TOML writes it; a part as its class and what it sets."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, str | Path):
+        return f'"{value}"'
+    if isinstance(value, tuple | list | frozenset | set):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml_text(item)}" for key, item in value.items()) + "}"
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+def field_notes(cls: type) -> dict[str, str]:
+    """Field -> the words below it, of a class and those it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if base is not object and is_dataclass(base):
+            found |= dict(notes_in(class_body(base)))
+    return found
+
+
+def notes_in(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for statement, below in pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and isinstance(below, ast.Expr):
+            text = ast.literal_eval(below.value) if isinstance(below.value, ast.Constant) else ""
+            yield statement.target.id, " ".join(str(text).split())
+
+
+def class_body(cls: type) -> Sequence[ast.stmt]:
+    """The statements of a class; none where its source is not to be had."""
+    try:
+        tree = tree_of(inspect.getsourcefile(cls) or "")
+    except (OSError, TypeError):
+        return []
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+    return found[0].body if found else []
+
+
+@cache
+def tree_of(file: str) -> ast.Module:
+    return ast.parse(Path(file).read_text(encoding="utf-8"))
+
+
+def argument_notes(document: str) -> dict[str, str]:
+    """Argument -> its words, of a docstring's chapter `Args:`."""
+    chapter = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", document, re.MULTILINE | re.DOTALL)
+    found: dict[str, str] = {}
+    name = ""
+    for line in textwrap.dedent(chapter[1]).splitlines() if chapter else []:
+        start = ARGUMENT.match(line)
+        if start:
+            name = start[1]
+            found[name] = start[2].strip()
+        elif name:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+    return found

@@ -1,0 +1,168 @@
+"""Everything that `mmrl show` knows by name beside algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.commands.settings import Setting, facts_of, settings_of, wrapped
+from mmrl.app.config.slots import SLOTS, kinds
+from mmrl.app.config.slots import place as place_of_slot
+from mmrl.app.plugins.catalog import catalog
+from mmrl.app.plugins.resolve import Listed, load, locate
+
+PLUG_INS = {"rewards": "[[reward]]", "datasets": "[data]"}
+"""Kind of plug-in -> the table of a config that names one."""
+CLASSES = ("parts", "samplers", "generators", "families")
+"""The other kinds that `mmrl ls` lists; to know them is to load torch."""
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something with settings."""
+
+    kind: str
+    """reward, data set, part of advantage, sampler, family of vision-language models, ..."""
+    name: str
+    table: str
+    """How a config names it."""
+    found: Callable[..., Any]
+    settings: Sequence[Setting]
+    document: str
+
+    def lines(self) -> Iterator[str]:
+        """Its documentation, its file, and its settings."""
+        yield f"{self.name}: {self.kind}"
+        yield f"{source_of(self.found)}"
+        yield ""
+        yield from self.document.strip().splitlines()
+        yield ""
+        yield from wrapped(self.table, "")
+        for setting in self.settings:
+            yield from setting.lines()
+        if not self.settings:
+            yield "  no settings"
+
+
+def things_called(name: str) -> list[Thing]:
+    """All that have this name, which may be of several kinds (`shapes` is a reward and a data set): `datasets/shapes` is one of them.
+
+    Raises:
+        ValueError: a plug-in's file does not load.
+    """
+    kind, _, rest = name.partition("/")
+    if kind in PLUG_INS and rest:
+        return [plug_in(rest, kind)] if rest in names_of(kind) else []
+    if name.partition(":")[0].endswith(".py"):
+        return [own_file(name)]
+    return [*(plug_in(name, kind) for kind in PLUG_INS if name in names_of(kind)), *classes_called(name)]
+
+
+def names_of(kind: str) -> list[str]:
+    return [listed.name for listed in catalog(kind)]
+
+
+def all_names() -> list[str]:
+    """Every name that `things_called` knows."""
+    return [
+        *(name for kind in PLUG_INS for name in names_of(kind)),
+        *(listed.name for kind in CLASSES for listed in classes(kind)),
+    ]
+
+
+def plug_in(name: str, kind: str) -> Thing:
+    """A reward or data set: a function's first argument is the group of a reward, and none of a data set's."""
+    found = load(name, kind)
+    skip = 0 if inspect.isclass(found) or kind == "datasets" else 1
+    document = inspect.getdoc(inspect.getmodule(found)) or ""
+    word = {"rewards": "a reward", "datasets": "a data set"}[kind]
+    return Thing(word, name, f'{PLUG_INS[kind]} use = "{name}" takes', found, settings_of(found, skip), document)
+
+
+def own_file(spec: str) -> Thing:
+    """What a file of the user's own offers."""
+    locate(spec, "rewards")
+    found = load(spec, "rewards")
+    first = next(iter(inspect.signature(found).parameters), "")
+    skip = 1 if not inspect.isclass(found) and first in ("group", "prompts", "images", "scores", "rollouts", "batch") else 0
+    document = inspect.getdoc(inspect.getmodule(found)) or ""
+    return Thing("a plug-in of your own", spec, f'use = "{spec}" takes', found, settings_of(found, skip), document)
+
+
+def classes_called(name: str) -> Iterator[Thing]:
+    for slot in SLOTS:
+        if name in kinds(slot):
+            cls = kinds(slot)[name]
+            table = f'{place_of_slot(slot)} kind = "{name}" takes'
+            word = "a sampler" if slot == "sampler" else f"a part of {slot}"
+            yield Thing(word, name, table, cls, settings_of(cls, len(SLOTS[slot].made_with)), inspect.getdoc(cls) or "")
+    for cls in inner_parts():
+        if cls.__name__ == name:
+            yield Thing("a part inside a schedule", name, "its fields", cls, settings_of(cls), inspect.getdoc(cls) or "")
+    for word, cls in generators().items():
+        kind = word.partition(".")[0]
+        if name in (word, cls.__name__):
+            table = f"every run whose policy.kind is {kind!r} has it; it takes"
+            yield Thing(f"a generator of {kind} policies", word, table, cls, [], document_of(cls))
+    from mmrl.policies.text.families.qwen_vl import BOX_SPACES
+
+    for model, cls in families().items():
+        if name in (model, cls.__name__):
+            told = {"box_space": f'"{BOX_SPACES[model]}"'} if model in BOX_SPACES and name == model else {}
+            table = "chosen by the model's own files; what it says of such models, which no config sets"
+            facts = [replace(one, default=told.get(one.name, one.default)) for one in facts_of(cls)]
+            yield Thing("a family of models", name, table, cls, facts, document_of(cls))
+            return
+
+
+def document_of(cls: type) -> str:
+    """The documentation of a class and of its file."""
+    parts = [inspect.getdoc(inspect.getmodule(cls)) or "", inspect.getdoc(cls) or ""]
+    return "\n\n".join(dict.fromkeys(part for part in parts if part))
+
+
+def inner_parts() -> list[type]:
+    """Dynamics and spacings, which schedules hold."""
+    from mmrl.flow import dynamics, sigmas, times
+
+    found = [value for module in (dynamics, sigmas, times) for value in vars(module).values() if inspect.isclass(value)]
+    return [cls for cls in dict.fromkeys(found) if is_dataclass(cls) and cls.__module__.startswith("mmrl.flow")]
+
+
+def generators() -> dict[str, type]:
+    """Kind of policy -> what writes or draws its samples."""
+    from mmrl.policies.flow.generate import LocalGenerator as Draws
+    from mmrl.policies.text.generate import LocalGenerator as Writes
+
+    return {"text.LocalGenerator": Writes, "flow.LocalGenerator": Draws}
+
+
+def families() -> dict[str, type]:
+    """model_type of transformers, or transformer class of diffusers -> the family."""
+    from mmrl.policies.flow.loading import FAMILIES as DRAWING
+    from mmrl.policies.text.families import FAMILIES as WRITING
+
+    return {**WRITING, **DRAWING}
+
+
+def classes(kind: str) -> list[Listed]:
+    """Names, summaries and files of parts, samplers, generators or families, sorted by name."""
+    found: dict[str, type] = {}
+    if kind == "parts":
+        found = {name: cls for slot in SLOTS if slot != "sampler" for name, cls in kinds(slot).items()}
+        found |= {cls.__name__: cls for cls in inner_parts()}
+    elif kind == "samplers":
+        found = dict(kinds("sampler"))
+    else:
+        found = generators() if kind == "generators" else families()
+    rows = [Listed(name, (inspect.getdoc(cls) or "").split("\n")[0], Path(inspect.getfile(cls))) for name, cls in found.items()]
+    return sorted(rows, key=lambda listed: listed.name)
+
+
+def source_of(found: Callable[..., Any]) -> str:
+    """File and line of a definition, from the folder that mmrl lies in."""
+    file = Path(inspect.getsourcefile(found) or "?")
+    base = Path(__file__).resolve().parents[3]
+    shortest = file.relative_to(base) if file.is_relative_to(base) else file
+    return f"{shortest}:{inspect.getsourcelines(found)[1]}"

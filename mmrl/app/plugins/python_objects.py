@@ -1,0 +1,45 @@
+"""Plug-ins that are objects of the program that calls mmrl, not files: `use = "python:short"` in a run's config.toml."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+PREFIX = "python:"
+_OBJECTS: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("_OBJECTS", default=MappingProxyType({}))
+"""Name -> object, as long as the call lasts that was given them."""
+
+
+@contextmanager
+def offer(objects: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let configs name these objects while inside."""
+    token = _OBJECTS.set(objects)
+    try:
+        yield
+    finally:
+        _OBJECTS.reset(token)
+
+
+def find_object(use: str) -> Callable[..., Any]:
+    """The object that a config calls `python:<name>`.
+
+    Raises:
+        ValueError: it belonged to a program that has ended, or to another call.
+    """
+    name, known = use.removeprefix(PREFIX), _OBJECTS.get()
+    if name not in known:
+        raise ValueError(
+            f"{use!r} was an object of a Python program, which a config cannot bring back: give it to mmrl.fit or mmrl.evaluate "
+            "again (output=the run's folder, resume=True), or write its file in the config (use = './mine.py:name')"
+        )
+    return known[name]
+
+
+def is_of_python(value: object) -> bool:
+    """Does a table name such an object, at any depth?"""
+    if isinstance(value, Mapping):
+        return any(map(is_of_python, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_of_python, value))
+    return isinstance(value, str) and value.startswith(PREFIX)

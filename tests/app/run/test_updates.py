@@ -1,0 +1,75 @@
+"""A run says before its first step where its objective cannot act, and refuses minibatches that would be empty."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.plan import draw_up, plan
+from mmrl.app.commands.train import fit
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import Job, build
+from mmrl.app.run.context import idle_terms
+from mmrl.app.run.folder import RunDir
+from mmrl.core.ranks import Ranks
+from tests.support.trainers import make_trainer
+
+LATER = "acts only from the second update on"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algorithm.preset=grpo"], None),
+        (["algorithm.preset=grpo", "algorithm.objective.0.high=0.28"], None),
+        (["algorithm.preset=gspo"], None),
+        (["algorithm.preset=rloo"], None),
+        (["algorithm.preset=gspo", "algorithm.minibatches=1", "algorithm.epochs=2"], None),
+        (
+            ["algorithm.preset=gspo", "algorithm.minibatches=1"],
+            "where Clip is plain REINFORCE: take 4 minibatches, 1 passes (preset gspo)",
+        ),
+        (
+            ["algorithm.preset=reg_grpo", "algorithm.epochs=1"],
+            "AdvantageRegression is plain REINFORCE of whole rollouts, times 20",
+        ),
+        (['algorithm.objective=[{kind = "Gmpo"}]'], "where Gmpo is plain REINFORCE: take 2 minibatches or more with"),
+        (['algorithm.objective=[{kind = "ClipCov"}]'], None),
+    ],
+)
+def test_an_objective_that_cannot_act_is_known(words: Sequence[str], told: str | None):
+    warning = idle_terms(configs.load("tiny/image", words).config.algorithm)
+    assert (warning is None) == (told is None)
+    if warning is not None and told is not None:
+        assert LATER in warning and told in warning and "algorithm.minibatches" in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algorithm.preset=kl_cov"], "prompts_per_step = 4 has 4 groups, which the objective needs whole"),
+        (["algorithm.minibatches=17"], r"minibatches is 17, .* has 16 rollouts"),
+    ],
+)
+def test_empty_minibatches_are_refused_before_the_model_is_looked_for(words: Sequence[str], told: str):
+    resolved = configs.load("tiny/image", [*words, "policy.model=nowhere"])
+    for refused in (build, draw_up):
+        with pytest.raises(ValueError, match=told):
+            refused(resolved)
+
+
+def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match="3 processes cannot share"):
+        plan("tiny/image", ["algorithm.preset=sapo", "algorithm.minibatches=1"], processes=3)
+    assert LATER in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("words", "said"), [(["algorithm.minibatches=1"], True), ([], False)])
+def test_the_first_step_of_a_run_says_so(tmp_path: Path, words: Sequence[str], said: bool):
+    config = configs.load("tiny/image", ["algorithm.preset=sapo", *words]).config
+    trainer, run = make_trainer(config.algorithm.algorithm, steps=1), RunDir.create(tmp_path / "run")
+    fit(Job(config, trainer.policy, trainer, None, None), run, Ranks())
+    lines = run.warnings_file.read_text().splitlines() if run.warnings_file.exists() else []
+    told = [json.loads(line) for line in lines]
+    assert [(one["step"], "Sapo is plain REINFORCE" in one["text"]) for one in told if LATER in one["text"]] == [(0, True)] * said

@@ -1,0 +1,208 @@
+"""How often a step's rollouts are trained on: every preset's own term acts, and nothing trains on empty minibatches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.flow import RatioNorm
+from mmrl.algorithms.objectives.regression import AdvantageRegression
+from mmrl.algorithms.objectives.terms import actions_only
+from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
+from mmrl.algorithms.presets import PRESETS, flow
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.protocols import ComparesWithOld
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS, STD
+from mmrl.core.types import Batch, Reading, Rollouts, Scope
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.trainer import Trainer
+from tests.flow.test_learning import small
+from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.trainers import make_trainer
+from tests.training.test_golden import InDouble, float64
+
+OF_ITS_ADVANTAGE = "one update as in grpo: what is its own is the advantage"
+EXEMPT = {
+    "grpo": "its paper takes one update",
+    "rloo": "no ratio",
+    "opo": "no ratio: exactly on-policy",
+    "gpg": "no ratio",
+    "pass_at_k": OF_ITS_ADVANTAGE,
+    "gdpo": OF_ITS_ADVANTAGE,
+    "mc_grpo": OF_ITS_ADVANTAGE,
+    "tw_grpo": "its authors' script takes one update: what is its own is the importance, see test_video_methods.py",
+    "t_grpo": "its authors' code takes one update: what is its own is the bonus",
+    "temp_samp_r1": "what is its own is the given sample and the bent reward",
+    "grpo_care": "what is its own is the bonus",
+    "urpa": "what is its own is the reward",
+    "diffusion_nft": "no ratio",
+    "awm": "its paper takes one update, and its ratio is that of the policy with itself",
+}
+"""Presets whose objective need not act as itself, and why."""
+ACTING = sorted(set(PRESETS) - set(EXEMPT))
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What a surrogate's gradient is while policy and old are the same, at every update: REINFORCE, dealt as the surrogate is."""
+
+    term: Any
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, STD) if isinstance(self.term, RatioNorm) else (LOGPROBS,)
+
+    @property
+    def scope(self) -> Scope:
+        return self.term.scope
+
+    @property
+    def credited(self) -> bool:
+        return True
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = batch.rollouts.action_mask
+        logprobs = actions_only(readings[LOGPROBS], mask)
+        if isinstance(self.term, AdvantageRegression):
+            return actions_only((-2 / self.term.eps * batch.advantages * logprobs.sum(1, keepdim=True)), mask), {}
+        scale = readings[STD] if isinstance(self.term, RatioNorm) else 1.0
+        return -batch.advantages * actions_only(scale * logprobs, mask), {}
+
+
+def twin(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with REINFORCE in place of every term that takes credit and compares with the weights that sampled."""
+    terms = ((coef, Twin(term) if term.credited and OLD_LOGPROBS in term.reads else term) for coef, term in algorithm.objective)
+    return replace(algorithm, objective=tuple(terms))
+
+
+def preset(name: str) -> Algorithm:
+    """The preset as the fakes can run it, with its own updates and terms, and advantages in float64."""
+    algorithm = small(name) if name in flow.PRESETS else PRESETS[name]
+    if isinstance(algorithm.planner, WithTruth):
+        algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
+    if isinstance(algorithm.planner, DifficultyAware):
+        algorithm = replace(algorithm, planner=replace(algorithm.planner, window=16))
+    return replace(algorithm, advantage=InDouble(algorithm.advantage))
+
+
+def trainer_of(algorithm: Algorithm, **numbers: Any) -> Trainer:
+    if algorithm.schedule is not None:
+        return make_trainer(algorithm, **{"lr": 1e-2} | numbers)
+    policy = FakeTextPolicy(views=algorithm.views)
+    numbers = {"optimizer": OptimizerSettings(lr=2e-2)} | numbers
+    return make_trainer(algorithm, policy=policy, sampler=Shuffled(prompts(), seed=0), **numbers)
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+def apart(one: Algorithm, other: Algorithm, optimizer: OptimizerSettings) -> float:
+    """How far two algorithms are from each other after one step, as a share of how far the second one went."""
+    with float64():
+        trainers = [trainer_of(algorithm, optimizer=optimizer) for algorithm in (one, other)]
+        start = weights(trainers[0]).clone()
+        for trainer in trainers:
+            trainer.step()
+        ends = [weights(trainer) for trainer in trainers]
+    return float((ends[0] - ends[1]).norm() / (ends[1] - start).norm())
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_a_presets_own_term_acts(name: str):
+    algorithm = preset(name)
+    assert algorithm.updates > 1 and not algorithm.idle_terms
+    assert apart(algorithm, twin(algorithm), OptimizerSettings(lr=1e-2 if algorithm.schedule else 2e-2)) > 0.02
+
+
+@pytest.mark.parametrize("name", sorted(set(ACTING) - {"clip_cov"}))
+def test_with_one_update_it_is_its_reinforce_twin(name: str):
+    algorithm = replace(preset(name), minibatches=1, epochs=1)
+    assert algorithm.idle_terms
+    assert apart(algorithm, twin(algorithm), OptimizerSettings("sgd", lr=1e-2, clip_norm=0.0)) < 1e-6
+
+
+def test_presets_that_need_not_act_have_no_ratio_or_one_update():
+    assert set(EXEMPT) <= set(PRESETS)
+    for name in EXEMPT:
+        algorithm = PRESETS[name]
+        compares = [term for _, term in algorithm.objective if isinstance(term, ComparesWithOld) and term.at_first_update]
+        assert algorithm.updates == 1, f"{name}: take it out of EXEMPT"
+        assert bool(compares) != ("no ratio" in EXEMPT[name] or name == "awm"), name
+
+
+def regression_error(algorithm: Algorithm) -> float:
+    """After one step: mean (A - z)^2, z = the log-ratios of whole rollouts, standardized in their group; 4 for opposites."""
+    with float64():
+        trainer, seen = trainer_of(algorithm, prompts_per_step=8), list[Batch]()
+        update = trainer.update
+        trainer.update = lambda batch: (seen.append(batch), update(batch))[1]
+        trainer.step()
+        rollouts = seen[-1].rollouts
+        with torch.no_grad():
+            logprobs = trainer.policy.read(rollouts.trace, (LOGPROBS,), rollouts.action_mask)[LOGPROBS]
+    moved = (actions_only(logprobs - rollouts.recorded[ROLLOUT_LOGPROBS], rollouts.action_mask)).sum(1)
+    errors = []
+    for group_id in rollouts.group_ids.unique():
+        rows = rollouts.group_ids == group_id
+        advantages, rho = seen[-1].advantages[rows, 0], moved[rows]
+        if bool(advantages.any()):
+            errors.append(float(((advantages - (rho - rho.mean()) / rho.std(correction=0)) ** 2).mean()))
+    return sum(errors) / len(errors)
+
+
+def test_regression_brings_log_ratios_to_the_advantages_where_reinforce_drives_them_apart():
+    algorithm = preset("reg_grpo")
+    found, reinforce, once = (regression_error(a) for a in (algorithm, twin(algorithm), replace(algorithm, epochs=1)))
+    assert found < 0.5 * once < once < reinforce  # 0.24, 0.54, 0.73
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "prompts", "told"),
+    [
+        (
+            "grpo",
+            {"minibatches": 33},
+            4,
+            r"minibatches is 33, .* has 32 rollouts .* minibatches = 32 or less, or prompts_per_step = 5",
+        ),
+        ("kl_cov", {}, 7, r"minibatches is 8, .* has 7 groups, which the objective needs whole, .* prompts_per_step = 8 or more"),
+        (
+            "reinforce_pp",
+            {},
+            4,
+            r"minibatches is 8, .* has 4 rollouts .* minibatches = 4 or less, or prompts_per_step = 8 or more",
+        ),
+    ],
+)
+def test_more_minibatches_than_units_are_refused(name: str, changes: dict[str, int], prompts: int, told: str):
+    algorithm = replace(PRESETS[name], **changes)
+    with pytest.raises(ValueError, match=told):
+        make_trainer(algorithm, prompts_per_step=prompts)
+    make_trainer(replace(algorithm, minibatches=algorithm.units(prompts)), prompts_per_step=prompts)
+
+
+@dataclass(frozen=True)
+class OneRow:
+    """Only the first rollout trains."""
+
+    def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:
+        mask = torch.zeros_like(rollouts.action_mask)
+        mask[0] = True
+        return mask
+
+
+def test_a_minibatch_with_nothing_to_train_on_is_no_update():
+    trainer = make_trainer(replace(PRESETS["grpo"], minibatches=4, masks=(OneRow(),)))
+    trained: list[bool] = []
+    update = trainer.update
+    trainer.update = lambda batch: (trained.append(bool(batch.rollouts.action_mask.any())), update(batch))[1]
+    for _ in range(3):
+        trainer.step()
+    assert trained == [True] * 3
+    assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {3}
