@@ -75,7 +75,8 @@ def mmrl(
 ) -> None:
     """Group-relative RL fine-tuning of vision-language models, video LLMs and image generators.
 
-    Start with [bold]mmrl demo grounding[/bold], then look at [bold]mmrl ls[/bold] and [bold]mmrl show grpo[/bold]. From Python: [bold]mmrl.fit[/bold].
+    Start with [bold]mmrl demo grounding[/bold], then look at [bold]mmrl ls[/bold] and [bold]mmrl show grpo[/bold].
+    From Python: [bold]mmrl.fit[/bold].
     """
 
 

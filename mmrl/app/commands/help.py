@@ -1,4 +1,4 @@
-"""`--help` in the order of a person's day, an example under every command, and the names that a shell completes; loads no torch."""
+"""`--help` in the order of a person's day, an example under every command, and names that a shell completes; loads no torch."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -74,7 +74,7 @@ def test_a_run_that_is_interrupted_returns_and_goes_on_to_the_same_numbers(tmp_p
 
 def test_a_run_of_python_objects_says_so_to_the_command(whole: mmrl.Run):
     with pytest.raises(ValueError, match=r"'python:(letters|prompts)' was an object of a Python program.*mmrl\.fit"):
-        train(TrainArguments([], resume=whole.folder))
+        train(TrainArguments(["steps=4"], resume=whole.folder))
 
 
 def test_the_same_numbers_as_the_command(tmp_path: Path):
