@@ -65,8 +65,8 @@ class TreeNorm:
             return mean_of_leaves(totals, nodes, keep)
         if ROLLOUT_LOGPROBS not in rollouts.recorded:
             raise ValueError(
-                "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but they are not at hand "
-                "(training on several processes gathers none): set fusion = 'mean'"
+                "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but none were recorded: "
+                "set advantage.fusion = 'mean'"
             )
         return path_weighted(totals, nodes, keep, rollouts.recorded[ROLLOUT_LOGPROBS])
 
