@@ -16,7 +16,7 @@ from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, Sequenc
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Batch, Counts, Reading
+from mmrl.core.types import Batch, Counts, Reading, Scope
 from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
 
 SURROGATES: dict[str, Term] = {
@@ -213,8 +213,8 @@ def test_importance_weights_are_multiplied():
         """1 + slope t for action t."""
 
         slope: float
-        reads = ()
-        scope = "action"
+        reads: tuple[Reading, ...] = ()
+        scope: Scope = "action"
 
         def __call__(self, batch, counts):
             return torch.ones_like(batch.advantages) + self.slope * torch.arange(batch.advantages.shape[1])

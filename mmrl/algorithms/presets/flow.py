@@ -58,7 +58,7 @@ cps = replace(
     objective=((1.0, Clip(low=1e-5, high=1e-5)),),
     schedule=Full(num_steps=10, dynamics="cps", level=0.8),
 )
-"""Flow-GRPO with noise that preserves the coefficients of signal and noise, so that no noise is left at the end.
+"""Flow-GRPO with noise that preserves the coefficients of signal and noise: none is left at the end.
 
 Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching, arXiv:2509.05952.
 The log-probability is the authors': -(x' - mean)^2 without the variance, which the clip range assumes. No KL. 2 updates per
@@ -191,11 +191,12 @@ pref_grpo = replace(
         num_steps=25, dynamics="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)
     ),
     group_size=8,
+    needs_rewards=("pairwise_win_rate",),
 )
 """Rewards are win rates of pairwise comparisons inside the group; normalized ratios.
 
 Pref-GRPO: Pairwise Preference Reward-based GRPO for Stable Text-to-Image Reinforcement Learning, arXiv:2508.20751.
-2 updates per step; with one all ratios are 1. The win rate is a reward: configure one that compares the images of a group. The
+2 updates per step; with one all ratios are 1. The win rate is the reward pairwise_win_rate, without which a run is refused. The
 code mixes 0.6 of CLIP in and standardizes the sum once more over the batch (advantage Decoupled with whiten = "rollout").
 Nothing else is left out.
 """
