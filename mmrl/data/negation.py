@@ -4,8 +4,8 @@ import re
 
 NEGATED = {
     "is": "isn't", "are": "aren't", "was": "wasn't", "were": "weren't", "do": "don't", "does": "doesn't", "did": "didn't",
-    "has": "hasn't", "have": "haven't", "had": "hadn't", "can": "can't", "could": "couldn't", "will": "won't", "would": "wouldn't",
-    "should": "shouldn't", "must": "mustn't", "might": "mightn't",
+    "has": "hasn't", "have": "haven't", "had": "hadn't", "can": "can't", "could": "couldn't", "will": "won't",
+    "would": "wouldn't", "should": "shouldn't", "must": "mustn't", "might": "mightn't",
 }  # fmt: skip
 """Auxiliary -> its negation. `may`, which has none, is left out."""
 ASKING = frozenset(("what", "which", "who", "whom", "whose", "where", "when", "why", "how"))

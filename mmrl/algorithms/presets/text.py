@@ -239,8 +239,8 @@ mm_upt = replace(
 """GRPO without labels: the group's most frequent answer is the truth.
 
 Unsupervised Post-Training for Multi-Modal LLM Reasoning via GRPO (MM-UPT), arXiv:2505.22453.
-The vote is the reward majority_vote, without which a run is refused. Numbers are those of the authors' config: 4 updates per step,
-temperature 0.7, top-p 0.99; with one update the clip never acts. Not implemented: questions that the model makes up itself.
+The vote is the reward majority_vote, without which a run is refused. Numbers are those of the authors' config: 4 updates per
+step (with one the clip never acts), temperature 0.7, top-p 0.99. Not implemented: questions that the model makes up itself.
 """
 
 PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

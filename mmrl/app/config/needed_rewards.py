@@ -31,9 +31,9 @@ def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: 
     for needed in assembly.algorithm.needs_rewards:
         if needed not in trained:
             raise ValueError(
-                f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward {needed!r}, and no "
-                f"[[reward]] with a weight above 0 is it: add [[reward]] with use = {needed!r}, or set algorithm.needs_rewards = [] "
-                "where a reward of yours takes its place"
+                f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward {needed!r}, and "
+                f"no [[reward]] with a weight above 0 is it: add [[reward]] with use = {needed!r}, or set "
+                "algorithm.needs_rewards = [] where a reward of yours takes its place"
             )
 
 

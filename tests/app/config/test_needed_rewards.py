@@ -34,7 +34,7 @@ def test_every_need_is_a_shipped_reward():
 @pytest.mark.parametrize("other", ['use = "length"', 'use = "{needed}"\nweight = 0.0', 'use = "{needed}"\nweight = -1.0'])
 def test_a_method_without_its_reward_is_refused(preset: str, needed: str, other: str):
     written = '[[reward]]\nuse = "format"\n[[reward]]\n' + other.replace("{needed}", needed)
-    message = rf"algorithm.preset is '{preset}', a method that trains on the reward '{needed}'.*add \[\[reward\]\] with use = '{needed}'"
+    message = rf"algorithm.preset is '{preset}', a method that trains on the reward '{needed}'.* with use = '{needed}', or"
     with pytest.raises(ValueError, match=message):
         run(preset, written)
     assert run(preset, written, "needs_rewards = []").config.algorithm.algorithm.needs_rewards == ()
