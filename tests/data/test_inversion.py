@@ -137,4 +137,4 @@ def test_an_inverted_row_is_still_checked():
     row = Row({"video_id": "v", "qid": "1", "question": "what is it", "answer": "none of these"}, "f.csv", 2)
     row = replace(row, values={**row.values, **{f"a{i}": str(i) for i in range(5)}})
     with pytest.raises(ValueError, match="is none of the options"):
-        [*map(Inversion(1.0), NextGqa({})(row))]
+        list(map(Inversion(1.0), NextGqa({})(row)))
