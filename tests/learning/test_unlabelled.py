@@ -95,7 +95,7 @@ class Phase:
         shown = replace(group, samples=tuple(map(self.kind.read, group.samples)))
         labelled = replace(shown, prompt=replace(group.prompt, answer=self.kind.truth(group.prompt.columns["vector"])))
         scores = self.kind.labelled(labelled)
-        self.rightness.append(fmean(float(one.value if isinstance(one, Scored) else one) for one in scores))
+        self.rightness.append(fmean((one.value or 0.0) if isinstance(one, Scored) else one for one in scores))
         return scores if self.start is None else self.kind.unlabelled(shown)
 
     def gain(self) -> float:

@@ -85,7 +85,7 @@ class TreeNorm:
             rows = ((nodes[:, 0] == first) & keep).nonzero()[:, 0]
             after = int((sizes[rows].amax(0) > 1).sum()) if len(rows) else 0
             branches = nodes[rows, max(0, after - 1)] if self.pruning == "best_per_branch" else torch.zeros_like(rows)
-            for branch in set(branches.tolist()):
+            for branch in set(map(int, branches)):
                 actions[self._pruned(rows[branches == branch], totals), after:] = False
         return actions
 
