@@ -71,6 +71,15 @@ def test_there_are_configs_for_both_families_and_sizes():
     assert {family(configs.load(name).config.policy.model) for name in T2I} == {"sd3", "flux", "qwen_image"}
 
 
+def test_urpas_second_phase_begins_where_the_first_ends_and_sees_no_labels():
+    first, second = (configs.load(f"video/qwen25vl_7b_{name}") for name in ("charades_source", "activitynet_urpa"))
+    source = next(listed.file for listed in all_configs() if listed.name == "video/qwen25vl_7b_charades_source").read_text()
+    assert f"mmrl export RUN {second.config.policy.model} --merge" in source
+    assert {reward.use: reward.weight for reward in first.config.reward} == {"temporal_iou": 0.5, "format": 0.5}
+    assert {reward.use: reward.weight for reward in second.config.reward} == {"pseudo_span": 0.5, "format": 0.5}
+    assert second.config.data.args["labelled"] is False and first.config.policy.lora == second.config.policy.lora
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_it_parses_says_what_it_is_and_fits_a_screen(name: str):
     config = configs.load(name).config
