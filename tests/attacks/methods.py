@@ -40,9 +40,9 @@ ATTACKS = [
             ("pref_grpo", "pairwise_win_rate"),
         ),
     ),
-    tree("pruning that keeps nothing", "kept_chains=0.0", "kept_chains", "share"),
-    tree("pruning that keeps less than nothing", "kept_chains=-0.5", "kept_chains", "share"),
-    tree("pruning that keeps more than there is", "kept_chains=50", "kept_chains", "share"),
-    tree("pruning that keeps no number", "kept_chains=nan", "kept_chains", "share"),
+    tree("pruning that keeps nothing", "kept_chains=0.0", "kept_chains", "above 0"),
+    tree("pruning that keeps less than nothing", "kept_chains=-0.5", "kept_chains", "above 0"),
+    tree("pruning that keeps more than there is", "kept_chains=50", "kept_chains", "above 0"),
+    tree("pruning that keeps no number", "kept_chains=nan", "kept_chains", "above 0"),
     tree("pruning of an unknown kind", "pruning=worst", "advantage.pruning", "best_per_branch"),
 ]
