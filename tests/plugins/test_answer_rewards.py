@@ -51,6 +51,10 @@ def test_votes_are_compared_by_what_they_mean(reward):
 
 def test_a_weak_majority_can_say_nothing(reward):
     assert values(reward("majority_vote", at_least=0.6)(group(None, "a", "a", "b", "c"))) == [None] * 4
+    silent = group(None, "a", "a", "<answer></answer>", "")
+    assert values(reward("majority_vote", at_least=0.6)(silent)) == [None] * 4, "those who say nothing count among the votes"
+    assert reward("majority_vote", at_least=0.5)(silent)[0].parts["agreement"] == 0.5
+    assert values(reward("majority_vote", at_least=0.5)(silent)) == [1, 1, 0, 0]
     with pytest.raises(ValueError, match="it must be 0 to 1"):
         reward("majority_vote", at_least=2.0)
 
