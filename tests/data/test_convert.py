@@ -129,7 +129,7 @@ def test_boxes_that_are_no_numbers_are_named_and_leave_no_file(coco, tmp_path, b
     data = json.loads(coco.read_text())
     data["annotations"][0]["bbox"] = bbox
     coco.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="annotation 11 has bbox .*: it must be four numbers"):
+    with pytest.raises(ValueError, match=r"annotation 11 has bbox .*: it must be four numbers"):
         convert(coco, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
     assert not (tmp_path / "boxes.jsonl").exists()
 
