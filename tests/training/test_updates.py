@@ -82,7 +82,7 @@ def twin(algorithm: Algorithm) -> Algorithm:
 
 def preset(name: str) -> Algorithm:
     """The preset as the fakes can run it, with its own updates and terms, and advantages in float64."""
-    algorithm = small(name) if name in flow.PRESETS else PRESETS[name]
+    algorithm = replace(small(name) if name in flow.PRESETS else PRESETS[name], minibatches=PRESETS[name].minibatches)
     if isinstance(algorithm.planner, WithTruth):
         algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
     if isinstance(algorithm.planner, DifficultyAware):
