@@ -1,6 +1,7 @@
-"""The event loop of async rewards, in training and in the reward server. Standard library only."""
+"""The event loops of async rewards, in training and in the reward server, and of requests. Standard library only."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable
 from functools import cache
@@ -10,17 +11,22 @@ T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def loop() -> asyncio.AbstractEventLoop:
-    """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call."""
+def loop(name: str = "reward-loop") -> asyncio.AbstractEventLoop:
+    """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call.
+
+    Args:
+        name: another name is another loop, which a reward that blocks this one does not hold up.
+    """
     # a cache alone would let threads that ask first at the same time make one each
     with _ONE_AT_A_TIME:
-        return _new_loop()
+        # a process that forked off has the objects, but not the threads that run them
+        return _new_loop(name, os.getpid())
 
 
 @cache
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _new_loop(name: str, process: int) -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
+    threading.Thread(target=made.run_forever, name=name, daemon=True).start()
     return made
 
 
