@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 log = logging.getLogger("mmrl")
-HEADER_S = 10.0
+HEADER_S = 5.0
 """From the first byte of a request (or the connection) to the end of its headers."""
 DRAIN_BYTES, DRAIN_S = 2**22, 1.0
 """The part of an unwanted body that is read before the answer, so that a client which sends a little too much sees the answer."""
@@ -47,6 +47,8 @@ class Guard:
         except ClientDisconnect:
             log.warning("%s: the client left before its body was whole", where)
         except asyncio.CancelledError:
+            # the next cancellation would come before a slow body's end
+            exchange.patient = False
             await exchange.refuse(503, "the server is stopping: ask again", [(b"retry-after", b"1")])
         except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on and the client is told
             log.error("%s: the server failed: %s: %s", where, type(error).__name__, str(error)[:300])
@@ -60,6 +62,8 @@ class Exchange:
         self.scope, self._receive, self._send = scope, receive, send
         self.asked = self.ended = self.answered = False
         """Somebody began to read the body; it has been read to its end; the answer has begun."""
+        self.patient = True
+        """Unwanted bodies are read a little further before the answer."""
 
     async def receive(self) -> Message:
         self.asked = True
@@ -86,7 +90,8 @@ class Exchange:
 
     async def _drain(self) -> None:
         """Read a little of what is left of the body; a sender that waits to be asked for it is not asked."""
-        if not self.asked and any(name == b"expect" for name, _ in self.scope["headers"]):
+        waits = not self.asked and any(name == b"expect" for name, _ in self.scope["headers"])
+        if waits or not self.patient:
             return
         left = DRAIN_BYTES
         with contextlib.suppress(TimeoutError):
@@ -198,6 +203,7 @@ def uvicorn_config(application: Application, log_level: str) -> Any:
         http=protocol(),
         ws="none",
         lifespan="off",
+        proxy_headers=False,
         log_level=log_level,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=STOP_S,
