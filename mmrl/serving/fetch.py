@@ -3,6 +3,7 @@
 import asyncio
 import email.utils
 import ipaddress
+import logging
 import ssl
 import threading
 import time
@@ -69,6 +70,10 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES) -> Ans
         AnswerError: an answer above `most_bytes`, or one that is compressed.
         ValueError: the address is none.
     """
+    transport = logging.getLogger("httpcore")
+    if transport.level == logging.NOTSET:
+        # at DEBUG it writes down all headers of an answer, and a server may repeat the key in one
+        transport.setLevel(logging.INFO)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
     future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes), loop("http-loop"))
     try:
