@@ -1,6 +1,7 @@
 """The event loops of async rewards, in training and in the reward server, and of requests. Standard library only."""
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable
@@ -26,8 +27,15 @@ def loop(name: str = "reward-loop") -> asyncio.AbstractEventLoop:
 @cache
 def _new_loop(name: str, process: int) -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name=name, daemon=True).start()
+    threading.Thread(target=run_on, args=(made,), name=name, daemon=True).start()
     return made
+
+
+def run_on(made: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for ever: a coroutine that exits or interrupts ends it, and all that others wait for would never come."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            made.run_forever()
 
 
 def wait_for(answer: Awaitable[T]) -> T:
