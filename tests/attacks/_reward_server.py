@@ -161,3 +161,21 @@ def expect_status(answer: bytes, *codes: int) -> str:
     if found is None or int(found[1]) not in codes:
         raise BrokenError(f"answered {answer[:200]!r}")
     return f"answered {int(found[1])}"
+
+
+def pour(address: tuple[str, int], start: bytes, codes: tuple[int, ...], chunked: bool) -> str:
+    """Send a request whose body has no end, in chunks or of a length that it says: answered and closed before much is read."""
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000000000"
+    piece = b"10000\r\n" + b"\0" * 2**16 + b"\r\n" if chunked else b"\0" * 2**16
+    sent = 0
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(start.removesuffix(b"\r\n") + length + b"\r\n\r\n")
+        with suppress(OSError):
+            while sent < MANY:
+                connection.sendall(piece)
+                sent += len(piece)
+        answer = read_all(connection) if sent < MANY else b""
+    if sent >= MANY:
+        raise BrokenError(f"{sent >> 20} MiB were read")
+    # an answer that a reset overtook is lost, which is the sender's fault
+    return (expect_status(answer, *codes) if answer else "closed") + f" after {sent >> 20} MiB"

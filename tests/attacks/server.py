@@ -17,28 +17,14 @@ import httpx
 from PIL import Image
 
 from mmrl.serving import wire
-from tests.attacks._reward_server import MANY, TOKEN, a_group, expect_status, head, read_all, running
+from tests.attacks._reward_server import TOKEN, a_group, expect_status, head, pour, read_all, running
 from tests.attacks.attack import Attack, BrokenError
 
 
 def endless_body(method: str, path: str, token: str | None, codes: tuple[int, ...], chunked: bool, folder: Path) -> str:
     """A body without an end: answered and closed before much of it is read."""
-    length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {10**12}"
-    piece = b"10000\r\n" + b"\0" * 2**16 + b"\r\n" if chunked else b"\0" * 2**16
-    with running(folder, "max_body_mb = 1") as server, server.connect() as connection:
-        sent = 0
-        connection.sendall(head(method, path, length, token=token))
-        try:
-            while sent < MANY:
-                connection.sendall(piece)
-                sent += len(piece)
-        except OSError:
-            pass
-        answer = read_all(connection)
-    if sent >= MANY:
-        raise BrokenError(f"{sent >> 20} MiB were read")
-    # an answer that a reset overtook is lost, which is the sender's fault
-    return (expect_status(answer, *codes) if answer else "closed") + f" after {sent >> 20} MiB"
+    with running(folder, "max_body_mb = 1") as server:
+        return pour(server.address, head(method, path, token=token), codes, chunked)
 
 
 def raw(data: bytes, codes: tuple[int, ...], folder: Path) -> str:

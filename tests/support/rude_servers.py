@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 Script = Callable[[socket.socket, bytes], None]
 """What is done with a connection whose request has arrived as these bytes."""
 OK = b"HTTP/1.1 200 OK\r\n"
-LIVES_S = 20.0
+LIVES_S = 90.0
 """A connection is dropped then, so that nothing outlives its test for long."""
 
 
