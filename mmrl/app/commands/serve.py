@@ -25,6 +25,8 @@ from mmrl.serving.secrets import read_secret
 
 TOKEN = "MMRL_REWARD_TOKEN"
 OWN = ("use", "name")
+FRACTIONS = ("max_body_mb",)
+"""Limits that need not be whole."""
 NAME = r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,99}"
 
 
@@ -95,13 +97,23 @@ def read_spec(file: Path) -> ServeSpec:
         if reward.name in rewards:
             raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
         rewards[reward.name] = reward
+    limits = limits_of({key: table[key] for key in limit_keys if key in table}, str(file))
+    host, port = table.get("host", ServeSpec.host), table.get("port", ServeSpec.port)
+    check_place(host, port, str(file))
+    return ServeSpec(rewards, host, port, limits)
+
+
+def limits_of(table: Mapping[str, object], where: str) -> Limits:
+    """The limits of a spec; whole numbers stay whole, and true is none."""
+    checked: dict[str, int | float] = {}
+    for key, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float if key in FRACTIONS else int):
+            raise ValueError(f"{where}: {key} is {value!r}: write a {'' if key in FRACTIONS else 'whole '}number above 0")
+        checked[key] = float(min(value, 1e300)) if key in FRACTIONS else value
     try:
-        limits = Limits(**{key: table[key] for key in limit_keys if key in table})
+        return Limits(**checked)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    spec = ServeSpec(rewards, limits=limits, **{key: table[key] for key in ("host", "port") if key in table})
-    check_place(spec.host, spec.port, str(file))
-    return spec
+        raise ValueError(f"{where}: {error}") from None
 
 
 def check_place(host: object, port: object, where: str) -> None:
