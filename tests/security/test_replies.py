@@ -136,7 +136,7 @@ def test_a_flood_of_nan_is_a_flood_of_failures():
 def test_an_answer_that_drips_is_given_up_in_time():
     with (
         foreign(drips) as url,
-        pytest.raises((RewardUnavailableError, RemoteRewardError), match=r"no whole answer within 0\.3 s"),
+        pytest.raises((RewardUnavailableError, RemoteRewardError), match="no whole answer within"),
     ):
         RemoteReward(f"{url}/length", deadline_s=0.3).score(GROUP)
 
