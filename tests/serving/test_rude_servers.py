@@ -80,9 +80,9 @@ def test_a_key_is_read_without_its_line_end(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("times", [{"deadline_s": float("inf")}, {"timeout_s": float("nan")}, {"timeout_s": 0.0}])
 def test_times_that_no_clock_knows_are_refused(times: dict[str, float]):
-    with pytest.raises(ValueError, match="times above 0 and finite"):
+    with pytest.raises(ValueError, match=r"(deadline_s|timeout_s) is .*: it must be"):
         Endpoint(**times)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="write seconds above 0"):
+    with pytest.raises(ValueError, match=r"deadline_s is .*: it must be"):
         RemoteReward("http://127.0.0.1:9/a", deadline_s=next(iter(times.values())))
 
 
