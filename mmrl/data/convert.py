@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NoReturn
 
 from mmrl.data.files import path_below, relative_to, write_jsonl
 
@@ -183,5 +183,5 @@ def _refs(path: Path) -> list[Record]:
 class _DataOnly(pickle.Unpickler):
     """An unpickler of plain data: a pickle that names any class or function could run code, and is refused."""
 
-    def find_class(self, module_name: str, global_name: str) -> Never:
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
