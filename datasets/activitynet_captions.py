@@ -17,9 +17,13 @@ from mmrl.data.video_rows import read_videos
 
 
 def load(
-    path: str | Path, videos: str | Path | None = None, template: str | None = None, max_bad: CountOrNone = 0
+    path: str | Path,
+    videos: str | Path | None = None,
+    template: str | None = None,
+    max_bad: CountOrNone = 0,
+    labelled: bool = True,
 ) -> Sequence[Prompt]:
-    """One prompt per sentence; the answer is an Interval in seconds.
+    """One prompt per sentence; the answer is an Interval in seconds, or None where nothing is labelled.
 
     Columns: problem_type, duration, fps.
 
@@ -28,6 +32,7 @@ def load(
         videos: the folder that holds v_abc.mp4 (or .mkv, .webm) and so on, in it or below; the file's folder by default.
         template: the prompt's text, with {question} in it for the sentence.
         max_bad: so many bad rows are left out with a warning; one more is an error.
+        labelled: False passes over the times, which may be missing, so that nothing can train on them.
 
     Raises:
         ValueError: listing the first bad rows with file, video and number of the sentence.
@@ -35,4 +40,4 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(activitynet_rows(file, report), activitynet, folder, report, template, max_bad)
+    return read_videos(activitynet_rows(file, report, labelled), activitynet, folder, report, template, max_bad)

@@ -15,9 +15,13 @@ from mmrl.data.video_rows import read_videos
 
 
 def load(
-    path: str | Path, videos: str | Path | None = None, template: str | None = None, max_bad: CountOrNone = 0
+    path: str | Path,
+    videos: str | Path | None = None,
+    template: str | None = None,
+    max_bad: CountOrNone = 0,
+    labelled: bool = True,
 ) -> Sequence[Prompt]:
-    """One prompt per line; the answer is an Interval in seconds.
+    """One prompt per line; the answer is an Interval in seconds, or None where nothing is labelled.
 
     Columns: problem_type, duration, fps.
 
@@ -26,6 +30,7 @@ def load(
         videos: the folder that holds AO8RW.mp4 and so on, in it or below; the file's folder by default.
         template: the prompt's text, with {question} in it for the sentence.
         max_bad: so many bad rows are left out with a warning; one more is an error.
+        labelled: False passes over the times, which may be missing, so that nothing can train on them.
 
     Raises:
         ValueError: listing the first bad rows with file and line.
@@ -33,4 +38,4 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(charades_rows(file, report), charades, folder, report, template, max_bad)
+    return read_videos(charades_rows(file, report, labelled), charades, folder, report, template, max_bad)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import CountOrNone
+from mmrl.core.ranges import CountOrNone, Share
+from mmrl.data.inversion import with_inversion
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import Clevrer, clevrer_rows
 from mmrl.data.video_rows import read_videos
@@ -23,6 +24,7 @@ def load(
     kinds: Sequence[str] = (),
     template: str | None = None,
     max_bad: CountOrNone = 0,
+    invert: Share = 0.0,
 ) -> Sequence[Prompt]:
     """One prompt per question; the answer is letters such as "A,C", a number or a word.
 
@@ -34,11 +36,13 @@ def load(
         kinds: keep only these of descriptive, explanatory, predictive, counterfactual; () = all.
         template: the prompt's text, with {question} in it; options follow the question.
         max_bad: so many bad rows are left out with a warning; one more is an error.
+        invert: this share of the questions with one right option asks for all wrong ones instead (TW-GRPO), where the question
+            can be negated; the column `inverted` marks them.
 
     Raises:
-        ValueError: listing the first bad rows with file, video and number of the question.
+        ValueError: a share outside 0 to 1; or listing the first bad rows with file, video and number of the question.
     """
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(clevrer_rows(file), Clevrer(tuple(kinds)), folder, report, template, max_bad)
+    return read_videos(clevrer_rows(file), with_inversion(Clevrer(tuple(kinds)), invert), folder, report, template, max_bad)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 from mmrl import Prompt
-from mmrl.core.ranges import CountOrNone
+from mmrl.core.ranges import CountOrNone, Share
+from mmrl.data.inversion import with_inversion
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import NextGqa, csv_rows
 from mmrl.data.video_rows import read_videos
@@ -24,6 +25,7 @@ def load(
     ask: Literal["which", "when"] = "which",
     template: str | None = None,
     max_bad: CountOrNone = 0,
+    invert: Share = 0.0,
 ) -> Sequence[Prompt]:
     """One prompt per row; the answer is a letter (which), or a tuple of Intervals in seconds (when).
 
@@ -36,12 +38,18 @@ def load(
         ask: which option is right, or when the question and its right option are shown.
         template: the prompt's text, with {question} in it.
         max_bad: so many bad rows are left out with a warning; one more is an error.
+        invert: this share of the questions `which` asks for all wrong options instead (TW-GRPO), where the question can be
+            negated; the column `inverted` marks them.
 
     Raises:
-        ValueError: listing the first bad rows with file and line.
+        ValueError: a share outside 0 to 1, or one above 0 with ask = when; or listing the first bad rows with file and line.
     """
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    parse = NextGqa.of(None if spans is None else Path(spans), ask == "when")
+    parse = with_inversion(NextGqa.of(None if spans is None else Path(spans), ask == "when"), invert)
+    if invert and ask == "when":
+        raise ValueError(
+            f"invert is {invert}, but ask = 'when' asks for spans, which have no options: set invert = 0 or ask = 'which'"
+        )
     return read_videos(csv_rows(file), parse, folder, report, template, max_bad)

@@ -61,6 +61,8 @@ class Algorithm:
     """Optimizer steps per pass."""
     old: Literal["recorded", "reread"] = "recorded"
     """Old log-probabilities: those noted by the sampler, or evaluated again before the first update."""
+    needs_rewards: tuple[str, ...] = ()
+    """Rewards that the method is made of, by the names of their files: a run without one of them is refused."""
 
     __post_init__ = check_ranges
 

@@ -11,13 +11,14 @@ from typer import Argument, Option
 
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
+from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
 from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
 
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
-demo = typer.Typer(no_args_is_help=True)
-data = typer.Typer(no_args_is_help=True)
-reward = typer.Typer(no_args_is_help=True)
+app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(
     demo,
     name="demo",
@@ -36,8 +37,12 @@ Settings = Annotated[
     Argument(metavar="[KEY=VALUE]...", help="The reward's own settings, such as threshold=0.5; with a config, overrides."),
 ]
 ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
-ConfigName = Annotated[str, Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.")]
+ConfigName = Annotated[
+    str,
+    Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
+]
 Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a card, such as 24GB (default: this machine's).")]
+KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
 
@@ -83,6 +88,7 @@ def mmrl(
     """Group-relative RL fine-tuning of vision-language models, video LLMs and image generators.
 
     Start with [bold]mmrl demo grounding[/bold], then look at [bold]mmrl ls[/bold] and [bold]mmrl show grpo[/bold].
+    From Python: [bold]mmrl.fit[/bold].
     """
 
 
@@ -90,7 +96,11 @@ def mmrl(
 def train(
     arguments: Annotated[
         list[str] | None,
-        Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A TOML file or a name from `mmrl ls configs`, then overrides."),
+        Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
+            autocompletion=complete_config,
+        ),
     ] = None,
     task: Annotated[
         str | None, Option(help="Without a config: what to train for; grounding (pictures) or video (clips).")
@@ -99,7 +109,11 @@ def train(
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
     reward: Annotated[
         list[str] | None,
-        Option(metavar="NAME[=WEIGHT]", help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it."),
+        Option(
+            metavar="NAME[=WEIGHT]",
+            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it.",
+            autocompletion=complete_reward,
+        ),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
@@ -338,33 +352,28 @@ def reward_serve(
 
 @app.command(rich_help_panel=MAKE)
 def ls(
-    kind: Annotated[
-        str | None, Argument(metavar="[rewards|datasets|algorithms|configs]", help="What to list; everything by default.")
-    ] = None,
+    kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
 ) -> None:
-    """List what is there, shipped and yours: name and one line each; `mmrl ls rewards` also what each needs and gives."""
-    from mmrl.app.plugins.catalog import KINDS, catalog, details
+    """List what is there, shipped and yours; `mmrl ls rewards` also says what each needs and gives."""
+    from mmrl.app.commands.ls import listing
 
-    for listed in (kind,) if kind else KINDS:
-        rows = catalog(listed)
-        if not kind:
-            typer.secho(f"{listed}", bold=True)
-        width = max((len(row.name) for row in rows), default=0)
-        for row in rows:
-            typer.echo(f"  {row.name:<{width}}  {row.summary}")
-            for field, text in details(row.file).items() if kind == "rewards" else ():
-                typer.echo(f"  {'':<{width}}    {field.lower():<8}  {text}")
+    for line in listing(kind):
+        typer.secho(line, bold=not line.startswith(" ") and kind is None)
 
 
 @app.command(rich_help_panel=MAKE)
 def show(
-    name: Annotated[str, Argument(metavar="ALGORITHM|CONFIG", help="A name from `mmrl ls`, or a TOML file.")],
+    name: Annotated[
+        str,
+        Argument(metavar="NAME|CONFIG", help="A name from `mmrl ls`, or a TOML or Python file.", autocompletion=complete_name),
+    ],
     overrides: Overrides = None,
+    everything: Annotated[bool, Option("--all", help="Of a config: also the options it does not set.")] = False,
 ) -> None:
-    """Print an algorithm or a run with every value, where it comes from, and the file of each part."""
+    """Print what a name stands for: a run or an algorithm with every value, a reward, data set or part with its settings."""
     from mmrl.app.commands.show import description
 
-    typer.echo(description(name, overrides or []))
+    typer.echo(description(name, overrides or [], everything))
 
 
 @app.command(rich_help_panel=MAKE)

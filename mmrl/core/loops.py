@@ -1,6 +1,8 @@
-"""The event loop of async rewards, in training and in the reward server. Standard library only."""
+"""The event loops of async rewards, in training and in the reward server, and of requests. Standard library only."""
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections.abc import Awaitable
 from functools import cache
@@ -10,18 +12,30 @@ T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def loop() -> asyncio.AbstractEventLoop:
-    """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call."""
+def loop(name: str = "reward-loop") -> asyncio.AbstractEventLoop:
+    """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call.
+
+    Args:
+        name: another name is another loop, which a reward that blocks this one does not hold up.
+    """
     # a cache alone would let threads that ask first at the same time make one each
     with _ONE_AT_A_TIME:
-        return _new_loop()
+        # a process that forked off has the objects, but not the threads that run them
+        return _new_loop(name, os.getpid())
 
 
 @cache
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _new_loop(name: str, process: int) -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="reward-loop", daemon=True).start()
+    threading.Thread(target=run_on, args=(made,), name=name, daemon=True).start()
     return made
+
+
+def run_on(made: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for ever: a coroutine that exits or interrupts ends it, and all that others wait for would never come."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt, SystemExit):
+            made.run_forever()
 
 
 def wait_for(answer: Awaitable[T]) -> T:

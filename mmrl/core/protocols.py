@@ -264,7 +264,8 @@ class Shaping(Protocol):
 
 @runtime_checkable
 class Advantage(Protocol):
-    """Scores -> Credit. Sees the rows of all ranks; rows whose total is NaN must not be kept."""
+    """Scores -> Credit. Sees the rows of all ranks, with what was recorded of them but without traces and media, on one process
+    as on many; rows whose total is NaN must not be kept."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts, /) -> Credit: ...
 

@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class NoTrace:
-    """Stands for the trace of rows that live on another rank: advantages never look at it."""
+    """Stands for the trace of rows that may live on another rank: advantages never look at it."""
 
     def take(self, rows: Tensor, steps: slice) -> "NoTrace":
         return self
@@ -160,22 +160,27 @@ class Ranks:
             self.accelerator.end_training()
 
     def all_rows(self, rollouts: Rollouts) -> tuple[Rollouts, slice]:
-        """The rows of all ranks without their traces, and where this rank's own rows stand among them."""
-        if self.world == 1:
-            return rollouts, slice(0, len(rollouts))
-        light = replace(rollouts, groups=tuple(map(without_media, rollouts.groups)), trace=NoTrace(), recorded={})
+        """The rows of all ranks without their traces and media, and where this rank's own rows stand among them.
+
+        What was recorded comes along, as far as all ranks recorded it. One process gets no more of its own rows, so that a part
+        which looks at them works on any number of processes or on none.
+        """
+        recorded = {reading: x.cpu() for reading, x in rollouts.recorded.items()}
+        light = replace(rollouts, groups=tuple(map(without_media, rollouts.groups)), trace=NoTrace(), recorded=recorded)
         parts = self.gather(light)
         longest = max(part.action_mask.shape[1] for part in parts)
         start = sum(len(part) for part in parts[: self.rank])
         node_ids = None
         if all(part.node_ids is not None for part in parts):
             node_ids = torch.cat([_widen(part.node_ids, longest) for part in parts if part.node_ids is not None])
+        noted = [reading for reading in light.recorded if all(reading in part.recorded for part in parts)]
         everyone = Rollouts(
             groups=tuple(group for part in parts for group in part.groups),
             group_ids=torch.cat([part.group_ids for part in parts]),
             sample_ids=torch.cat([part.sample_ids for part in parts]),
             action_mask=torch.cat([_widen(part.action_mask, longest) for part in parts]),
             trace=NoTrace(),
+            recorded={reading: torch.cat([_widen(part.recorded[reading], longest) for part in parts]) for reading in noted},
             node_ids=node_ids,
             weights_version=min(part.weights_version for part in parts),
         )

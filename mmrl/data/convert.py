@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NoReturn
 
 from mmrl.data.files import path_below, relative_to, write_jsonl
 
@@ -15,6 +15,8 @@ KINDS = ("coco", "refcoco")
 refs (.p or .json), or the refs file itself; one row per sentence, with its split."""
 Record = dict[str, Any]
 """An object of a JSON file: `{"id": 7, "file_name": "7.jpg"}`."""
+_MOST = 1e12
+"""Beyond any picture."""
 _OVERHANG = 1.0
 """Pixels by which annotation tools let boxes stick out; such boxes are cut at the edge and counted."""
 
@@ -126,9 +128,10 @@ def _box(annotation: Record, image: Record, notes: Counter[str]) -> list[float] 
     if annotation.get("iscrowd"):
         notes["annotations left out: crowd"] += 1
         return None
-    if len(annotation["bbox"]) != 4:
-        raise ValueError(f"annotation {annotation['id']} has bbox {annotation['bbox']}: it must be four numbers")
-    x, y, width, height = map(float, annotation["bbox"])
+    numbers = annotation["bbox"]
+    if len(numbers) != 4 or not all(isinstance(x, int | float) and abs(x) <= _MOST for x in numbers):
+        raise ValueError(f"annotation {annotation['id']} has bbox {str(numbers)[:80]}: it must be four numbers")
+    x, y, width, height = map(float, numbers)
     corners = [x, y, x + width, y + height]
     cut = [min(max(a, 0.0), float(most)) for a, most in zip(corners, [image["width"], image["height"]] * 2, strict=True)]
     if max(abs(a - b) for a, b in zip(corners, cut, strict=True)) > _OVERHANG:
@@ -150,7 +153,7 @@ def _json(path: Path) -> Any:
         raise FileNotFoundError(f"{path} does not exist")
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
 
 
@@ -180,5 +183,5 @@ def _refs(path: Path) -> list[Record]:
 class _DataOnly(pickle.Unpickler):
     """An unpickler of plain data: a pickle that names any class or function could run code, and is refused."""
 
-    def find_class(self, module_name: str, global_name: str) -> Never:
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")

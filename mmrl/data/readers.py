@@ -172,10 +172,13 @@ def _parse_json(text: bytes) -> object:
 
 def _read_parquet(path: Path) -> Iterator[Row]:
     parquet, number = _import_extra("pyarrow.parquet", "ParquetFile"), 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
-        for values in batch.to_pylist():
-            number += 1
-            yield Row(values, path.name, number)
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(values, path.name, number)
+    except OSError as error:
+        raise ValueError(f"{path} is broken after row {number}: write or download it again ({error})") from None
 
 
 def _import_extra(module_name: str, proof: str) -> ModuleType:

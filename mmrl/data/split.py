@@ -74,10 +74,13 @@ def split(
         columns: our name -> the file's, for image and question.
 
     Raises:
-        ValueError: shares that do not add up, rows without a picture, or a part that would be empty.
+        ValueError: shares that do not add up, a name for no file, rows without a picture, or a part that would be empty.
     """
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
         raise ValueError(f"parts {dict(parts)} must have shares above 0 that add up to 1")
+    for name in parts:
+        if name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
+            raise ValueError(f"a part is named {name!r}, which cannot be the name of a file: use letters and digits")
     rows, out_dir = _rows_with_pictures(path, image_root, columns), Path(out_dir)
     bundle_of = _bundles(rows)
     num_rows = Counter(bundle_of[row.pictures[0]] for row in rows)

@@ -64,7 +64,10 @@ class Report:
     def add(self, place: str, text: str) -> None:
         self.num_problems += 1
         if len(self.problems) < self.limit:
-            self.problems.append(Problem(place, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."))
+            short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+            self.problems.append(
+                Problem(place, "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short))
+            )
 
     def note_duplicate(self, prompt: Prompt, place: str) -> None:
         """Remember the prompt; note it if one with the same files, text and answer came before."""

@@ -16,26 +16,34 @@ from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow
 
 _CHARADES = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)\s*##(.*)")
+_UNLABELLED = re.compile(r"(\S+?)(?:\s+\S+\s+\S+?)?\s*##(.*)")
 CLEVRER_KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")
 _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
 
 
-def charades_rows(path: Path, report: Report) -> Iterator[Row]:
-    """Rows from lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`"""
+def charades_rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
+    """Rows from lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`; unlabelled, the times are passed over."""
+    pattern, keys = (_CHARADES, ("video", "start", "end", "sentence")) if labelled else (_UNLABELLED, ("video", "sentence"))
     for number, line in enumerate(_text(path).splitlines(), start=1):
-        match = _CHARADES.fullmatch(line.strip())
+        match = pattern.fullmatch(line.strip())
         if match:
-            yield Row(dict(zip(("video", "start", "end", "sentence"), match.groups(), strict=True)), path.name, number)
+            yield Row(dict(zip(keys, match.groups(), strict=True)), path.name, number)
         elif line.strip():
             report.num_rows += 1
             report.add(f"{path.name}:{number}", f"{line.strip()[:60]!r} is not like 'AO8RW 0.0 6.9##a person sits down'")
 
 
-def activitynet_rows(path: Path, report: Report) -> Iterator[Row]:
-    """Rows from `{"v_abc": {"timestamps": [[0.8, 19.9], ..], "sentences": ["A woman ..", ..]}, ..}`, one row per sentence."""
+def activitynet_rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
+    """Rows from `{"v_abc": {"timestamps": [[0.8, 19.9], ..], "sentences": ["A woman ..", ..]}, ..}`, one row per sentence.
+
+    Unlabelled, the timestamps are passed over.
+    """
     for video, entry in _object(path).items():
         place = f"{path.name}:{video}"
         times, sentences = (entry.get(key) if isinstance(entry, dict) else None for key in ("timestamps", "sentences"))
+        if not labelled and isinstance(sentences, list):
+            yield from (Row({"video": video, "sentence": one}, place, number) for number, one in enumerate(sentences, start=1))
+            continue
         if not isinstance(times, list) or not isinstance(sentences, list) or len(times) != len(sentences):
             report.num_rows += 1
             report.add(place, "a video needs the lists timestamps and sentences, both of one length")
@@ -65,13 +73,12 @@ def clevrer_rows(path: Path) -> Iterator[Row]:
 
 def charades(row: Row) -> Iterator[VideoRow]:
     values = row.values
-    span = Interval(_number(values["start"], "start"), _number(values["end"], "end"))
+    span = Interval(_number(values["start"], "start"), _number(values["end"], "end")) if "start" in values else None
     yield VideoRow(f"{values['video']}-{row.number}", values["video"], values["sentence"], "temporal grounding", span)
 
 
 def activitynet(row: Row) -> Iterator[VideoRow]:
-    pair, video = row.values["pair"], row.values["video"]
-    span = _span(pair)
+    video, span = row.values["video"], _span(row.values["pair"]) if "pair" in row.values else None
     yield VideoRow(f"{video}-{row.number}", video, str(row.values["sentence"]), "temporal grounding", span)
 
 

@@ -40,6 +40,7 @@ class VideoRow:
     question: str
     problem_type: str
     answer: object
+    """None: of data without labels."""
     options: tuple[str, ...] = ()
     """The wordings of A, B, ..."""
     columns: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -161,7 +162,8 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
     prompt = Prompt(row.id, form.replace("{question}", row.question.strip() + listed), (media,), answer, columns)
     if not row.question.strip():
         raise ValueError("the question is empty")
-    _CHECKS[kind](prompt)
+    if answer is not None:
+        _CHECKS[kind](prompt)
     return prompt
 
 

@@ -1,30 +1,23 @@
 """Questions to a model behind an OpenAI-compatible server (vLLM, SGLang, ...), and its answers. Imports no torch."""
 
-import email.utils
-import http.client
-import ipaddress
 import json
 import logging
-import os
 import random
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import exp, isfinite, nan
-from typing import Annotated, Any
+from math import exp, nan
+from typing import Annotated
 
 from PIL import Image
 
 from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
+from mmrl.serving.fetch import Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
 from mmrl.serving.media import PictureFormat, data_url
+from mmrl.serving.secrets import Json, hide, hide_in_json, read_secret
 
-Json = Any
-"""A JSON value that a server sent; whoever reads it catches what a wrong shape raises."""
 log = logging.getLogger("mmrl")
 RETRIED = frozenset({408, 409, 425, 429})
 """Besides everything from 500 on."""
@@ -32,7 +25,7 @@ HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
 MOST_BYTES = 64 * 2**20
-"""The largest answer that is read."""
+"""The largest answer that is read: some thousand tokens with their probabilities take less than one."""
 
 
 class JudgeError(RuntimeError):
@@ -53,11 +46,12 @@ class Endpoint:
     api_key_env: str = ""
     """Name of the environment variable that holds the key; keys do not stand in configs."""
     timeout_s: Positive = 120.0
-    """For one request."""
+    """For one request, from its start to the last byte of the answer."""
     deadline_s: Positive = 900.0
     """For all questions about one group, retries included."""
     retries: Annotated[int, Range(0, 1000)] = 4
-    """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses or those the server asks for."""
+    """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses of at least a second or those the
+    server asks for."""
     concurrency: Annotated[int, Range(1, 1024)] = 8
     temperature: NonNegative = 0.0
     max_tokens: Count = 4096
@@ -74,8 +68,9 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"server.url is {self.url!r}: write http://host:port/v1")
+        check_address(self.url, "server.url", "http://host:port/v1")
+        if self.api_key_env:
+            read_secret(self.api_key_env)
 
 
 @dataclass(frozen=True)
@@ -176,110 +171,83 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
 
 
 def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
-    """Send a request and return the server's JSON answer, after retries.
+    """Send a request and return the server's JSON answer, after retries; no call goes on beyond the deadline.
 
     Raises:
-        JudgeError: with the last trouble.
+        JudgeError: with the last trouble; its message never holds the key.
     """
+    address, key = f"{endpoint.url.rstrip('/')}{path}", key_of(endpoint)
     # own generator: pauses must not change what is sampled elsewhere
     jitter = random.Random()
-    trouble, wait, tried = "", 0.0, 0
+    trouble, wait, tried = f"{address} was not asked: server.deadline_s is over", 0.0, 0
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    asked = Request("GET" if body is None else "POST", address, headers, None if body is None else json.dumps(body).encode())
     for attempt in range(endpoint.retries + 1):
-        if attempt and wait >= deadline - time.monotonic():
+        if wait >= deadline - time.monotonic():
             break
         if attempt:
             time.sleep(wait)
         tried += 1
-        wait = min(0.5 * 2**attempt * (1 + jitter.random()), MOST_WAIT_S)
+        wait = min(2**attempt * (1 + jitter.random()), MOST_WAIT_S)
         try:
-            return send(endpoint, path, body, max(min(endpoint.timeout_s, deadline - time.monotonic()), 0.01))
-        except urllib.error.HTTPError as error:
-            trouble = refusal(f"{endpoint.url}{path}", error)
-            wait = retry_delay(error.headers.get("Retry-After"), wait)
-        except (RecursionError, OverflowError) as error:
-            raise JudgeError(f"{endpoint.url}{path} answered JSON that cannot be read: {error}") from None
-        except (OSError, http.client.HTTPException) as error:
-            trouble = f"{endpoint.url}{path} cannot be reached: {getattr(error, 'reason', error) or type(error).__name__}"
+            answer = fetch(asked, min(endpoint.timeout_s, deadline - time.monotonic()), MOST_BYTES)
+        except UnreachableError as error:
+            trouble = hide(f"{address} cannot be reached: {error}", key)
+        except AnswerError as error:
+            raise JudgeError(hide(f"{address} {error}", key)) from None
         except ValueError as error:
-            raise JudgeError(f"{endpoint.url}{path} answered something that is not JSON: {error}") from None
+            raise HopelessError(hide(f"server.url: {error}", key)) from None
+        else:
+            if 200 <= answer.status < 300:
+                return hide_in_json(json_of(answer, address), key)
+            trouble = refusal(address, answer, key)
+            wait = retry_delay(answer.headers.get("retry-after"), wait)
         log.info("attempt %d: %s", tried, trouble)
     raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
 
 
-def refusal(address: str, error: urllib.error.HTTPError) -> str:
+def key_of(endpoint: Endpoint) -> str | None:
+    """The endpoint's key; None where it names none."""
+    if not endpoint.api_key_env:
+        return None
+    key = read_secret(endpoint.api_key_env)
+    if key is None:
+        raise HopelessError(f"environment variable {endpoint.api_key_env} (server.api_key_env) is not set: export the key there")
+    return key
+
+
+def json_of(answer: Answer, address: str) -> Json:
+    """The JSON of an answer.
+
+    Raises:
+        JudgeError: it is none.
+    """
+    try:
+        return json.loads(answer.content)
+    except (RecursionError, OverflowError) as error:
+        raise JudgeError(f"{address} answered JSON that cannot be read: {error}") from None
+    except ValueError as error:
+        raise JudgeError(f"{address} answered something that is not JSON: {words(str(error))}") from None
+
+
+def refusal(address: str, answer: Answer, key: str | None) -> str:
     """The server's words of refusal, where asking again may help.
 
     Raises:
         JudgeError: asking this again cannot help; HopelessError: asking anything cannot.
     """
-    with error:
-        trouble = f"{address} answered {error.code}: {error.read(500).decode(errors='replace').strip()}"
-    if 300 <= error.code < 400:
-        where = error.headers.get("Location", "an address it does not name")[:200]
+    said = Answer(answer.status, answer.headers, hide(answer.content.decode(errors="replace"), key).encode()).text
+    trouble = f"{address} answered {answer.status}: {said}"
+    if 300 <= answer.status < 400:
+        where = hide(answer.headers.get("location", "an address it does not name"), key)
         raise HopelessError(
-            f"{address} redirects to {where!r}, which is not followed: if that is right, write it into server.url"
-        ) from None
-    if error.code in HOPELESS:
-        raise HopelessError(f"{trouble} (check server.url, server.model and server.api_key_env)") from None
-    if error.code not in RETRIED and error.code < 500:
-        raise JudgeError(trouble) from None
+            f"{address} redirects to {words(where)!r}, which is not followed: if that is right, write it into server.url"
+        )
+    if answer.status in HOPELESS:
+        raise HopelessError(f"{trouble} (check server.url, server.model and server.api_key_env)")
+    if answer.status not in RETRIED and answer.status < 500:
+        raise JudgeError(trouble)
     return trouble
-
-
-def send(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, timeout_s: float) -> Json:
-    """Send one request without retries and return the JSON answer."""
-    headers = {"Content-Type": "application/json"}
-    if endpoint.api_key_env:
-        key = os.environ.get(endpoint.api_key_env)
-        if not key:
-            raise HopelessError(
-                f"environment variable {endpoint.api_key_env} (server.api_key_env) is not set: export the key there"
-            )
-        headers["Authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(endpoint.url.rstrip("/") + path, data, headers)
-    with opener(endpoint.url).open(asked, timeout=timeout_s) as answer:
-        text = answer.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise JudgeError(f"{endpoint.url}{path} answered more than {MOST_BYTES >> 20} MiB")
-    return json.loads(text)
-
-
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """A handler that follows no redirect: it would take the key to whatever address the server names."""
-
-    def redirect_request(self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str) -> None:
-        return None
-
-
-def opener(url: str) -> urllib.request.OpenerDirector:
-    """An opener of URLs that follows no redirects, and uses the environment's proxies for other machines only."""
-    local = is_local(urllib.parse.urlsplit(url).hostname or "")
-    return urllib.request.build_opener(_Stay, *([urllib.request.ProxyHandler({})] if local else []))
-
-
-def is_local(host: str) -> bool:
-    """True if a host name means this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def retry_delay(header: str | None, otherwise: float) -> float:
-    """Seconds that a Retry-After header asks for: a number or a date."""
-    if not header:
-        return otherwise
-    try:
-        asked = float(header)
-    except ValueError:
-        asked = nan
-    if isfinite(asked):
-        return max(asked, 0.0)
-    try:
-        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (OverflowError, TypeError, ValueError):
-        return otherwise
 
 
 def read_reply(answer: Json) -> Reply:
@@ -294,8 +262,10 @@ def read_reply(answer: Json) -> Reply:
         places = (choice.get("logprobs") or {}).get("content") or []
         first: dict[str, float] = {}
         for entry in (places[0].get("top_logprobs") or [places[0]]) if places else []:
+            if not isinstance(entry["token"], str):
+                raise TypeError("a token that is no text")
             first[entry["token"]] = first.get(entry["token"], 0.0) + exp(entry["logprob"])
-        tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
+        tokens = int(float((answer.get("usage") or {}).get("total_tokens") or 0))
     except (ArithmeticError, AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise JudgeError(f"the server's answer is no chat completion ({error!r}): {str(answer)[:200]}") from None
+        raise JudgeError(f"the server's answer is no chat completion ({error!r}): {words(str(answer))}") from None
     return Reply(str(text), first, tokens, choice.get("finish_reason") == "length")

@@ -8,26 +8,33 @@ import asyncio
 import hashlib
 import hmac
 import inspect
+import logging
 import math
-import socket
+import shutil
 import tempfile
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from mmrl.core.loops import wait_for
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.serving import wire
+from mmrl.serving.guard import Application, Guard, serve_beside
+
+log = logging.getLogger("mmrl")
 
 KEPT_REPLIES = 256
 """Latest replies, by request id: a client that lost one gets it again without a second scoring."""
 BODY = "application/octet-stream"
+BODY_S, SILENCE_S = 900.0, 30.0
+"""A body may take so long as a whole, and stand still for so long."""
+ARRAYS_PER_SAMPLE = 64
+"""The most arrays and files of a message, per sample of the largest group."""
 RewardAnswers = Sequence[float | Scored | None]
 
 
@@ -73,6 +80,16 @@ class Limits:
     workers: int = 1
     """Groups scored at the same time: above 1 a reward is called from several threads at once."""
 
+    def __post_init__(self) -> None:
+        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            if not 0 < value < 1e12:
+                raise ValueError(f"{name} is {value}: write a number above 0")
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest body."""
+        return int(self.max_body_mb * 2**20)
+
 
 @dataclass
 class Meter:
@@ -94,11 +111,16 @@ class Meter:
 
     def text(self) -> str:
         lines = ["# TYPE mmrl_requests_total counter"]
-        lines += [f'mmrl_requests_total{{reward="{n}",code="{c}"}} {v}' for (n, c), v in sorted(self.requests.items())]
+        lines += [f'mmrl_requests_total{{reward="{label(n)}",code="{c}"}} {v}' for (n, c), v in sorted(self.requests.items())]
         for metric, values in (("samples", self.samples), ("failed_samples", self.failed), ("scoring_seconds", self.seconds)):
             lines.append(f"# TYPE mmrl_{metric}_total counter")
-            lines += [f'mmrl_{metric}_total{{reward="{name}"}} {value}' for name, value in sorted(values.items())]
+            lines += [f'mmrl_{metric}_total{{reward="{label(name)}"}} {value}' for name, value in sorted(values.items())]
         return "\n".join([*lines, "# TYPE mmrl_waiting gauge", f"mmrl_waiting {self.waiting}", ""])
+
+
+def label(value: str) -> str:
+    """A label's value as Prometheus' text format quotes it."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 class RequestRefusedError(Exception):
@@ -115,17 +137,23 @@ class Scorer:
     def __init__(self, rewards: Mapping[str, Served], limits: Limits) -> None:
         self.rewards, self.limits, self.meter = rewards, limits, Meter()
         self.pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="reward")
-        self.replies: OrderedDict[tuple[str, str], asyncio.Future[bytes]] = OrderedDict()
+        self.replies: OrderedDict[bytes, asyncio.Future[bytes]] = OrderedDict()
+        self.folders: set[str] = set()
+        """Those of the requests that are scored now."""
+
+    def find(self, name: str) -> Served:
+        """The reward of a name."""
+        if name not in self.rewards:
+            raise RequestRefusedError(404, f"no reward {name[:100]!r} is served here, only {', '.join(self.rewards)}")
+        return self.rewards[name]
 
     async def score(self, name: str, body: bytes, request_id: str) -> bytes:
-        """Score a body and return the packed reply; a request id that was seen before gets the same one again."""
-        key = (name, request_id)
+        """Score a body and return the packed reply; a request id that was seen with the same body gets the same one again."""
+        reward = self.find(name)
+        key = hashlib.sha256(f"{name}\0{request_id}\0".encode() + hashlib.sha256(body).digest()).digest()
         known = self.replies.get(key) if request_id else None
         if known is not None:
             return await asyncio.shield(known)
-        reward = self.rewards.get(name)
-        if reward is None:
-            raise RequestRefusedError(404, f"no reward {name!r} is served here, only {', '.join(self.rewards)}")
         if self.meter.waiting >= self.limits.max_waiting:
             raise RequestRefusedError(503, f"{self.meter.waiting} requests are waiting already", {"Retry-After": "1"})
         self.check_shapes(body)
@@ -140,6 +168,21 @@ class Scorer:
         except RequestRefusedError:
             self.replies.pop(key, None)
             raise
+        except Exception as error:  # noqa: BLE001 - a full disk or memory, or a fault of ours: the server goes on
+            self.replies.pop(key, None)
+            text = f"the server cannot score this: {type(error).__name__}: {str(error)[:300]}"
+            log.error("reward %s: %s", name, text)
+            # a disk may have room again, a fault of ours stays
+            code, headers = (503, {"Retry-After": "5"}) if isinstance(error, OSError | MemoryError) else (500, {})
+            raise RequestRefusedError(code, text, headers) from None
+
+    def close(self) -> bool:
+        """Remove the files of requests that are still scored; True if there were any."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        # a worker that unpacks a body just now may put a file into what is being removed
+        for folder in 3 * list(self.folders):
+            shutil.rmtree(folder, ignore_errors=True)
+        return bool(self.folders)
 
     def check_shapes(self, body: bytes) -> None:
         """Refuse large pictures before a byte of them is decoded."""
@@ -147,6 +190,9 @@ class Scorer:
             shapes = wire.array_shapes(body)
         except wire.WireError as error:
             raise RequestRefusedError(400, str(error)) from None
+        most = ARRAYS_PER_SAMPLE * self.limits.max_samples
+        if len(shapes) > most:
+            raise RequestRefusedError(413, f"{len(shapes)} arrays are more than {most}, {ARRAYS_PER_SAMPLE} times max_samples")
         for shape in shapes:
             # (h, w), (h, w, c), or the frames of a video (t, h, w, c)
             self._refuse_large(math.prod(shape[-3:-1] if len(shape) > 3 else shape[:2]) if len(shape) > 1 else 0)
@@ -167,7 +213,7 @@ class Scorer:
         return wire.pack_reply(reply)
 
     def _reply(self, reward: Served, body: bytes) -> wire.Reply:
-        with tempfile.TemporaryDirectory(prefix="mmrl-reward-") as folder:
+        with self._folder() as folder:
             try:
                 group = wire.unpack_group(body, Path(folder))
             except wire.WireError as error:
@@ -179,12 +225,20 @@ class Scorer:
                 raise RequestRefusedError(413, text)
             return answer(reward, group)
 
+    @contextmanager
+    def _folder(self) -> Iterator[str]:
+        """A folder that is gone when the block ends, or the server."""
+        with tempfile.TemporaryDirectory(prefix="mmrl-reward-", ignore_cleanup_errors=True) as folder:
+            self.folders.add(folder)
+            yield folder
+        self.folders.discard(folder)
+
     def listing(self) -> dict[str, object]:
         rewards = {
             name: {"fingerprint": reward.fingerprint, "pointwise": reward.pointwise, "space": reward.space}
             for name, reward in self.rewards.items()
         }
-        return {"protocol": wire.PROTOCOL, "rewards": rewards}
+        return {"protocol": wire.PROTOCOL, "rewards": rewards, "most_bytes": self.limits.max_bytes}
 
 
 def answer(reward: Served, group: Group) -> wire.Reply:
@@ -196,8 +250,8 @@ def answer(reward: Served, group: Group) -> wire.Reply:
         if len(answers) != count:
             raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
         return wire.reply_of(answers, reward.fingerprint)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
-        raised = f"{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
+        raised = f"{type(error).__name__}: {str(error)[:2000]}"
         return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
 
 
@@ -208,8 +262,8 @@ def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
     return digest.hexdigest()[:16]
 
 
-def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Any:
-    """Build the FastAPI application.
+def create_app(scorer: Scorer, token: str | None = None) -> Application:
+    """Build the server as an ASGI application.
 
     Args:
         token: when given, all but /health want it as `Authorization: Bearer TOKEN`.
@@ -217,11 +271,12 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
     from fastapi import FastAPI, Request
     from fastapi.responses import PlainTextResponse, Response
 
-    app, scorer = FastAPI(title="mmrl rewards", docs_url=None, redoc_url=None, openapi_url=None), Scorer(rewards, limits)
+    app = FastAPI(title="mmrl rewards", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
     @app.exception_handler(RequestRefusedError)
     async def refuse(request: Request, error: RequestRefusedError) -> Response:
-        scorer.meter.count_answer(request.url.path.rpartition("/")[2] if error.code != 404 else "", error.code)
+        name = request.path_params.get("name", "")
+        scorer.meter.count_answer(name if name in scorer.rewards else "", error.code)
         return PlainTextResponse(error.text, error.code, error.headers)
 
     @app.get("/health")
@@ -241,47 +296,46 @@ def create_app(rewards: Mapping[str, Served], limits: Limits = Limits(), token: 
     @app.post("/v1/score/{name}")
     async def score(name: str, request: Request) -> Response:
         authorize(request, token)
-        reply = await scorer.score(name, await body_of(request, limits), request.headers.get("x-request-id", ""))
+        scorer.find(name)
+        reply = await scorer.score(name, await body_of(request, scorer.limits), request.headers.get("x-request-id", ""))
         scorer.meter.count_answer(name, 200)
         return Response(reply, media_type=BODY)
 
-    return app
+    return Guard(app)
 
 
 @contextmanager
 def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Iterator[str]:
     """Serve rewards in a thread of this process, on a free port, while the block runs; yields the address."""
-    import uvicorn
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(rewards, limits, token), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+    scorer = Scorer(rewards, limits)
+    with serve_beside(create_app(scorer, token)) as address:
+        yield address
+    scorer.close()
 
 
 def authorize(request: _Request, token: str | None) -> None:
     """Refuse a request without the server's token."""
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if token is not None and not hmac.compare_digest(given.encode(), token.encode()):
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if token is not None and not (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())):
         raise RequestRefusedError(401, "the bearer token is missing or wrong: set MMRL_REWARD_TOKEN where the run starts")
 
 
 async def body_of(request: _Request, limits: Limits) -> bytes:
-    """Read the request's body; refuse it as soon as it grows past the limit."""
-    parts, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limits.max_body_mb * 2**20:
-            # without closing, the server would read on for as long as the sender sends
-            text = f"the body is above the limit max_body_mb = {limits.max_body_mb:g}"
-            raise RequestRefusedError(413, text, {"Connection": "close"})
-        parts.append(chunk)
+    """Read the request's body; refuse it as soon as it says that it is too long, grows past the limit or stands still."""
+    too_long = RequestRefusedError(413, f"the body is above the limit max_body_mb = {limits.max_body_mb:g}")
+    said = request.headers.get("content-length", "0")
+    if len(said) > 15 or int(said) > limits.max_bytes:
+        raise too_long
+    parts, size, now = list[bytes](), 0, asyncio.get_running_loop().time
+    until = now() + BODY_S
+    try:
+        async with asyncio.timeout(SILENCE_S) as clock:
+            async for chunk in request.stream():
+                clock.reschedule(min(now() + SILENCE_S, until))
+                size += len(chunk)
+                if size > limits.max_bytes:
+                    raise too_long
+                parts.append(chunk)
+    except TimeoutError:
+        raise RequestRefusedError(408, "the body did not come in time") from None
     return b"".join(parts)

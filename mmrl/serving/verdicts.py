@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmrl.serving.judge import Json, JudgeError, Reply
+from mmrl.serving.fetch import words
+from mmrl.serving.judge import JudgeError, Reply
+from mmrl.serving.secrets import Json
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
@@ -72,7 +74,7 @@ def json_object(reply: Reply) -> Mapping[str, Json]:
     for candidate in (text, *fenced, braces):
         try:
             found = json.loads(candidate)
-        except ValueError:
+        except (RecursionError, ValueError):
             continue
         if isinstance(found, dict):
             return found
@@ -85,7 +87,7 @@ def json_number(reply: Reply, key: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise unreadable(reply, f"no number under {key!r}")
     if not low <= value <= high:
-        raise unreadable(reply, f"{value} is not within {low} to {high}")
+        raise unreadable(reply, f"{words(str(value))} is not within {low} to {high}")
     return float(value)
 
 
@@ -100,7 +102,7 @@ def yes_share(reply: Reply, yes: Sequence[str] = ("yes",), no: Sequence[str] = (
     if not reply.first:
         raise unreadable(reply, "the server gave no log-probabilities")
     if for_yes + for_no <= 0:
-        raise unreadable(reply, f"neither yes nor no among its first tokens {sorted(reply.first)[:5]}")
+        raise unreadable(reply, f"neither yes nor no among its first tokens {words(str(sorted(reply.first)[:5]))}")
     return for_yes / (for_yes + for_no) if among_both else min(for_yes, 1.0)
 
 

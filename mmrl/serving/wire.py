@@ -30,6 +30,8 @@ ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.in
 """Answers that are imported only where they occur: a server may lack what their modules need."""
 HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Video": Video}
 PLAIN_MODES = ("L", "RGB", "RGBA")
+MOST_HEADER_BYTES = 2**26
+"""JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -81,7 +83,7 @@ def unpack_group(body: bytes, folder: Path) -> Group:
 
 def pack_reply(reply: Reply) -> bytes:
     header = {"parts": [dict(p) for p in reply.parts], "fingerprint": reply.fingerprint, "raised": reply.raised}
-    arrays = {"values": np.asarray(reply.values, np.float32), "status": np.asarray([int(s) for s in reply.status], np.int8)}
+    arrays = {"values": np.asarray(reply.values, np.float64), "status": np.asarray([int(s) for s in reply.status], np.int8)}
     return _save(header, arrays)
 
 
@@ -96,6 +98,9 @@ def unpack_reply(body: bytes) -> Reply:
         header = _decode(header, arrays, None)
         values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
         parts = tuple({str(name): float(part) for name, part in own.items()} for own in header["parts"])
+        odd = next((name for own in parts for name in own if not name.isprintable()), None)
+        if odd is not None:
+            raise WireError(f"the reply has a part called {odd!r}, which cannot be printed")
         if not len(values) == len(status) == len(parts):
             raise WireError(f"the reply holds {len(values)} values, {len(status)} states and parts of {len(parts)} samples")
         fingerprint, raised = header["fingerprint"], header["raised"]
@@ -310,6 +315,8 @@ def _load(body: bytes) -> tuple[Json, dict[str, Array]]:
 def _header(body: bytes) -> dict[str, Json]:
     """The JSON header of a safetensors buffer."""
     (length,) = struct.unpack("<Q", body[:8]) if len(body) >= 8 else (len(body),)
+    if MOST_HEADER_BYTES < length <= len(body) - 8:
+        raise WireError(f"the header of the body has {length} bytes, more than the {MOST_HEADER_BYTES} that are read")
     try:
         header = json.loads(body[8 : 8 + length]) if length <= len(body) - 8 else None
     except (ValueError, RecursionError):

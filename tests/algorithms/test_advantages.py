@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import (
     GroupNorm,
@@ -18,6 +19,8 @@ from mmrl.algorithms.advantages.group import (
     PassK,
     ReinforcePlusPlus,
 )
+from mmrl.algorithms.presets.flow import PRESETS as FLOW
+from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.core.protocols import Advantage
 from tests.support.rows import FEW, rollouts, scores
 
@@ -168,8 +171,9 @@ def test_group_norm_says_its_convention(ddof, mode, scale):
 def test_group_norm_bounds():
     rewards = torch.tensor([0.25, 0.25 + 1e-7, 0.0, 1.0], dtype=torch.float64)[:, None]
     ids, mask = [0, 0, 1, 1], torch.ones(4, 1)
-    assert of_rows(GroupNorm(eps=1e-8), rewards, ids, mask).abs().min() > 0.6  # rounding blown up to a real advantage
-    assert of_rows(GroupNorm(eps=1e-8, zero_below=1e-6), rewards, ids, mask)[:2].tolist() == [0, 0]
+    blown_up = of_rows(GroupNorm(eps=1e-8, zero_below=0.0), rewards, ids, mask)
+    assert blown_up.abs().min() > 0.6, "parity with code that has no threshold makes a real advantage of rounding"
+    assert of_rows(GroupNorm(eps=1e-8), rewards, ids, mask)[:2].tolist() == [0, 0]
     assert of_rows(GroupNorm(clip=0.5), rewards, ids, mask)[2:].tolist() == [-0.5, 0.5]
 
 
@@ -236,3 +240,25 @@ def test_advantages_are_zero_where_nothing_was_done():
     for advantage in ADVANTAGES.values():
         credit = advantage(scores(torch.tensor([[0.0], [1.0]])), replace(rollouts(mask), action_mask=mask))
         assert credit.values[0, 1] == 0
+
+
+@pytest.mark.parametrize("reward", [0.28, 3.0, 80.0])
+@pytest.mark.parametrize("injected", [False, True])
+def test_rewards_one_rounding_apart_teach_nothing(reward, injected):
+    values = torch.full((8, 1), reward, dtype=torch.float32)
+    values[::2] = torch.nextafter(values[0], torch.tensor(2 * reward))
+    rows = rollouts(torch.ones(8, 1))
+    if injected:
+        samples = tuple(replace(one, role="injected" if i == 7 else "policy") for i, one in enumerate(rows.groups[0].samples))
+        rows = replace(rows, groups=(replace(rows.groups[0], samples=samples),))
+    parts = (FLOW["mix_grpo"].advantage, FLOW["branch_grpo"].advantage, VIDEO["reg_grpo"].advantage, AnchoredNorm(), PassK())
+    for part in (*parts, GroupNorm(eps=1e-8), Decoupled(eps=1e-8)):
+        assert not part(scores(values), rows).values.any(), part
+    apart = Decoupled(ddof=1, eps=1e-8, whiten="none", zero_below=0.0)(scores(values), rows).values
+    assert apart.abs().max() > 0.5, "the official code's own, where parity is asked for"
+
+
+def test_small_rewards_that_do_differ_still_teach():
+    values = torch.tensor([[2e-5], [3e-5], [4e-5]], dtype=torch.float64)
+    found = of_rows(Decoupled(eps=1e-8, whiten="none"), values, [0, 0, 0], torch.ones(3, 1))
+    torch.testing.assert_close(found, torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), atol=1e-2, rtol=0)

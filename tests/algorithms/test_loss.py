@@ -1,6 +1,6 @@
 """The loss of whole algorithms: signs, cuts, shares; and slow references for terms without vectors."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, Sequenc
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Batch, Counts, Reading
+from mmrl.core.types import Batch, Counts, Reading, Scope
 from tests.support.rows import FEW, TEXT_PRESETS, counts_of, loss_and_gradient, make_batch, weighed
 
 SURROGATES: dict[str, Term] = {
@@ -205,6 +205,25 @@ def test_importance_touches_credited_terms_only():
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y)
     assert not weighed(nothing, batch).importance.any()
+
+
+def test_importance_weights_are_multiplied():
+    @dataclass(frozen=True)
+    class Ramp:
+        """1 + slope t for action t."""
+
+        slope: float
+        reads: tuple[Reading, ...] = ()
+        scope: Scope = "action"
+
+        def __call__(self, batch, counts):
+            return torch.ones_like(batch.advantages) + self.slope * torch.arange(batch.advantages.shape[1])
+
+    batch, _ = random_batch(1)
+    alone = [weighed(Algorithm(importance=(weight,)), batch).importance for weight in (Ramp(2.0), Ramp(-0.5))]
+    both = weighed(Algorithm(importance=(Ramp(2.0), Ramp(-0.5))), batch).importance
+    torch.testing.assert_close(both, alone[0] * alone[1])
+    assert both[0, :3].tolist() == [1, 3 * 0.5, 0]
 
 
 def test_high_entropy_keeps_the_top_quantile_of_actions():

@@ -66,8 +66,18 @@ def family(model: str) -> str:
 def test_there_are_configs_for_both_families_and_sizes():
     assert {"tiny/image", "tiny/grounding", "tiny/flow"} <= set(NAMES)
     assert len(IMAGE) == 4
-    assert {configs.load(name).table.values["algorithm"]["preset"] for name in VIDEO} == {"temp_samp_r1", "tw_grpo", "reg_grpo"}
+    shown = {configs.load(name).table.values["algorithm"]["preset"] for name in VIDEO}
+    assert shown == {"temp_samp_r1", "tw_grpo", "reg_grpo", "grpo", "urpa"}
     assert {family(configs.load(name).config.policy.model) for name in T2I} == {"sd3", "flux", "qwen_image"}
+
+
+def test_urpas_second_phase_begins_where_the_first_ends_and_sees_no_labels():
+    first, second = (configs.load(f"video/qwen25vl_7b_{name}") for name in ("charades_source", "activitynet_urpa"))
+    source = next(listed.file for listed in all_configs() if listed.name == "video/qwen25vl_7b_charades_source").read_text()
+    assert f"mmrl export RUN {second.config.policy.model} --merge" in source
+    assert {reward.use: reward.weight for reward in first.config.reward} == {"temporal_iou": 0.5, "format": 0.5}
+    assert {reward.use: reward.weight for reward in second.config.reward} == {"pseudo_span": 0.5, "format": 0.5}
+    assert second.config.data.args["labelled"] is False and first.config.policy.lora == second.config.policy.lora
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +104,7 @@ def test_a_real_config_trains_a_tiny_model_of_its_family(name: str):
 def test_a_real_video_config_trains_a_tiny_model_of_its_family(name: str):
     """Its algorithm, rewards, LoRA, frames and dtype stay; clips are small mp4 files of digits."""
     resolved = configs.load(name)
-    kind = "when" if resolved.config.reward[0].use == "temporal_iou" else "which"
+    kind = "when" if resolved.config.reward[0].use in ("temporal_iou", "pseudo_span") else "which"
     resolved.table.set(("data",), {**CLIPS, "questions": [kind]}, "test")
     resolved.table.set(("evaluation", "data"), {**CLIPS, "questions": [kind], "split": "held_out"}, "test")
     small = [*SMALL, f"policy.model=tiny:{family(resolved.config.policy.model)}", "policy.lora.rank=4", "policy.video.workers=0"]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mmrl.core.ranks import Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.ranks import NoTrace, Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from tests.support.fakes import FakeAccelerator, Steps
 
@@ -81,7 +82,30 @@ def test_rows_of_all_processes_without_pictures():
     assert (len(everyone), mine) == (6, slice(3, 6))
     assert everyone.sample_ids.tolist() == [0, 1, 2, 0, 1, 2]
     assert all(group.prompt.media == () and sample.image is None for group in everyone.groups for sample in group.samples)
-    assert Ranks().all_rows(own) == (own, slice(0, 3))
+    alone, mine = Ranks().all_rows(own)
+    assert (len(alone), mine) == (3, slice(0, 3))
+    assert alone.groups == everyone.groups[:1] and type(alone.trace) is type(everyone.trace) is NoTrace
+
+
+def test_what_was_recorded_is_seen_on_one_process_as_on_two():
+    noted = {ROLLOUT_LOGPROBS: torch.tensor([[-1.0, -2.0], [torch.nan, torch.nan], [-3.0, -4.0]])}
+    own = replace(rollouts(3, 2), recorded=noted)
+    everyone, mine = Second().all_rows(own)
+    alone, _ = Ranks().all_rows(own)
+    for seen in (everyone.recorded[ROLLOUT_LOGPROBS][mine], everyone.recorded[ROLLOUT_LOGPROBS][:3], *alone.recorded.values()):
+        torch.testing.assert_close(seen, noted[ROLLOUT_LOGPROBS], equal_nan=True)
+
+
+def test_what_one_process_did_not_record_is_seen_by_none():
+    class Uneven(Second):
+        """The first of the two recorded nothing, in longer rows."""
+
+        def gather(self, x):
+            return [replace(rollouts(2, 5), trace=NoTrace()), x] if isinstance(x, Rollouts) else [x, x]
+
+    own = replace(rollouts(3, 2), recorded={ROLLOUT_LOGPROBS: torch.zeros(3, 2)})
+    everyone, mine = Uneven().all_rows(own)
+    assert (everyone.recorded, mine, everyone.action_mask.shape) == ({}, slice(2, 5), (5, 5))
 
 
 class Uneven(Second):

@@ -121,3 +121,20 @@ def test_whole_numbers_that_json_itself_refuses(jsonl):
     [found] = problems(jsonl('{"image": "cat.png", "question": "q", "box": [0, 0, 9, ' + "9" * 5000 + "]}"))
     assert found.startswith("boxes.jsonl:1: this is not JSON")
     assert json.loads("9" * 4000) > 1
+
+
+def test_control_characters_of_data_are_spelled_out(jsonl):
+    [found] = problems(jsonl(row(image="\x1b[2Jcat\x00.png")))
+    assert "\\x1b[2Jcat\\x00.png" in found and found.isprintable()
+
+
+def test_parquet_that_is_broken_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + b"\0" * 50 + b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet is broken after row 0: write or download it again"):
+        check_file(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("name", ["sub/train", "..", "", "a\nb"])
+def test_a_part_is_named_like_a_file(jsonl, tmp_path, name):
+    with pytest.raises(ValueError, match="cannot be the name of a file"):
+        split(jsonl(row()), tmp_path / "out", {name: 0.5, "test": 0.5})

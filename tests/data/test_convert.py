@@ -122,3 +122,19 @@ def test_a_conversion_without_any_picture_is_refused(coco, tmp_path):
     ):
         convert(coco, "coco", tmp_path / "boxes.jsonl")
     assert not (tmp_path / "boxes.jsonl").exists()
+
+
+@pytest.mark.parametrize("bbox", [["a", 1, 2, 3], [float("nan"), 1, 2, 3], [10**400, 1, 2, 3], [1, 2, 3]])
+def test_boxes_that_are_no_numbers_are_named_and_leave_no_file(coco, tmp_path, bbox):
+    data = json.loads(coco.read_text())
+    data["annotations"][0]["bbox"] = bbox
+    coco.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"annotation 11 has bbox .*: it must be four numbers"):
+        convert(coco, "coco", tmp_path / "boxes.jsonl", tmp_path / "images")
+    assert not (tmp_path / "boxes.jsonl").exists()
+
+
+def test_json_without_end_is_named(coco, tmp_path):
+    coco.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="is not JSON"):
+        convert(coco, "coco", tmp_path / "boxes.jsonl")

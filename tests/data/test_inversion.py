@@ -1,69 +1,140 @@
-from itertools import pairwise
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.inversion import LETTERS, Inversion
+from mmrl.data.mp4 import write_mp4
+from mmrl.data.readers import Row
+from mmrl.data.video_layouts import NextGqa
+from mmrl.data.video_rows import VideoRow
 
 OPTIONS = ("a dog", "a cat", "a cow", "a hen")
 
 
-def ask(i: int = 0, answer: object = "B", **columns: object) -> Prompt:
-    told = {"question": "What is He holding now?", "options": OPTIONS, "kept": 7, **columns}
-    return Prompt(f"row {i}", "old text", ("clip",), answer, told)
+def ask(i: int = 0, answer: object = "B", question: str = "What is he holding now?", options=OPTIONS) -> VideoRow:
+    return VideoRow(f"row {i}", "clip", question, "multiple choice", answer, options, {"kept": 7})
 
 
 def test_what_was_right_is_the_only_wrong_one():
     sizes, places = set(), set()
-    for prompt in Inversion(probability=1.0)([ask(i) for i in range(60)]):
-        options = prompt.columns["options"]
-        right = {options[LETTERS.index(letter)] for letter in prompt.answer.split(",")}
-        assert set(options) - right == {"a cat"}
-        assert right <= set(OPTIONS)
-        assert prompt.answer.split(",") == sorted(prompt.answer.split(","))
-        assert prompt.columns["question"] == "what is not he holding now?"
-        lines = prompt.text.split("\n")
-        assert lines == ["what is not he holding now?", *(f"{LETTERS[i]}. {one}" for i, one in enumerate(options))]
-        assert (prompt.media, prompt.columns["kept"]) == (("clip",), 7)
+    for row in map(Inversion(1.0), map(ask, range(60))):
+        letters = str(row.answer).split(",")
+        right = {row.options[LETTERS.index(letter)] for letter in letters}
+        assert set(row.options) - right == {"a cat"}
+        assert right <= set(OPTIONS) and letters == sorted(letters)
+        assert row.question == "What isn't he holding now?"
+        assert (row.id.partition(" ")[0], row.media, row.columns) == ("row", "clip", {"kept": 7, "inverted": True})
         sizes.add(len(right))
-        places.add(options.index("a cat"))
+        places.add(row.options.index("a cat"))
     assert sizes == {1, 2, 3}
     assert places == {0, 1, 2, 3}
 
 
 def test_about_half_are_inverted_and_always_the_same_ones():
-    prompts = [ask(i) for i in range(200)]
-    some = Inversion()(prompts)
+    rows = [ask(i) for i in range(200)]
+    some = [*map(Inversion(), rows)]
     changed = [one.id for one in some if one.columns.get("inverted")]
     assert 70 < len(changed) < 130
-    assert [one for one in some if not one.columns.get("inverted")] == [p for p in prompts if p.id not in changed]
-    assert Inversion()(prompts[50:60]) == some[50:60]
-    assert Inversion(seed=1)(prompts) != some
-    assert Inversion(probability=0.0)(prompts) == prompts
-
-
-def test_questions_that_cannot_be_turned_round_stay():
-    for prompt in (ask(answer="A,C"), ask(answer=["A", "C"]), ask(question="Why?"), ask(answer="A", options=("one",))):
-        assert Inversion(probability=1.0)([prompt]) == [prompt]
+    assert [one for one in some if one.id not in changed] == [row for row in rows if row.id not in changed]
+    assert [*map(Inversion(), rows[50:60])] == some[50:60]
+    assert [*map(Inversion(seed=1), rows)] != some
+    assert [*map(Inversion(0.0), rows)] == rows
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"),
+    "row",
     [
-        (ask(options=None), r"prompt 'row 0' cannot be inverted: give its row a column `question`"),
-        (ask(question=3), r"column `question`"),
-        (ask(answer="E"), r"prompt 'row 0' has the answer 'E', not letters of its 4 options"),
-        (ask(answer=2), r"has the answer 2"),
+        ask(answer="A,C"),
+        ask(answer="E"),
+        ask(answer=""),
+        ask(answer=2),
+        ask(question="Why?"),
+        ask(question="Who broke the vase?"),
+        ask(question="How many are there?"),
+        ask(answer="A", options=("one",)),
+        ask(answer="3", options=()),
     ],
 )
-def test_rows_that_do_not_fit_are_named(prompt, message):
-    with pytest.raises(ValueError, match=message):
-        Inversion()([prompt])
+def test_questions_that_cannot_be_turned_round_stay(row: VideoRow):
+    assert [Inversion(1.0, seed)(row) for seed in range(20)] == [row] * 20
 
 
-def test_own_layout_and_bad_probability():
-    assert Inversion(1.0, write=lambda question, options: f"{question}|{len(options)}")([ask()])[0].text.startswith("what is not")
-    with pytest.raises(ValueError, match=r"Inversion.probability is 1.5"):
-        Inversion(1.5)
-    texts = [Inversion(1.0, seed=seed)([ask()])[0].text for seed in range(5)]
-    assert any(a != b for a, b in pairwise(texts))
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_share_is_a_share(share: float):
+    with pytest.raises(ValueError, match=r"Inversion.probability is .*: it must be .*0 to 1"):
+        Inversion(share)
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """A folder with a clip and thirty questions about it in the three layouts."""
+    write_mp4(tmp_path / "clip.mp4", np.full((10, 32, 32, 3), 60, np.uint8), 5)
+    numbers = range(30)
+    next_rows = [
+        {"video_id": "clip", "question": "what is he holding", "answer": "a cat", "qid": i, "type": "CW"} for i in numbers
+    ]
+    extra = {f"a{i}": option for i, option in enumerate((*OPTIONS, "a fox"))}
+    with (tmp_path / "next_gqa.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*next_rows[0], *extra])
+        writer.writeheader()
+        writer.writerows({**row, **extra} for row in next_rows)
+    choices = [{"choice": option, "answer": "correct" if option == "a cat" else "wrong"} for option in OPTIONS]
+    questions = [{"question_type": "explanatory", "question": "What is he holding?", "choices": choices} for _ in numbers]
+    (tmp_path / "clevrer.json").write_text(json.dumps([{"video_filename": "clip.mp4", "questions": questions}]))
+    r1 = {"problem": "What is he holding?", "problem_type": "multiple choice", "options": [*OPTIONS], "path": "clip.mp4"}
+    rows = [{**r1, "problem_id": i, "solution": "<answer>B</answer>", "data_type": "video"} for i in numbers]
+    (tmp_path / "video_r1.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+FILES = {"next_gqa": "next_gqa.csv", "clevrer": "clevrer.json", "video_r1": "video_r1.json"}
+
+
+def right(prompt: Prompt) -> set[str]:
+    """The right options, from the letters of the answer and the lines of the text."""
+    lines = {line[0]: line[3:] for line in prompt.text.splitlines() if line[1:3] == ". "}
+    assert tuple(lines.values()) == prompt.columns["options"]
+    return {lines[letter] for letter in str(prompt.answer).split(",")}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_data_sets_invert_what_they_ask(name: str, videos: Path):
+    read = load(name, "datasets")
+    plain, some = read(videos / FILES[name]), read(videos / FILES[name], invert=0.5)
+    changed = [prompt for prompt in some if prompt.columns.get("inverted")]
+    assert 5 < len(changed) < 25 and [prompt.id for prompt in some] == [prompt.id for prompt in plain]
+    for before, after in zip(plain, some, strict=True):
+        assert right(before) == {"a cat"}
+        if after not in changed:
+            assert after == before
+            continue
+        assert "isn't he holding" in after.text and "all right options" in after.text
+        assert right(after) and "a cat" in set(after.columns["options"]) - right(after)
+    assert read(videos / FILES[name], invert=0.0) == plain
+    template = read(videos / FILES[name], invert=1.0, template="Look: {question}")[0]
+    assert template.text.lower().startswith("look: what isn't he holding")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_data_sets_refuse_a_share_that_is_none(name: str, videos: Path):
+    with pytest.raises(ValueError, match=r"probability is 2\.0: it must be 0 to 1"):
+        load(name, "datasets")(videos / FILES[name], invert=2.0)
+
+
+def test_spans_cannot_be_inverted(videos: Path):
+    (videos / "spans.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"ask = 'when' asks for spans.*set invert = 0 or ask = 'which'"):
+        load("next_gqa", "datasets")(videos / "next_gqa.csv", spans=videos / "spans.json", ask="when", invert=0.5)
+
+
+def test_an_inverted_row_is_still_checked():
+    row = Row({"video_id": "v", "qid": "1", "question": "what is it", "answer": "none of these"}, "f.csv", 2)
+    row = replace(row, values={**row.values, **{f"a{i}": str(i) for i in range(5)}})
+    with pytest.raises(ValueError, match="is none of the options"):
+        list(map(Inversion(1.0), NextGqa({})(row)))

@@ -260,3 +260,29 @@ def test_any_prompt_with_a_video_is_looked_at(film, tmp_path):
     told = [problem.text for problem in report.problems]
     assert "outside the clip, which lasts 4.00" in told[0] and "cut.mp4" in told[1] and "gone.mp4" in told[2]
     assert "2 <video> markers for 1 videos" in told[3]
+
+
+@pytest.mark.parametrize("name", ["charades_sta", "activitynet_captions"])
+def test_data_without_labels_has_no_answers(name, film, save, read):
+    film("v_a.mp4")
+    if name == "charades_sta":
+        path = save("sta.txt", "v_a 0.4 2.0##a person sits down.\nv_a 9 1##with impossible times\nv_a##with none ## at all\n")
+    else:
+        said = {"sentences": ["a person sits down.", "with impossible times", "with none ## at all"]}
+        path = save("train.json", {"v_a": {**said, "timestamps": [[0.4, 2.0], [9, 1], None]}})
+    prompts = read(name, path, labelled=False)
+    sentences = ["a person sits down.", "with impossible times", "with none ## at all"]
+    assert [prompt.columns["question"] for prompt in prompts] == sentences
+    assert all(prompt.answer is None and prompt.columns["duration"] == 4.0 for prompt in prompts)
+    assert not any("0.4" in repr(prompt) for prompt in prompts), "no label is left to be seen"
+    assert check(prompts).ok
+    with pytest.raises(ValueError, match="fix or remove these rows"):
+        read(name, path)
+
+
+def test_rows_without_a_sentence_are_named_without_labels_too(film, save, read):
+    film("v_a.mp4")
+    with pytest.raises(ValueError, match="the question is empty"):
+        read("charades_sta", save("sta.txt", "v_a##  \n"), labelled=False)
+    with pytest.raises(ValueError, match="sentences"):
+        read("activitynet_captions", save("train.json", {"v_a": {"timestamps": [[0, 1]]}}), labelled=False)

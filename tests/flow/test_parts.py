@@ -100,6 +100,54 @@ def test_pruned_chains_leave_the_baseline_alone():
     torch.testing.assert_close(pruned.values[pruned.actions], whole.values[pruned.actions])
 
 
+@pytest.mark.parametrize(
+    ("leaves", "share", "best", "worst"),
+    [
+        (2, 0.5, 1, 1),
+        (3, 0.5, 1, 1),
+        (3, 0.1, 1, 1),
+        (5, 0.6, 1, 2),
+        (6, 0.5, 1, 2),
+        (7, 0.9, 3, 3),
+        (9, 0.8, 3, 4),
+        (4, 1.0, 2, 2),
+    ],
+)
+def test_an_odd_chain_is_kept_from_the_worst_and_two_at_least(leaves, share, best, worst):
+    """The counts of BranchGRPO's official code: k = max(2, int(n share)), k // 2 best and k - k // 2 worst."""
+    rows, _ = rows_of(Tree(3, (0,), leaves), [leaves])
+    order = torch.randperm(leaves, generator=torch.Generator().manual_seed(leaves))
+    credit = TreeNorm(kept_chains=share)(scores(order[:, None].double()), rows)
+    assert credit.actions is not None
+    kept = sorted(order[credit.actions[:, -1]].tolist())
+    assert kept == [*range(worst), *range(leaves - best, leaves)]
+    assert credit.actions[:, 0].all()
+
+
+def test_of_equal_chains_the_first_is_the_better():
+    rows, _ = rows_of(Tree(2, (0,), 5), [5])
+    actions = TreeNorm(kept_chains=0.4)(scores(torch.tensor([[1.0], [2.0], [1.0], [2.0], [1.0]])), rows).actions
+    assert actions is not None and actions[:, 1].tolist() == [False, True, False, False, True]
+
+
+def test_pruning_may_keep_the_best_chain_of_every_branch():
+    rows, _ = rows_of(Tree(4, (0, 1), 3), [9])
+    rewards = torch.tensor([1.0, 9.0, 2.0, 4.0, 3.0, 2.5, 0.1, 0.2, 0.3])[:, None]
+    part = TreeNorm(kept_chains=0.5, pruning="best_per_branch")
+    credit = part(scores(rewards), rows)
+    assert credit.actions is not None
+    assert credit.actions[:, 2:].all(1).nonzero()[:, 0].tolist() == [1, 3, 8]
+    assert credit.actions[:, 2:].any(1).sum() == 3 and credit.actions[:, :2].all()
+    two = replace(part, kept_chains=0.7)(scores(rewards), rows).actions
+    assert two is not None and two[:, 3].nonzero()[:, 0].tolist() == [1, 2, 3, 4, 7, 8]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
+def test_a_share_of_chains_is_a_share(share):
+    with pytest.raises(ValueError, match=r"TreeNorm.kept_chains is .*: it must be"):
+        TreeNorm(kept_chains=share)
+
+
 def test_best_of_n_keeps_the_extremes_of_every_group_and_their_advantages():
     rewards = torch.tensor([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 0.0, 5.0, 5.5, 6.0])[:, None]
     rows = rollouts(torch.ones(10, 1), [0] * 6 + [1] * 4)

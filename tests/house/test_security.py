@@ -16,9 +16,8 @@ DATA_ONLY = {"mmrl/data/convert.py"}
 PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/core/workers.py"}
 """Run files that the user named, here and in a process of its own."""
 CLIENTS = {
-    "mmrl/serving/judge.py",
-    "mmrl/serving/reward_client.py",
-    "mmrl/serving/reward_server.py",
+    "mmrl/serving/fetch.py",
+    "mmrl/serving/guard.py",
     "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/core/workers.py"}

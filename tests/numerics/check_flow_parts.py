@@ -77,7 +77,7 @@ def labels(vector: Vector) -> None:
 def flow_factory_advantage(vector: Vector, summed: bool) -> None:
     p, inputs = vector.params, vector.inputs
     rewards = torch.stack([tensor(inputs[f"reward_{name}"]) for name in p["weights"]], 1)
-    part: Advantage = Decoupled(p["ddof"], p["std_floor"], "max", whiten_eps=p["std_floor"], whiten_mode="max")
+    part: Advantage = Decoupled(p["ddof"], p["std_floor"], "max", whiten_eps=p["std_floor"], whiten_mode="max", zero_below=0.0)
     if summed:
         part = GroupNorm("batch" if p["global_std"] else "group", p["ddof"], p["std_floor"], "max")
     groups, weights = [int(i) for i in inputs["group"]], list(p["weights"].values())
@@ -108,7 +108,7 @@ def best_of_n(vector: Vector) -> None:
 def prefgrpo_advantage(vector: Vector) -> None:
     p = vector.params
     rewards = torch.stack([tensor(vector.inputs[name]) for name in p["weights"]], 1)
-    part = Decoupled(p["ddof"], p["eps"], whiten="rollout" if p["apply_gdpo"] else "none", whiten_eps=p["eps"])
+    part = Decoupled(p["ddof"], p["eps"], zero_below=0.0, whiten="rollout" if p["apply_gdpo"] else "none", whiten_eps=p["eps"])
     groups = [i // p["num_generations"] for i in range(len(rewards))]
     close(credited(part, rewards, groups, list(p["weights"].values())), vector.outputs["advantages"], FLOAT32)
 

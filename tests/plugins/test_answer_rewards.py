@@ -51,6 +51,10 @@ def test_votes_are_compared_by_what_they_mean(reward):
 
 def test_a_weak_majority_can_say_nothing(reward):
     assert values(reward("majority_vote", at_least=0.6)(group(None, "a", "a", "b", "c"))) == [None] * 4
+    silent = group(None, "a", "a", "<answer></answer>", "")
+    assert values(reward("majority_vote", at_least=0.6)(silent)) == [None] * 4, "those who say nothing count among the votes"
+    assert reward("majority_vote", at_least=0.5)(silent)[0].parts["agreement"] == 0.5
+    assert values(reward("majority_vote", at_least=0.5)(silent)) == [1, 1, 0, 0]
     with pytest.raises(ValueError, match="it must be 0 to 1"):
         reward("majority_vote", at_least=2.0)
 
@@ -131,7 +135,7 @@ def test_math_answers_off_the_main_thread(reward):
 
 
 def test_math_that_never_ends_fails_and_the_next_is_scored(reward):
-    score = reward("math_answer", limit_s=2.0)
+    score = reward("math_answer", limit_s=5.0)
     tower, right = score(group("7", "$9^{9^{9^{9^{9}}}}!$", "$8-1$"))
     assert math.isnan(tower.value) and tower.parts["timeout"] == 1
     assert right.value == 1

@@ -190,7 +190,7 @@ def test_busy_servers_are_asked_again(serve, reward, no_pauses):
     scores = reward("vlm_judge", server=server.endpoint())(group(*SHADES))
     assert [score.value for score in scores] == [0.5] * 3
     assert seen == {51: 5, 204: 1, 153: 1}
-    assert no_pauses[1] == 7 and no_pauses[2] == 0 and 0.5 <= no_pauses[0] <= 1
+    assert no_pauses[1] == 7 and no_pauses[2] == 1 and 1 <= no_pauses[0] <= 2
 
 
 def test_it_gives_up_with_the_last_trouble(serve, reward, no_pauses):
@@ -223,7 +223,7 @@ def test_no_server_and_slow_servers(serve, reward):
     with pytest.raises(JudgeError, match=r"cannot be reached.*gave up after 2 attempts"):
         reward("vlm_judge", server=Endpoint(url="http://127.0.0.1:9/v1", model="m", retries=1))(group(SHADES[0]))
     server = serve(lambda text, pictures: threading.Event().wait(2) or "5")
-    with pytest.raises(JudgeError, match="timed out"):
+    with pytest.raises(JudgeError, match="no whole answer within"):
         reward("vlm_judge", server=server.endpoint(timeout_s=0.2, retries=0))(group(SHADES[0]))
 
 

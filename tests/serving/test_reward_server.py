@@ -25,6 +25,7 @@ from mmrl import Group, Prompt, Sample, Scored
 from mmrl.app.commands import serve
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.serving import wire
+from mmrl.serving.fetch import Answer
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Limits, Served
 from mmrl.serving.reward_server import serving as in_thread
@@ -132,7 +133,7 @@ def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch)
     body = wire.pack_group(group_of("a")).replace(b'protocol\\": 1', b'protocol\\": 9')
     response = httpx.post(f"{base}/v1/score/length", content=body)
     assert response.status_code == 400 and "protocol 9, this side 1" in response.text
-    monkeypatch.setattr(RemoteReward, "_request", lambda *_: httpx.Response(200, json={"protocol": 9, "rewards": {}}))
+    monkeypatch.setattr(RemoteReward, "_request", lambda *_: Answer(200, {}, b'{"protocol": 9}'))
     with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
         RemoteReward(f"{base}/length").connect()
 

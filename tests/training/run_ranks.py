@@ -3,17 +3,20 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
+from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets import video
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import prompts, right_letter
@@ -21,12 +24,27 @@ from tests.support.trainers import make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
 
+
+@dataclass(frozen=True)
+class ByLikelihood:
+    """A = (r - group mean) exp(mean recorded log p of the row): an advantage that looks at what was recorded."""
+
+    norm: GroupNorm = field(default_factory=GroupNorm)
+    min_group_size: int = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit, mask = self.norm(scores, rollouts), rollouts.action_mask
+        likelihood = (rollouts.recorded[ROLLOUT_LOGPROBS] * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return replace(credit, values=credit.values * likelihood.exp()[:, None])
+
+
 DAPO, ONCE = PRESETS["dapo"], PRESETS["grpo"].planner
 ALGORITHMS = {
     "grpo": PRESETS["grpo"],
     "minibatches": replace(DAPO, planner=ONCE, epochs=2, minibatches=3),
     "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10), minibatches=1),
     "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE, minibatches=1),
+    "recorded": replace(PRESETS["grpo"], advantage=ByLikelihood()),
 }
 VIDEO = sorted(video.PRESETS)
 

@@ -82,7 +82,7 @@ def twin(algorithm: Algorithm) -> Algorithm:
 
 def preset(name: str) -> Algorithm:
     """The preset as the fakes can run it, with its own updates and terms, and advantages in float64."""
-    algorithm = small(name) if name in flow.PRESETS else PRESETS[name]
+    algorithm = replace(small(name) if name in flow.PRESETS else PRESETS[name], minibatches=PRESETS[name].minibatches)
     if isinstance(algorithm.planner, WithTruth):
         algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
     if isinstance(algorithm.planner, DifficultyAware):
@@ -92,7 +92,8 @@ def preset(name: str) -> Algorithm:
 
 def trainer_of(algorithm: Algorithm, **numbers: Any) -> Trainer:
     if algorithm.schedule is not None:
-        return make_trainer(algorithm, **{"lr": 1e-2} | numbers)
+        lr: float = numbers.pop("lr", 1e-2)
+        return make_trainer(algorithm, lr=lr, **numbers)
     policy = FakeTextPolicy(views=algorithm.views)
     numbers = {"optimizer": OptimizerSettings(lr=2e-2)} | numbers
     return make_trainer(algorithm, policy=policy, sampler=Shuffled(prompts(), seed=0), **numbers)

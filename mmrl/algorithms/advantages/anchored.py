@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, moments, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
 from mmrl.core.ranges import NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -21,6 +21,8 @@ class AnchoredNorm:
     anchor: Number = 1.2
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
+    zero_below: NonNegative = 1e-6
+    """As in GroupNorm: own samples that differ only by rounding get 0."""
 
     __post_init__ = check_ranges
     min_group_size = 3
@@ -37,6 +39,7 @@ class AnchoredNorm:
         values = torch.zeros_like(rewards)
         if len(own) > 1 and bool((own != own[0]).any()):
             mean, deviation = moments(own, self.ddof)
-            values = (rewards - mean) / (deviation + self.eps)
-            values[given] = self.anchor * values[~given].max()
+            if not is_rounding(own, deviation, self.zero_below):
+                values = (rewards - mean) / (deviation + self.eps)
+                values[given] = self.anchor * values[~given].max()
         return torch.stack([values, rows[:, 1]], dim=1)

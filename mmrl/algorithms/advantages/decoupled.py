@@ -10,6 +10,7 @@ from mmrl.algorithms.advantages.statistics import (
     Singleton,
     by_group,
     divisor,
+    is_rounding,
     lengths,
     moments,
     standardize,
@@ -33,6 +34,10 @@ class Decoupled:
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-4
     eps_mode: EpsMode = "add"
+    zero_below: NonNegative = 1e-6
+    """A group whose deviation of a reward is smaller, in units of its largest value where that is above 1, gets 0 for that
+    reward: two values one rounding apart would else be worth as much as two that differ. 0 is parity with code that has no
+    threshold."""
     singleton: Singleton = "zero"
     trimmed: BelowOne = 0.0
     """Mean and deviation leave out this share of a group's rewards, the lowest (MixGRPO's trimmed_ratio)."""
@@ -60,10 +65,8 @@ class Decoupled:
     def _normalize(self, rewards: torch.Tensor) -> torch.Tensor:
         if len(rewards) == 1 and self.singleton == "reward":
             return rewards
-        if not self.trimmed:
-            return standardize(rewards, self.ddof, self.eps, self.eps_mode)
-        upper = rewards.sort().values[int(self.trimmed * len(rewards)) :]
+        upper = rewards.sort().values[int(self.trimmed * len(rewards)) :] if self.trimmed else rewards
         mean, deviation = moments(upper, self.ddof)
-        if bool((upper == upper[0]).all()):
+        if bool((upper == upper[0]).all()) or is_rounding(upper, deviation, self.zero_below):
             return torch.zeros_like(rewards)
         return (rewards - mean) / divisor(deviation, self.eps, self.eps_mode)

@@ -11,6 +11,7 @@ from mmrl.algorithms.advantages.statistics import (
     Singleton,
     by_group,
     divisor,
+    is_rounding,
     lengths,
     less_mean,
     moments,
@@ -26,8 +27,8 @@ from mmrl.core.types import Credit, Rollouts, Scores
 class GroupNorm:
     """A = (r - group mean) / scale (GRPO, arXiv:2402.03300; scale="none" is Dr. GRPO, arXiv:2503.20783).
 
-    The defaults are TRL 1.16's. verl: eps=1e-6, singleton="reward". Flow-GRPO: ddof=0, clip=5.
-    DanceGRPO: eps=1e-8, with zero_below against rounding. Flow-Factory: ddof=0, eps=1e-6, eps_mode="max".
+    The defaults are TRL 1.16's but for zero_below. verl: eps=1e-6, singleton="reward". Flow-GRPO: ddof=0, clip=5.
+    DanceGRPO: eps=1e-8. Flow-Factory: ddof=0, eps=1e-6, eps_mode="max".
     """
 
     scale: Literal["group", "batch", "none"] = "group"
@@ -36,8 +37,9 @@ class GroupNorm:
     """1 = unbiased deviation, as all text code has it; 0 = population, as papers and flow code have it."""
     eps: NonNegative = 1e-4
     eps_mode: EpsMode = "add"
-    zero_below: NonNegative = 0.0
-    """A group whose own deviation is smaller gets 0: rewards that differ only by rounding teach nothing."""
+    zero_below: NonNegative = 1e-6
+    """A group whose own deviation is smaller, in units of its largest reward where that is above 1, gets 0: rewards that differ
+    only by rounding teach nothing. 0 is parity with code that has no threshold."""
     clip: Positive | None = None
     """Advantages are clamped to [-clip, clip]."""
     singleton: Singleton = "zero"
@@ -66,7 +68,7 @@ class GroupNorm:
         alone = len(rewards) == 1
         if alone and self.singleton == "reward":
             mean, deviation = torch.zeros_like(mean), torch.ones_like(deviation)
-        elif bool((rewards == rewards[0]).all()) or deviation < self.zero_below:
+        elif bool((rewards == rewards[0]).all()) or is_rounding(rewards, deviation, self.zero_below):
             return torch.zeros_like(rewards)
         if self.scale == "none":
             return rewards - mean
@@ -114,6 +116,8 @@ class PassK:
     """False: r_max - r_second as it is."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
+    zero_below: NonNegative = 1e-6
+    """As in GroupNorm: a group of rewards that differ only by rounding gets 0."""
 
     __post_init__ = check_ranges
     min_group_size = 2
@@ -124,12 +128,13 @@ class PassK:
 
     def _best(self, rewards: Tensor) -> Tensor:
         values = torch.zeros_like(rewards)
-        if len(rewards) == 1:
+        deviation = moments(rewards, self.ddof)[1]
+        if len(rewards) == 1 or is_rounding(rewards, deviation, self.zero_below):
             return values
         top = rewards.topk(2)
         lead = top.values[0] - top.values[1]
         if self.scale:
-            lead = lead / (moments(rewards, self.ddof)[1] + self.eps)
+            lead = lead / (deviation + self.eps)
         values[top.indices[0]] = lead
         return values
 

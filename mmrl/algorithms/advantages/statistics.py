@@ -49,6 +49,11 @@ def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | No
     return mean, ((w * (x - mean) ** 2).sum() / (total - ddof)).sqrt()
 
 
+def is_rounding(x: Float[Tensor, " n"], deviation: Tensor, below: float) -> bool:
+    """True where the deviation of x is smaller than `below` times max(1, the largest |x|): x differ only by rounding."""
+    return bool(deviation < below * max(1.0, float(x.abs().max())))
+
+
 def divisor(deviation: Tensor, eps: float, mode: EpsMode) -> Tensor:
     """The deviation, kept away from 0 by eps."""
     if mode == "add":

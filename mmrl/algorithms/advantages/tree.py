@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import EpsMode, by_group, moments, standardize, totals_and_keep
+from mmrl.algorithms.advantages.statistics import EpsMode, by_group, is_rounding, moments, standardize, totals_and_keep
 from mmrl.core.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
@@ -26,14 +26,18 @@ class TreeNorm:
     eps: NonNegative = 1e-8
     eps_mode: EpsMode = "add"
     zero_below: NonNegative = 1e-6
-    """A depth whose deviation is smaller gets 0."""
+    """A depth whose deviation is smaller, in units of its largest worth where that is above 1, gets 0; 0: never."""
     clip: Positive | None = 5.0
     """Advantages are clamped to [-clip, clip]."""
     fusion: Literal["mean", "path"] = "mean"
     """path: a node is worth its children weighted by the softmax of their log-probabilities, layer by layer; these are
     means over dimensions, so the weights are all but equal."""
     kept_chains: PositiveShare | None = None
-    """After the last split only this part of every group's leaves trains: the best and the worst half of it each."""
+    """After the last split only this part of the leaves trains, chosen by `pruning`; None: all of them."""
+    pruning: Literal["extremes", "best_per_branch"] = "extremes"
+    """extremes: of every group the best and the worst leaves, half of them each, an odd one from the worst, and two at least.
+    best_per_branch: of every branch that the last split left the best leaves, one at least. The code's transitions may be
+    parts of chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
     min_group_size: Annotated[int, Range(2)] = 2
 
     __post_init__ = check_ranges
@@ -61,31 +65,39 @@ class TreeNorm:
             return mean_of_leaves(totals, nodes, keep)
         if ROLLOUT_LOGPROBS not in rollouts.recorded:
             raise ValueError(
-                "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but they are not at hand "
-                "(training on several processes gathers none): set fusion = 'mean'"
+                "TreeNorm.fusion is 'path', which weighs children by the sampler's log-probabilities, but none were recorded: "
+                "set advantage.fusion = 'mean'"
             )
         return path_weighted(totals, nodes, keep, rollouts.recorded[ROLLOUT_LOGPROBS])
 
     def _standardize(self, rows: Float[Tensor, "m 2"]) -> Float[Tensor, "m 2"]:
         """Standard scores of rows (worth, 1 / rows of the node), every node counting once."""
         worth, weights = rows.unbind(1)
-        small = moments(worth, self.ddof, weights)[1] < self.zero_below
+        small = is_rounding(worth, moments(worth, self.ddof, weights)[1], self.zero_below)
         values = torch.zeros_like(worth) if small else standardize(worth, self.ddof, self.eps, self.eps_mode, weights)
         return torch.stack([values, weights], 1)
 
     def _trainable(self, totals: Tensor, keep: Tensor, nodes: Tensor) -> Bool[Tensor, "n t"]:
-        """False at the actions after the last split of leaves that are neither among the best nor among the worst."""
-        share = self.kept_chains or 0.0
+        """False at the actions after the last split of the leaves that pruning leaves out."""
         actions = torch.ones_like(nodes[:, 1:], dtype=torch.bool)
         sizes = torch.stack([sums_by_node(keep.to(totals), nodes[:, column]) for column in range(nodes.shape[1])], 1)
         for first in (nodes[:, 0] == torch.arange(len(nodes))).nonzero()[:, 0]:
             rows = ((nodes[:, 0] == first) & keep).nonzero()[:, 0]
             after = int((sizes[rows].amax(0) > 1).sum()) if len(rows) else 0
-            order = rows[totals[rows].argsort(stable=True)]
-            count = int(len(rows) * share)
-            dropped = order[count // 2 : len(rows) - (count - count // 2)]
-            actions[dropped, after:] = False
+            branches = nodes[rows, max(0, after - 1)] if self.pruning == "best_per_branch" else torch.zeros_like(rows)
+            for branch in set(map(int, branches)):
+                actions[self._pruned(rows[branches == branch], totals), after:] = False
         return actions
+
+    def _pruned(self, rows: Int[Tensor, " m"], totals: Tensor) -> Int[Tensor, " k"]:
+        """The leaves among `rows` that do not train; of equal ones the first counts as the better."""
+        order = rows[totals[rows].argsort(descending=True, stable=True)]
+        kept = int(len(rows) * (self.kept_chains or 0.0))
+        if self.pruning == "best_per_branch":
+            return order[max(1, kept) :]
+        kept = min(len(rows), max(2, kept))
+        best = kept // 2
+        return order[best : len(rows) - (kept - best)]
 
 
 def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:

@@ -35,7 +35,9 @@ Flow-GRPO: Training Flow Matching Models via Online RL, arXiv:2505.05470.
 The code differs from the paper: deviation over the whole batch (advantage.scale = "batch"), KL without the step size and ten
 times the coefficient (0.04, form = "no_dt"), noise also at the last step, which never trains (schedule.last = "noisy").
 2 updates per step; with one the clip never acts. SD3: level 0.7; FLUX: 6 steps, level 0.9, no KL. The code also leaves out
-samples whose advantage is 0, with their KL: advantage.drop_zero. Nothing is left out.
+samples whose advantage is 0, with their KL: advantage.drop_zero. Gradients pass both halves of the guidance, as in the code
+since August 2025. An older official script detached the unconditional half: its gradients differ from these by 0.64 of their
+norm; without that detach they agree to 9e-6. Nothing is left out.
 """
 
 flow_grpo_fast = replace(
@@ -56,7 +58,7 @@ cps = replace(
     objective=((1.0, Clip(low=1e-5, high=1e-5)),),
     schedule=Full(num_steps=10, dynamics="cps", level=0.8),
 )
-"""Flow-GRPO with noise that preserves the coefficients of signal and noise, so that no noise is left at the end.
+"""Flow-GRPO with noise that preserves the coefficients of signal and noise: none is left at the end.
 
 Coefficients-Preserving Sampling for Reinforcement Learning with Flow Matching, arXiv:2509.05952.
 The log-probability is the authors': -(x' - mean)^2 without the variance, which the clip range assumes. No KL. 2 updates per
@@ -90,7 +92,8 @@ MixGRPO: Unlocking Flow-based GRPO Efficiency with Mixed ODE-SDE, arXiv:2507.218
 Every reward is normalized in its group before they are added; give reward weights that add up to 1. 4 updates per step; with
 one the clip never acts. The code's windows end two
 steps early (schedule.high = num_steps - 2) and run past that end until one is empty (schedule.overrun). It clips advantages to
-5, which groups of fewer than 27 never reach. schedule.share_prefix = true saves the shared steps before the window. The code's
+5, which groups of fewer than 27 never reach, and tells rewards one rounding apart from each other (advantage.zero_below = 0),
+which makes +-1.3 of nothing. schedule.share_prefix = true saves the shared steps before the window. The code's
 trimmed_ratio is advantage.trimmed. Nothing is left out.
 """
 
@@ -155,8 +158,8 @@ branch_grpo = replace(
 BranchGRPO: Stable and Efficient GRPO with Structured Branching in Diffusion Models, arXiv:2509.06040.
 A node is worth the mean of its leaves as in the code; the paper's path weights are advantage.fusion = "path". The density of a
 split has the noise that was drawn; the code's is four times narrower (schedule.nominal_density). Pruning: schedule.pruned_depths
-with slide_every, advantage.kept_chains = 0.5. 16 updates per step, for a tree has 16 leaves (the code: 19 per
-tree); with one the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
+with slide_every; advantage.kept_chains = 0.5, and with it advantage.pruning = "best_per_branch". 16 updates per step, for a tree
+has 16 leaves (the code: 19 per tree); with one the clip never acts. Nothing is left out; its mixed mode is branch_mix_grpo.
 """
 
 branch_mix_grpo = replace(
@@ -188,11 +191,12 @@ pref_grpo = replace(
         num_steps=25, dynamics="flow_sde", level=0.7, trained_per_row=14, initial_noise="group", spacing=LinearShift(3.0)
     ),
     group_size=8,
+    needs_rewards=("pairwise_win_rate",),
 )
 """Rewards are win rates of pairwise comparisons inside the group; normalized ratios.
 
 Pref-GRPO: Pairwise Preference Reward-based GRPO for Stable Text-to-Image Reinforcement Learning, arXiv:2508.20751.
-2 updates per step; with one all ratios are 1. The win rate is a reward: configure one that compares the images of a group. The
+2 updates per step; with one all ratios are 1. The win rate is the reward pairwise_win_rate, without which a run is refused. The
 code mixes 0.6 of CLIP in and standardizes the sum once more over the batch (advantage Decoupled with whiten = "rollout").
 Nothing else is left out.
 """

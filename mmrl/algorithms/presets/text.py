@@ -220,11 +220,27 @@ left out.
 """
 
 high_entropy = replace(dapo, importance=(HighEntropy(quantile=0.2),))
-"""DAPO that trains only on the fifth of the tokens with the highest entropy.
+"""DAPO on the fifth of the tokens with the highest entropy.
 
 Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for LLM Reasoning, arXiv:2506.01939.
 Entropy under the weights that sampled, threshold over one rank's minibatch. 16 updates per step as in dapo; with one the choice
 of tokens acts, the clip does not. Nothing else is left out.
+"""
+
+mm_upt = replace(
+    grpo,
+    advantage=GroupNorm(eps=1e-6),
+    objective=((1.0, Clip()), (0.01, ReferenceKL(estimator="k3"))),
+    aggregation=TokenMean(),
+    group_size=10,
+    minibatches=4,
+    needs_rewards=("majority_vote",),
+)
+"""GRPO without labels: the group's most frequent answer is the truth.
+
+Unsupervised Post-Training for Multi-Modal LLM Reasoning via GRPO (MM-UPT), arXiv:2505.22453.
+The vote is the reward majority_vote, without which a run is refused. Numbers are those of the authors' config: 4 updates per
+step (with one the clip never acts), temperature 0.7, top-p 0.99. Not implemented: questions that the model makes up itself.
 """
 
 PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

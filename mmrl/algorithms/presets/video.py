@@ -22,13 +22,13 @@ from mmrl.algorithms.weights.divergence import GroupDivergence
 tw_grpo = replace(
     grpo, objective=((1.0, Clip(low=0.2, high=0.28)),), aggregation=TokenMean(), importance=(GroupDivergence(alpha=1.7),)
 )
-"""Tokens weigh more where the samples of a group part ways; for rewards that give part of the points.
+"""Tokens weigh more where a group's samples part ways; for rewards that give part of the points.
 
 TW-GRPO: Reinforcing Video Reasoning with Focused Thinking, arXiv:2505.24718.
 GRPO with clip-higher, token mean and no KL; alpha is the script's 1.7. Weights come from the weights that sampled, once per step,
-without gradient; the authors' code takes the moving ones and their gradient, too. Its soft reward is a reward file, its
-question-answer inversion mmrl/data/inversion.py. One update per step as in that script, so the clip never acts and the weights
-are the method. Nothing else is left out.
+without gradient; the authors' code takes the moving ones and their gradient, too. Its soft reward is `choice` with
+kind_ = "soft", its question-answer inversion `invert = 0.5` of clevrer, next_gqa and video_r1. One update per step as in that
+script, so the clip never acts and the weights are the method. Nothing else is left out.
 """
 
 reg_grpo = replace(
@@ -59,7 +59,7 @@ t_grpo = replace(
     planner=Probed(),
     shaping=(TemporalBonus(), LengthBonus()),
 )
-"""A bonus for right answers if the group does better with its frames in order than with them shuffled.
+"""A bonus for right answers if the group does better with frames in order than shuffled.
 
 Video-R1: Reinforcing Video Reasoning in MLLMs (T-GRPO), arXiv:2503.21776.
 The first reward is the accuracy; with one binary reward alone the bonus vanishes, see TemporalBonus. Statistics are those of a
@@ -73,7 +73,7 @@ temp_samp_r1 = replace(
     planner=WithTruth(direct=0.5),
     shaping=(SoftReward(),),
 )
-"""The ground truth is one of the group's samples, and rewards are bent so that it does not drown the others.
+"""The ground truth is one of the group's samples; bent rewards keep it from drowning the others.
 
 TempSamp-R1: Effective Temporal Sampling with Reinforcement Fine-Tuning for Video LLMs, arXiv:2509.18056.
 The first reward is bent. Its other two stabilizers are InjectedScale and AnchoredNorm. Half of the prompts ask for the answer
@@ -84,19 +84,21 @@ per step, for the method is its given sample; the clip then never acts. Nothing 
 grpo_care = replace(
     grpo, objective=((1.0, Clip(low=0.2, high=0.2)),), shaping=(ConsistencyBonus(),), ema_decay=SteadyDecay(0.9995)
 )
-"""A bonus for right answers that a slowly following copy of the policy expects after the same thought.
+"""A bonus for right answers that a slow average of the policy expects after the same thought.
 
 GRPO-CARE: Consistency-Aware Reinforcement Learning for Multimodal Reasoning, arXiv:2506.16141.
 The first reward is the accuracy; the answer is what stands after the last <answer>. No KL. The average keeps 0.9995 at every
 update, the paper's 0.995 at every tenth. One update per step as in grpo: the method is its bonus. Nothing is left out.
 """
 
-urpa = replace(grpo)
-"""GRPO without labels: the mean of the group's spans is the truth, believed the less the more they are spread.
+urpa = replace(grpo, needs_rewards=("pseudo_span",))
+"""GRPO without labels: the group's mean span is the truth, trusted the less the wider its spans spread.
 
 Uncertainty-quantified Rollout Policy Adaptation for Unlabelled Cross-domain Temporal Grounding, arXiv:2508.06317.
-The method is a reward: use pseudo_span with weight 0.5 beside format with weight 0.5. One update per step, as in grpo. Not
-implemented: its first phase on labelled data of another domain (a run of its own), and its constant gamma, which is not known.
+The pseudo-label is the reward pseudo_span, without which a run is refused; the paper weighs it 0.5 beside 0.5 of format. One
+update per step, as in grpo. Its two phases are two configs: video/qwen25vl_7b_charades_source on labels, then
+video/qwen25vl_7b_activitynet_urpa from its weights on clips without any. Not implemented: the constant gamma and how the first
+phase relaxes its labels, which are not known to us.
 """
 
 papo = replace(

@@ -7,6 +7,8 @@ threshold = 0.5         # the reward's own fields
 """
 
 import os
+import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,11 +18,16 @@ from typing import Any
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.serving.reward_server import Limits, Served, create_app, fingerprint
+from mmrl.serving.fetch import is_local
+from mmrl.serving.guard import listen, serve_until_stopped
+from mmrl.serving.reward_server import Limits, Scorer, Served, create_app, fingerprint
+from mmrl.serving.secrets import read_secret
 
 TOKEN = "MMRL_REWARD_TOKEN"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN = ("use", "name")
+FRACTIONS = ("max_body_mb",)
+"""Limits that need not be whole."""
+NAME = r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,99}"
 
 
 @dataclass(frozen=True)
@@ -40,21 +47,27 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
         ValueError: the spec is wrong, or it listens beyond this machine without a token.
     """
     import typer
-    import uvicorn
 
     spec = read_spec(file)
     host, port = host or spec.host, spec.port if port is None else port
-    token = os.environ.get(TOKEN)
-    if host not in LOOPBACK and not token:
+    check_place(host, port, str(file))
+    token = read_secret(TOKEN)
+    if not is_local(host) and not token:
         raise ValueError(
             f"{file} listens on {host}, which other machines reach, without a token: set the environment variable {TOKEN}, "
             'here and where the run starts, or host = "127.0.0.1"'
         )
+    listener = listen(host, port)
+    place = f"[{host}]" if ":" in host else host
     for name in spec.rewards:
-        typer.echo(f'use = "http://{host}:{port}/{name}"')
-    uvicorn.run(
-        create_app(spec.rewards, spec.limits, token), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5
-    )
+        typer.echo(f'use = "http://{place}:{listener.getsockname()[1]}/{name}"')
+    sys.stdout.flush()
+    scorer, interrupted = Scorer(spec.rewards, spec.limits), []
+    serve_until_stopped(create_app(scorer, token), listener, lambda: interrupted.append(scorer.close()))
+    if any(interrupted):
+        # a thread that still scores would hold the process up for as long as its reward takes
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def read_spec(file: Path) -> ServeSpec:
@@ -68,7 +81,7 @@ def read_spec(file: Path) -> ServeSpec:
         raise FileNotFoundError(f"reward spec {file} does not exist")
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
     limit_keys = [f.name for f in fields(Limits)]
     known = ["host", "port", "reward", *limit_keys]
@@ -76,7 +89,7 @@ def read_spec(file: Path) -> ServeSpec:
         if key not in known:
             raise ValueError(f"{file}: unknown key {key!r}: {did_you_mean(key, known)}")
     entries = table.get("reward")
-    if not isinstance(entries, list) or not entries:
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{file} serves nothing: add a [[reward]] with use = NAME or ./file.py")
     rewards: dict[str, Served] = {}
     for index, entry in enumerate(entries):
@@ -84,9 +97,35 @@ def read_spec(file: Path) -> ServeSpec:
         if reward.name in rewards:
             raise ValueError(f"{file}: two rewards are called {reward.name!r}: give one of them a `name`")
         rewards[reward.name] = reward
-    limits = instance(Limits, {key: table[key] for key in limit_keys if key in table}, str(file))
-    listening = {key: table[key] for key in ("host", "port") if key in table}
-    return ServeSpec(rewards, limits=limits, **listening)
+    limits = limits_of({key: table[key] for key in limit_keys if key in table}, str(file))
+    host, port = table.get("host", ServeSpec.host), table.get("port", ServeSpec.port)
+    check_place(host, port, str(file))
+    return ServeSpec(rewards, host, port, limits)
+
+
+def limits_of(table: Mapping[str, object], where: str) -> Limits:
+    """The limits of a spec; whole numbers stay whole, and true is none."""
+    checked: dict[str, int | float] = {}
+    for key, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float if key in FRACTIONS else int):
+            raise ValueError(f"{where}: {key} is {value!r}: write a {'' if key in FRACTIONS else 'whole '}number above 0")
+        checked[key] = float(min(value, 1e300)) if key in FRACTIONS else value
+    try:
+        return Limits(**checked)  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def check_place(host: object, port: object, where: str) -> None:
+    """Refuse what no server can listen on.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if not isinstance(host, str) or not re.fullmatch(r"[0-9A-Za-z.:_-]{1,253}", host):
+        raise ValueError(f'{where}: host is {host!r}: write the name or address of this machine, such as "127.0.0.1"')
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise ValueError(f"{where}: port is {port!r}: write a whole number from 1 to 65535, or 0 for one that is free")
 
 
 def served_reward(entry: Mapping[str, Any], where: str) -> Served:
@@ -94,6 +133,11 @@ def served_reward(entry: Mapping[str, Any], where: str) -> Served:
     if "use" not in entry:
         raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
     use = entry["use"]
+    if not isinstance(use, str) or not use:
+        raise ValueError(f"{where}.use is {use!r}: write a name from `mmrl ls rewards` or ./file.py")
+    name = entry.get("name", plugins.default_name(use))
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise ValueError(f"{where}.name is {name!r}: write letters, digits, _ and -, because it is the end of an address")
     style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
     settings = {key: value for key, value in entry.items() if key not in OWN}
@@ -101,7 +145,7 @@ def served_reward(entry: Mapping[str, Any], where: str) -> Served:
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
     file, _ = plugins.locate(plug_in, "rewards")
-    return Served(entry.get("name") or plugins.default_name(use), reward, fingerprint(file, settings))
+    return Served(name, reward, fingerprint(file, settings))
 
 
 def instance(cls: Any, settings: Mapping[str, object], where: str) -> Any:

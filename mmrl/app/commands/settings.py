@@ -1,4 +1,4 @@
-"""The settings of a class or function: name, type, range, default and meaning, read from its annotations and the words beside them."""
+"""Settings of a class or function: name, type, range, default and meaning, from its annotations and the words beside them."""
 
 import ast
 import inspect
@@ -69,10 +69,7 @@ def settings_of(thing: Callable[..., Any], skip: int = 0) -> list[Setting]:
         shown = [f for f in fields(thing) if f.init][skip:]
         found = [(f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in shown]
         return [
-            setting(
-                f"{name}_" if name in RESERVED else name, hints[name], MISSING if value is MISSING else value, notes.get(name, "")
-            )
-            for name, value in found
+            setting(f"{name}_" if name in RESERVED else name, hints[name], value, notes.get(name, "")) for name, value in found
         ]
     notes = argument_notes(inspect.getdoc(thing) or "")
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,4 +1,4 @@
-"""`mmrl show`: an algorithm or a run, every value with its range and origin, every part with its file; and all that has settings."""
+"""`mmrl show`: an algorithm or a run, every value with its range and origin, every part with its file; all that has settings."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence

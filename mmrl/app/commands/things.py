@@ -1,4 +1,4 @@
-"""Everything that `mmrl show` knows by name beside algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
+"""Things that `mmrl show` knows beside algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ class Thing:
 
 
 def things_called(name: str) -> list[Thing]:
-    """All that have this name, which may be of several kinds (`shapes` is a reward and a data set): `datasets/shapes` is one of them.
+    """Things of this name, which may be of several kinds: `shapes` is a reward and a data set, `datasets/shapes` one of them.
 
     Raises:
         ValueError: a plug-in's file does not load.

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
@@ -250,7 +251,9 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     if isinstance(table.values.get("policy"), Mapping):
         policy = ready["policy"] = read_policy(table.values["policy"], table)
         ready |= by_modality(policy, table)
-    return Resolved(make(RunConfig, table.values, (), table, ready=ready), table, name)
+    config = make(RunConfig, table.values, (), table, ready=ready)
+    check_needed_rewards(config.algorithm, config.reward, table)
+    return Resolved(config, table, name)
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
@@ -315,7 +318,7 @@ def algorithm_table(assembly: Assembly) -> Values:
         elif f.name in PART_SLOTS and value is not None:
             table[f.name] = part_table(value, path, assembly)
         elif value is not None:
-            table[f.name] = value
+            table[f.name] = as_plain(value)
     return table
 
 

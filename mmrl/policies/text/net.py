@@ -12,8 +12,9 @@ from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
 
 T = TypeVar("T")
-NEVER = torch.finfo(torch.float32).min
-"""The logit of a banned token. Finite, so that 0 * log 0 stays 0 in an entropy and in every gradient."""
+NEVER = -1e20
+"""The logit of a banned token: far below any other, and far enough from the smallest float that an entropy's gradient, which
+multiplies it by weights before it multiplies it by the probability 0, stays finite."""
 
 
 @runtime_checkable

@@ -147,9 +147,9 @@ def trained(resolved: configs.Resolved) -> tuple[dict[str, float], bool]:
 def test_pref_grpo_trains_on_win_rates():
     """A scorer of the shelf inside pairwise_win_rate, pictures from a tiny Stable Diffusion 3."""
     words = ["steps=2", "algorithm.preset=pref_grpo", "algorithm.schedule.trained_per_row=3", "evaluation.num_prompts=0"]
-    resolved = configs.load("tiny/flow", words)
+    resolved = configs.load("tiny/flow")
     resolved.table.set(("reward",), [{"use": "pairwise_win_rate", "scorer": {"use": "jpeg_size"}}], "test")
-    metrics, moved = trained(configs.resolve(resolved.table))
+    metrics, moved = trained(configs.resolve(resolved.table, words))
     assert moved and math.isfinite(metrics["loss"])
     assert metrics["reward/pairwise_win_rate"] == pytest.approx(0.5), "in every group half of all comparisons are won"
     assert metrics["reward/pairwise_win_rate/std"] > 0 and metrics["reward/pairwise_win_rate/comparisons"] == 3

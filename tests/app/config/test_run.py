@@ -122,7 +122,7 @@ def test_a_part_of_ones_own(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path):
-    config = load(file, f"algorithm.preset={preset}", "policy.lora.rank=4").config
+    config = load(file, f"algorithm.preset={preset}", "algorithm.needs_rewards=[]", "policy.lora.rank=4").config
     configs.save(config, tmp_path / "saved.toml")
     assert load(tmp_path / "saved.toml").config == config
     assert config.algorithm.label == preset

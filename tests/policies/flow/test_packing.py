@@ -66,3 +66,9 @@ def test_a_part_holds_no_steps_before_and_after_its_own():
 def test_rows_and_groups_stay_whole(scope: Scope, budget: int, expected: list[list[int]]):
     parts = list(cut_rows(batch(), budget, scope))
     assert [[int(first) // 4 for first in part.advantages[:, 0]] for part in parts] == expected
+
+
+@pytest.mark.parametrize("scope", ["action", "group"])
+def test_no_rows_make_one_part(scope: Scope):
+    (part,) = cut_rows(batch().take(torch.arange(0)), 4, scope)
+    assert len(part) == 0

@@ -87,6 +87,22 @@ def test_greedy_equals_generate(tiny, family):
         assert list(ids_of(sample)) == expected
 
 
+@pytest.mark.parametrize("chunk", [1, 10**9])
+def test_the_gradient_of_weighed_entropies_is_finite_and_right(tiny, chunk):
+    """Token by token, with weights from 1e-3 to 1e3: tokens that are never written have no part in it."""
+    policy = make(tiny("qwen3_vl"), logit_chunk=chunk)
+    rollouts = policy.rollout(mixed()[:2])
+    head = policy.net.model.get_output_embeddings().weight
+    mask, found = rollouts.action_mask, policy.read(rollouts.trace, [ENTROPY], rollouts.action_mask)[ENTROPY]
+    each = torch.stack([torch.autograd.grad(one, head, retain_graph=True)[0] for one in found[mask]])
+    assert each.isfinite().all() and each.abs().amax(dim=(1, 2)).min() > 0
+    weights = torch.logspace(-3, 3, int(mask.sum()))
+    entropy = policy.read(rollouts.trace, [ENTROPY], mask)[ENTROPY]
+    whole = torch.autograd.grad((weights * entropy[mask]).sum(), head)[0]
+    expected = (weights[:, None, None].double() * each).sum(0)
+    torch.testing.assert_close(whole.double(), expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
 def test_entropy_is_that_of_the_distribution(tiny):
     policy = make(tiny("qwen3_vl"))
     rollouts = policy.rollout(mixed())

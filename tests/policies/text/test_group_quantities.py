@@ -23,7 +23,7 @@ DIVERGENCE, ANSWER = Reading("group_divergence"), Reading("answer_mask")
 
 
 HEAT = 0.3
-"""So cold that the rows of a random model disagree."""
+"""So cold that the rows of a random model disagree: values of 10^4 to 10^5, which float32 logits give to 6e-7 of themselves."""
 
 
 def cold_group(policy, count: int = 3):
@@ -67,7 +67,7 @@ def test_divergence_by_a_loop(tiny, chunk):
     rollouts, mask = cold_group(policy)
     found = policy.read(rollouts.trace, [DIVERGENCE, LOGPROBS], mask)
     torch.testing.assert_close(
-        found[DIVERGENCE][0].double(), slow_divergence(policy, rollouts, mask, folder), atol=1e-6, rtol=1e-6
+        found[DIVERGENCE][0].double(), slow_divergence(policy, rollouts, mask, folder), atol=1e-5, rtol=1e-5
     )
     assert (found[DIVERGENCE] == found[DIVERGENCE][0]).all()
     assert found[DIVERGENCE][0, 0] < 1e-3 < found[DIVERGENCE][0, 1:].min(), "all rows begin alike"
@@ -80,7 +80,7 @@ def test_divergence_does_not_depend_on_the_order_of_rows(tiny):
     rollouts, mask = cold_group(policy)
     order = torch.tensor([2, 0, 1])
     moved = policy.read(rollouts.take(order).trace, [DIVERGENCE], mask[order])[DIVERGENCE]
-    torch.testing.assert_close(moved, policy.read(rollouts.trace, [DIVERGENCE], mask)[DIVERGENCE][order], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(moved, policy.read(rollouts.trace, [DIVERGENCE], mask)[DIVERGENCE][order], atol=1e-5, rtol=1e-5)
     other = policy.read(rollouts.trace, [DIVERGENCE], mask[order])[DIVERGENCE]
     assert not torch.allclose(other, moved, atol=1e-3), "which rows have ended where does matter"
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.generate import Stops
-from mmrl.policies.text.loading import refusing_code
+from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.rollout import check_reading
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
@@ -52,7 +53,7 @@ def test_only_a_shared_prefix_and_checkpointing_exclude_each_other():
 @pytest.mark.parametrize("dropout", [0.1, 1.0])
 def test_adapters_have_no_dropout(dropout: float):
     LoraSettings(dropout=0.0)
-    with pytest.raises(ValueError, match="set it to 0"):
+    with pytest.raises(ValueError, match=r"dropout is (0\.1|1\.0)"):
         LoraSettings(dropout=dropout)
 
 
@@ -88,3 +89,27 @@ def test_all_frames_of_a_clip_share_a_budget(kind: str, total: float):
     family: Any = QwenVL(SimpleNamespace(model_type=kind))
     budget = family.video_budget(SimpleNamespace(video_processor=video), VideoSettings())
     assert budget.side == 28 and budget.max_total == pytest.approx(total)
+
+
+class Scaled(nn.Module):
+    """A model of two layers whose logits are `factor` times what its head says."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.config, self.factor = SimpleNamespace(model_type="scaled"), factor
+        self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    def model(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(last_hidden_state=self.embed(input_ids))
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.factor * self.head(self.embed(input_ids)))
+
+
+def test_logits_must_be_those_of_the_head():
+    check_head(Scaled(1.0))
+    with pytest.raises(ValueError, match="scaled changes its logits after the head"):
+        check_head(Scaled(1.5))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.sampling import Plan
 from mmrl.policies.video.settings import VideoSettings
-from mmrl.policies.video.workers import Workers
+from mmrl.policies.video.workers import Worker, Workers
 from tests.support.text_policies import make
 from tests.support.videos import even, write_video
 
@@ -122,3 +123,11 @@ def test_workers_import_no_torch():
     import subprocess
 
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[3]).returncode == 0
+
+
+def test_stopping_ends_the_process_and_does_nothing_without_one():
+    worker = Worker(5.0)
+    worker.stop()
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    Worker(5.0, process=process).stop()
+    assert process.poll() is not None

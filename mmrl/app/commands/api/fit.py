@@ -16,12 +16,13 @@ from mmrl.app.commands.api.inputs import (
 from mmrl.app.commands.api.notebook import NotebookProgress, in_notebook
 from mmrl.app.commands.api.run import Run
 from mmrl.app.commands.train import run_job
-from mmrl.app.config.run import RunConfig, resolve
+from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.plugins.python_objects import offer
-from mmrl.app.run.build import on_the_terminal
+from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import Table
-from mmrl.core.protocols import Callback
+from mmrl.core.protocols import Callback, Policy
+from mmrl.training.checkpoint import Checkpoints
 
 SOURCE = "mmrl.fit"
 """Who said the values of such a run, in errors and in `mmrl show`."""
@@ -82,5 +83,15 @@ def fit(
         return [*([NotebookProgress(config.steps)] if in_notebook() else on_the_terminal(config)), *callbacks]
 
     with offer(lent.objects):
-        run, job = run_job(resolved, folder.path if folder and folder.exists() else None, watchers)
+        resumed = folder.path if folder and folder.exists() else None
+        run, job = run_job(resolved, resumed, watchers=watchers)
+        if job is None:
+            return Run(run.path, policy_of(resolved, run), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
+
+
+def policy_of(resolved: Resolved, run: RunDir) -> Policy:
+    """The policy of a run that was finished before, with its newest weights."""
+    policy = build(resolved).policy
+    policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
+    return policy

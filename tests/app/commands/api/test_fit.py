@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import mmrl
@@ -65,11 +66,15 @@ def test_a_run_that_is_interrupted_returns_and_goes_on_to_the_same_numbers(tmp_p
         run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2])
     more = run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2], resume=True)
     assert more.is_finished and rewards_of(more) == rewards_of(whole)
+    shown = run(tmp_path / "cut", steps=3, held_out=PROMPTS[:2], resume=True)
+    assert shown.is_finished and rewards_of(shown) == rewards_of(whole), "a finished run is shown, and not trained again"
+    weights = [[p.detach().clone() for p in one.policy.parameters()] for one in (more, shown)]
+    assert all(map(torch.equal, *weights))
 
 
 def test_a_run_of_python_objects_says_so_to_the_command(whole: mmrl.Run):
     with pytest.raises(ValueError, match=r"'python:(letters|prompts)' was an object of a Python program.*mmrl\.fit"):
-        train(TrainArguments([], resume=whole.folder))
+        train(TrainArguments(["steps=4"], resume=whole.folder))
 
 
 def test_the_same_numbers_as_the_command(tmp_path: Path):

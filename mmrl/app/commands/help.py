@@ -1,0 +1,98 @@
+"""`--help` in the order of a person's day, an example under every command, and names that a shell completes; loads no torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from typer.core import TyperGroup
+
+from mmrl.app.plugins.catalog import KINDS, catalog
+
+PANELS = {
+    "Look around": ("demo", "doctor", "ls", "show", "cp"),
+    "Prepare": ("data", "reward", "plan", "check"),
+    "Train": ("train", "eval"),
+    "Look at a run": ("report", "compare", "sample", "export"),
+    "Clean up": ("cache",),
+}
+"""Heading -> its commands, in the order in which a day needs them."""
+EXAMPLES: dict[str, Sequence[str]] = {
+    "demo": ("mmrl demo grounding",),
+    "demo grounding": ("mmrl demo grounding --seed 1", "mmrl demo grounding steps=50 --output runs/short"),
+    "demo video": ("mmrl demo video --output runs/clips",),
+    "demo t2i": ("mmrl demo t2i", "mmrl demo t2i algorithm.preset=cps"),
+    "demo t2i-text": ("mmrl demo t2i-text --seed 2",),
+    "doctor": ("mmrl doctor",),
+    "ls": ("mmrl ls", "mmrl ls rewards", "mmrl ls parts"),
+    "show": (
+        "mmrl show dapo",
+        "mmrl show iou",
+        "mmrl show GroupNorm",
+        "mmrl show datasets/shapes",
+        "mmrl show tiny/image --all",
+        "mmrl show flow_grpo algorithm.schedule.kind=Window",
+    ),
+    "cp": ("mmrl cp rewards/iou mine.py", "mmrl cp tiny/image my_run.toml"),
+    "data": ("mmrl data check boxes.jsonl",),
+    "data check": ("mmrl data check boxes.jsonl box_format=xywh", "mmrl data check tiny/image"),
+    "data convert": ("mmrl data convert instances_val2017.json boxes.jsonl --kind coco",),
+    "data split": ("mmrl data split boxes.jsonl parts train=0.9 test=0.1",),
+    "data filter": ("mmrl data filter tiny/image kept.jsonl --samples 16 --low 0.2",),
+    "reward": ("mmrl reward test iou --data boxes.jsonl",),
+    "reward test": ("mmrl reward test iou --data boxes.jsonl", "mmrl reward test ./mine.py:short --data boxes.jsonl"),
+    "reward score": ("mmrl reward score jpeg_size pictures --html page.html",),
+    "reward serve": ("mmrl reward serve spec.toml --port 8501",),
+    "plan": ("mmrl plan tiny/image --card 24GB", "mmrl plan tiny/flow --calibrate 3 --price 2.5"),
+    "check": ("mmrl check tiny/image",),
+    "train": (
+        "mmrl train tiny/image",
+        "mmrl train tiny/image optimizer.lr=1e-5 --output runs/first",
+        "mmrl train --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --reward iou",
+        "mmrl train --resume runs/first",
+    ),
+    "eval": ("mmrl eval runs/first", "mmrl eval tiny/image evaluation.num_prompts=4"),
+    "report": ("mmrl report runs/first",),
+    "compare": ("mmrl compare runs/first runs/second --html both.html",),
+    "sample": ("mmrl sample runs/first --step 3 --prompt 7", "mmrl sample runs/first --step 3 --prompt 7 --out seen"),
+    "export": ("mmrl export runs/first exported --merge",),
+    "cache": ("mmrl cache ls",),
+    "cache ls": ("mmrl cache ls",),
+    "cache clear": ("mmrl cache clear",),
+}
+"""Command -> commands that can be typed as they stand, with files and folders of one's own."""
+
+
+class InOrder(TyperGroup):
+    """Commands by PANELS, each with its panel and its examples."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Those that no panel names come last."""
+        order = [name for names in PANELS.values() for name in names]
+        known = super().list_commands(ctx)
+        return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is None:
+            return None
+        above = "" if ctx.parent is None else f"{self.name} "
+        examples = EXAMPLES.get(f"{above}{cmd_name}", ())
+        if examples:
+            word = "Example" if len(examples) == 1 else "Examples"
+            command.epilog = "\n\n".join([f"{word}:", *(f"  {line}".replace("[", "\\[") for line in examples)])
+        if ctx.parent is None:
+            command.rich_help_panel = next((panel for panel, names in PANELS.items() if cmd_name in names), None)
+        return command
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Names of configs that begin like this; files are completed by the shell itself."""
+    return [listed.name for listed in catalog("configs") if listed.name.startswith(incomplete)]
+
+
+def complete_reward(incomplete: str) -> list[str]:
+    return [listed.name for listed in catalog("rewards") if listed.name.startswith(incomplete)]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Everything that is shipped."""
+    return [listed.name for kind in KINDS for listed in catalog(kind) if listed.name.startswith(incomplete)]

@@ -1,0 +1,54 @@
+"""`mmrl ls`: names and one line each, no line wider than a terminal of 80 columns."""
+
+import textwrap
+from collections.abc import Iterator
+
+from mmrl.app.plugins.catalog import KINDS, catalog, details
+from mmrl.app.plugins.resolve import Listed
+from mmrl.app.toml.did_you_mean import did_you_mean
+
+WIDTH = 80
+MORE = ("parts", "samplers", "generators", "families")
+"""Kinds that are classes; listing them loads torch, so they come when asked for."""
+
+
+def listing(kind: str | None) -> Iterator[str]:
+    """The lines of one kind, or of everything that is cheap to list.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    for listed in (kind,) if kind else KINDS:
+        if not kind:
+            yield f"{listed}"
+        rows = rows_of(listed)
+        width = min(max((len(row.name) for row in rows), default=0), 28)
+        for row in rows:
+            yield from columns(row.name, row.summary, width)
+            for field, text in details(row.file).items() if kind == "rewards" else ():
+                yield from columns(f"{'':<4}{field.lower():<8}", text, 16)
+    if not kind:
+        yield f"also: mmrl ls {', mmrl ls '.join(MORE)}"
+
+
+def rows_of(kind: str) -> list[Listed]:
+    if kind in KINDS:
+        return catalog(kind)
+    if kind in MORE:
+        from mmrl.app.commands.things import classes
+
+        return classes(kind)
+    raise ValueError(f"nothing of the kind {kind!r} can be listed: {did_you_mean(kind, (*KINDS, *MORE))}")
+
+
+def columns(name: str, text: str, width: int) -> Iterator[str]:
+    """A name and its text beside it; a name that is too long has a line to itself."""
+    space = " " * (width + 4)
+    lines = textwrap.wrap(text, WIDTH, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
+    if not lines:
+        yield f"  {name}"
+    elif len(name) > width:
+        yield from (f"  {name}", *lines)
+    else:
+        yield f"  {name:<{width}}  {lines[0].lstrip()}"
+        yield from lines[1:]

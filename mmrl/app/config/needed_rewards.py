@@ -1,0 +1,46 @@
+"""Methods whose idea is a reward: a run that names the method must train on that reward."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from mmrl.app.config.algorithm import Assembly
+from mmrl.app.plugins.resolve import default_name
+from mmrl.app.toml.tables import Table
+
+
+@runtime_checkable
+class Weighed(Protocol):
+    """A reward of a config, as far as it is looked at here."""
+
+    @property
+    def use(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def args(self) -> Mapping[str, object]: ...
+
+
+def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table) -> None:
+    """Refuse a method without the rewards that it is made of.
+
+    Raises:
+        ValueError: no reward of a weight above 0 is it, or holds it; names the preset, the reward and the remedy.
+    """
+    trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
+    for needed in assembly.algorithm.needs_rewards:
+        if needed not in trained:
+            raise ValueError(
+                f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward {needed!r}, and "
+                f"no [[reward]] with a weight above 0 is it: add [[reward]] with use = {needed!r}, or set "
+                "algorithm.needs_rewards = [] where a reward of yours takes its place"
+            )
+
+
+def names_in(use: str, args: Mapping[str, object]) -> Iterator[str]:
+    """The names of a reward: its file's, its callable's, and those of the rewards inside it."""
+    yield default_name(use)
+    yield Path(use.partition(":")[0]).stem
+    for value in args.values():
+        if isinstance(value, Mapping) and isinstance(value.get("use"), str):
+            yield from names_in(value["use"], {key: item for key, item in value.items() if key != "use"})

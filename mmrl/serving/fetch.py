@@ -1,0 +1,195 @@
+"""One HTTP request that ends: an answer within bounds of wall-clock time and size, or an error. Imports no torch."""
+
+import asyncio
+import email.utils
+import ipaddress
+import logging
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import isfinite, nan
+from urllib.parse import urlsplit
+
+from mmrl.core.loops import loop
+
+SCHEMES = ("http://", "https://")
+CONNECT_S = 5.0
+LEAST_PAUSE_S = 1.0
+"""Between two tries, whatever the server asks for."""
+MOST_BYTES = 64 * 2**20
+"""The largest answer that is read."""
+MOST_ERROR_BYTES, MOST_ERROR_S = 2**16, 2.0
+"""The part of a refusal that is read: its status is known by then, and what it says is for a message."""
+MOST_WORDS = 300
+"""Characters of a server's words in a message."""
+
+
+class UnreachableError(Exception):
+    """No whole answer came: no connection, a broken one, nonsense instead of HTTP, or the time was over."""
+
+
+class AnswerError(Exception):
+    """An answer came that nobody can want: endless, or packed in an encoding that was not asked for."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An HTTP request."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A server's whole answer; of a refusal the first 64 KiB."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """Its content for a message."""
+        return words(self.content.decode(errors="replace"))
+
+
+def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES) -> Answer:
+    """Send a request and return the answer. Redirects are not followed; proxies of the environment serve other machines only.
+
+    Args:
+        seconds: of wall-clock time, for everything together: whatever the server drips, the call is over then.
+
+    Raises:
+        UnreachableError: no whole answer in that time; asking again may help.
+        AnswerError: an answer above `most_bytes`, or one that is compressed.
+        ValueError: the address is none.
+    """
+    transport = logging.getLogger("httpcore")
+    if transport.level == logging.NOTSET:
+        # at DEBUG it writes down all headers of an answer, and a server may repeat the key in one
+        transport.setLevel(logging.INFO)
+    seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
+    future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes), loop("http-loop"))
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        raise UnreachableError(f"no whole answer within {seconds:.3g} s") from None
+    finally:
+        # the loop closes the connection on its own, without anybody waiting for it
+        future.cancel()
+
+
+async def _exchange(request: Request, most_bytes: int) -> Answer:
+    from httpx import AsyncClient, InvalidURL, Timeout, TransportError
+
+    is_here = is_local(urlsplit(request.url).hostname or "")
+    # an answer that unfolds could fill the memory
+    headers = {"Accept-Encoding": "identity", **request.headers}
+    client = AsyncClient(timeout=Timeout(None, connect=CONNECT_S), trust_env=not is_here, verify=certificates())
+    try:
+        async with client, client.stream(request.method, request.url, content=request.body, headers=headers) as response:
+            if not 200 <= response.status_code < 300:
+                return Answer(response.status_code, dict(response.headers), await _beginning(response.aiter_raw()))
+            coding = response.headers.get("content-encoding", "identity")
+            if coding != "identity":
+                raise AnswerError(f"answered in the encoding {words(coding)!r}, which nobody asked for")
+            parts, size = list[bytes](), 0
+            async for chunk in response.aiter_raw():
+                parts.append(chunk)
+                size += len(chunk)
+                if size > most_bytes:
+                    raise AnswerError(f"answered more than {most_bytes >> 20} MiB")
+            return Answer(response.status_code, dict(response.headers), b"".join(parts))
+    except TransportError as error:
+        raise UnreachableError(f"{type(error).__name__}: {words(str(error))}".rstrip(": ")) from None
+    except (InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{request.url!r} is no address: {error}") from None
+
+
+async def _beginning(chunks: AsyncIterator[bytes]) -> bytes:
+    """The beginning of a refusal, as far as it comes at once."""
+    from httpx import TransportError
+
+    found = b""
+    try:
+        async with asyncio.timeout(MOST_ERROR_S):
+            async for chunk in chunks:
+                found += chunk
+                if len(found) > MOST_ERROR_BYTES:
+                    break
+    except (TimeoutError, TransportError):
+        pass
+    return found[:MOST_ERROR_BYTES]
+
+
+@cache
+def certificates() -> ssl.SSLContext:
+    """The authorities that are trusted: those that come with httpx, or that SSL_CERT_FILE names, and those of this machine."""
+    from httpx import create_ssl_context
+
+    context = create_ssl_context()
+    context.load_default_certs()
+    return context
+
+
+def check_address(url: str, key: str, form: str) -> None:
+    """Refuse an address that no request can go to, or that holds a password.
+
+    Args:
+        key: how messages name the setting.
+        form: what to write.
+
+    Raises:
+        ValueError: naming the key and the form; a password is not shown.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = parts = None
+    if parts is not None and (parts.username is not None or parts.query or parts.fragment):
+        raise ValueError(f"{key} holds a user name, a password or a query: write {form}, and keys into the environment")
+    is_plain = url.isascii() and url.isprintable() and " " not in url and "\\" not in url
+    if not url.startswith(SCHEMES) or not host or port == 0 or not is_plain or any(len(name) > 63 for name in host.split(".")):
+        raise ValueError(f"{key} is {words(url)!r}: write {form}")
+
+
+def is_local(host: str) -> bool:
+    """True if a host name means this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def retry_delay(header: str | None, otherwise: float) -> float:
+    """Seconds that a Retry-After header asks for, a number or a date; at least one, or a server that asks for 0 is flooded."""
+    return max(asked_delay(header, otherwise), LEAST_PAUSE_S)
+
+
+def asked_delay(header: str | None, otherwise: float) -> float:
+    """Seconds that a Retry-After header names, literally; `otherwise` where it names none."""
+    if not header:
+        return otherwise
+    try:
+        asked = float(header)
+    except ValueError:
+        asked = nan
+    if isfinite(asked):
+        return max(asked, 0.0)
+    try:
+        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
+    except (OverflowError, TypeError, ValueError):
+        return otherwise
+
+
+def words(text: str) -> str:
+    """A server's words as one printable line of a message."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 8 * MOST_WORDS]).split())
+    return line if len(line) <= MOST_WORDS else line[: MOST_WORDS - 4] + " ..."

@@ -1,0 +1,319 @@
+"""Attacks by models: checkpoints that are broken, cut, poisoned or not what they say."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.attack import Attack, BrokenError, expect_sentence, run_mmrl
+
+Damage = Callable[[Path], object]
+"""Does something to a model in a folder."""
+_LOCK = threading.Lock()
+Q = "model.layers.0.self_attn.q_proj.weight"
+PART = "diffusion_pytorch_model.safetensors"
+
+
+@cache
+def _tiny(kind: str) -> Path:
+    from mmrl.app.modality.registry import MODALITIES
+    from mmrl.app.run.build import tiny_model
+
+    return tiny_model("tiny:sd3", MODALITIES["flow"]) if kind == "flow" else tiny_model("tiny:qwen2_5_vl")
+
+
+def tiny(kind: str, folder: Path) -> Path:
+    """A copy of a whole tiny model, to be damaged."""
+    with _LOCK:
+        whole = _tiny(kind)
+    return Path(shutil.copytree(whole, folder / "model"))
+
+
+@cache
+def _clip() -> bytes:
+    """The weights of a tiny CLIP; its configuration lies beside them in CLIP_CONFIG."""
+    import tempfile
+
+    from transformers import CLIPConfig, CLIPModel
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "vocab_size": 99, "max_position_embeddings": 24}
+    with tempfile.TemporaryDirectory() as folder:
+        CLIPModel(CLIPConfig(text_config=text, vision_config={**small, "image_size": 28, "patch_size": 7})).save_pretrained(
+            folder
+        )
+        return b"\0\0\0\0".join((Path(folder) / name).read_bytes() for name in ("config.json", "model.safetensors"))
+
+
+def change(file: str, damage: Callable[[dict[str, Any]], object], folder: Path) -> None:
+    """Rewrite a file of weights."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / file)
+    damage(weights)
+    save_file(weights, folder / file, {"format": "pt"})
+
+
+def config(file: str, path: str, value: object, folder: Path) -> None:
+    """Set a key of a JSON file."""
+    settings = json.loads((folder / file).read_text())
+    *above, last = path.split(".")
+    holder = settings
+    for key in above:
+        holder = holder[key]
+    holder[last] = value
+    (folder / file).write_text(json.dumps(settings))
+
+
+def write(file: str, data: bytes, folder: Path) -> None:
+    (folder / file).write_bytes(data)
+
+
+def cut(file: str, left: float, folder: Path) -> None:
+    """Keep a share of a file."""
+    data = (folder / file).read_bytes()
+    (folder / file).write_bytes(data[: int(left * len(data))])
+
+
+def fill(name: str, value: float) -> Callable[[dict[str, Any]], object]:
+    return lambda weights: weights[name].flatten()[:1].fill_(value)
+
+
+def extra(weights: dict[str, Any]) -> None:
+    weights["payload.weight"] = next(iter(weights.values())).clone()
+
+
+def transpose(name: str) -> Callable[[dict[str, Any]], object]:
+    return lambda weights: weights.update({name: weights[name].T.contiguous()})
+
+
+def rename(weights: dict[str, Any]) -> None:
+    for name in list(weights):
+        weights[name.replace(".layers.", ".blocks.")] = weights.pop(name)
+
+
+def train(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> str:
+    """Train on a damaged model: refused, named, and no run folder is left with a checkpoint."""
+    damage(tiny(kind, folder))
+    name = "tiny/flow" if kind == "flow" else "tiny/image"
+    ended = run_mmrl(["train", name, "policy.model=./model", "output=run", "evaluation={}", "evaluate_every=0"], folder)
+    if list(folder.glob("run/checkpoints/*")):
+        raise BrokenError("it was trained on")
+    return expect_sentence(ended, *words)
+
+
+def adapter(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> str:
+    """Train from a damaged adapter."""
+    tiny(kind, folder)
+    with _LOCK:
+        _save_adapter(kind, folder / "model", folder / "adapter")
+    damage(folder / "adapter")
+    name = "tiny/flow" if kind == "flow" else "tiny/image"
+    lora = 'policy.lora={adapter = "./adapter"}'
+    return expect_sentence(run_mmrl(["train", name, "policy.model=./model", lora, "output=run", "evaluation={}"], folder), *words)
+
+
+def _save_adapter(kind: str, model: Path, folder: Path) -> None:
+    from mmrl.policies.flow import loading as flow
+    from mmrl.policies.flow.settings import FlowPolicyConfig
+    from mmrl.policies.shared.lora import LoraSettings
+    from mmrl.policies.text import loading as text
+    from mmrl.policies.text.settings import TextPolicyConfig
+
+    lora = LoraSettings(rank=2, alpha=4)
+    if kind == "text":
+        text.load(TextPolicyConfig(str(model), lora=lora)).adapter.save_pretrained(folder)
+        return
+    folder.mkdir()
+    pipeline = flow.load(FlowPolicyConfig(str(model), lora=lora, height=16, width=16)).pipeline
+    flow.save_adapter(pipeline, pipeline.transformer, folder, True)
+
+
+def without_first(weights: dict[str, Any]) -> None:
+    weights.pop(min(weights))
+
+
+def of_adapter(damage: Callable[[dict[str, Any]], object], folder: Path) -> None:
+    """Rewrite the weights of an adapter; its notes stay."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    file = next(folder.glob("*.safetensors"))
+    with safe_open(file, "pt") as opened:
+        notes = opened.metadata()
+    weights = load_file(file)
+    damage(weights)
+    save_file(weights, file, notes)
+
+
+def cut_adapter(folder: Path) -> None:
+    cut(next(folder.glob("*.safetensors")).name, 0.9, folder)
+
+
+def clip(words: tuple[str, ...], damage: Damage, folder: Path) -> str:
+    """Score a picture with a damaged CLIP."""
+    from PIL import Image
+
+    with _LOCK:
+        settings, _, weights = _clip().partition(b"\0\0\0\0")
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_bytes(settings)
+    (folder / "model/model.safetensors").write_bytes(weights)
+    damage(folder / "model")
+    Image.new("RGB", (32, 32), "red").save(folder / "a.png")
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a fox", "image": "a.png"}) + "\n")
+    ended = run_mmrl(["reward", "score", "clip_score", "rows.jsonl", "model=./model"], folder)
+    return expect_sentence(ended, *words)
+
+
+def huge_architecture(folder: Path) -> str:
+    """A checkpoint of two numbers for a reward whose default architecture has a billion weights."""
+    import torch
+    from PIL import Image
+
+    torch.save({"visual.proj": torch.zeros(2)}, folder / "HPS_v2.1_compressed.pt")
+    Image.new("RGB", (32, 32), "red").save(folder / "a.png")
+    (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a fox", "image": "a.png"}) + "\n")
+    ended = run_mmrl(["reward", "score", "hps_v2", "rows.jsonl", "checkpoint=."], folder, limit_s=45)
+    return expect_sentence(ended, "loading open_clip ViT-H-14", "does not hold the weights of a CLIP")
+
+
+def silent_hub(drip: bool, folder: Path) -> str:
+    """A hub that takes connections and says nothing, or one header after another."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        held: list[socket.socket] = []
+        ended = threading.Event()
+
+        def accept() -> None:
+            while not ended.is_set():
+                try:
+                    connection = listening.accept()[0]
+                except OSError:
+                    return
+                held.append(connection)
+                if drip:
+                    threading.Thread(target=send, args=(connection,), daemon=True).start()
+
+        def send(connection: socket.socket) -> None:
+            try:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.2):
+                    connection.sendall(b"X-More: yes\r\n")
+            except OSError:
+                return
+
+        threading.Thread(target=accept, daemon=True).start()
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{listening.getsockname()[1]}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder)}
+        try:
+            done = run_mmrl(["train", "tiny/image", "policy.model=some/model", "output=run"], folder, limit_s=40, env=hub)
+        finally:
+            ended.set()
+    return expect_sentence(done, "did not answer within", "HF_HUB_OFFLINE=1")
+
+
+def code(folder: Path) -> None:
+    """A repository with Python of its own, which leaves a file if it runs."""
+    mark = folder.parent / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    config("config.json", "auto_map", {"AutoConfig": "evil.Evil", "AutoModelForImageTextToText": "evil.Evil"}, folder)
+    config("config.json", "model_type", "evil", folder)
+
+
+def no_code(folder: Path) -> str:
+    found = train("text", ("trust_remote_code",), code, folder)
+    if (folder / "ran").exists():
+        raise BrokenError("the code of the repository ran")
+    return found
+
+
+def pickled(folder: Path) -> None:
+    """Weights as a pickle that runs a command when it is read."""
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {folder.parent / 'ran'}",)
+
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Evil()}))
+
+
+def no_pickle(folder: Path) -> str:
+    found = train("text", ("policy.model",), pickled, folder)
+    if (folder / "ran").exists():
+        raise BrokenError("the pickle ran a command")
+    return found
+
+
+M, C = "model.safetensors", "config.json"
+TEXT: dict[str, tuple[tuple[str, ...], Damage]] = {
+    "a tensor is missing": (("1 missing", "q_proj"), partial(change, M, lambda weights: weights.pop(Q))),
+    "a tensor too many": (("1 unexpected", "payload.weight"), partial(change, M, extra)),
+    "a tensor of another shape": (("of another shape", "k_proj"), partial(change, M, transpose(Q.replace("q_proj", "k_proj")))),
+    "all layers renamed": (("missing",), partial(change, M, rename)),
+    "NaN in one weight": (("NaN or infinity", "q_proj"), partial(change, M, fill(Q, float("nan")))),
+    "infinity in one weight": (("NaN or infinity",), partial(change, M, fill(Q, float("inf")))),
+    "weights cut short": ((M, "cut short"), partial(cut, M, 0.95)),
+    "weights of no bytes": ((M, "cut short"), partial(write, M, b"")),
+    "a header of 2^64 bytes": ((M, "cut short"), partial(write, M, b"\xff" * 64)),
+    "weights that are a web page": ((M, "cut short"), partial(write, M, b"<!DOCTYPE html><html>404</html>")),
+    "weights that are a git-lfs pointer": (
+        (M, "cut short"),
+        partial(write, M, b"version https://git-lfs.github.com/spec/v1\noid 1\n"),
+    ),
+    "no weights at all": (("model",), lambda folder: (folder / M).unlink()),
+    "one more layer than weights": (("missing",), partial(config, C, "vision_config.depth", 3)),
+    "a negative number of layers": (("unexpected",), partial(config, C, "vision_config.depth", -1)),
+    "a negative number of text layers": (("policy.model",), partial(config, C, "text_config.num_hidden_layers", -1)),
+    "a hidden size that is text": (("policy.model",), partial(config, C, "text_config.hidden_size", "wide")),
+    "no heads": (("policy.model",), partial(config, C, "text_config.num_attention_heads", 0)),
+    "config.json that is not JSON": (("policy.model",), partial(write, C, b"{")),
+    "config.json with a billion brackets": (("policy.model",), partial(write, C, b"[" * 100_000)),
+    "a tokenizer cut short": (("policy.model", "cannot be loaded"), partial(cut, "tokenizer.json", 0.5)),
+    "no chat template": (("chat template",), lambda folder: (folder / "chat_template.jinja").unlink()),
+}
+FLOW: dict[str, tuple[tuple[str, ...], Damage]] = {
+    "a transformer without a tensor": (("(transformer)", "1 missing"), partial(change, f"transformer/{PART}", without_first)),
+    "a transformer with a tensor too many": (("1 unexpected",), partial(change, f"transformer/{PART}", extra)),
+    "an autoencoder without a tensor": (("(vae)", "1 missing"), partial(change, f"vae/{PART}", without_first)),
+    "a text encoder without a tensor": (("(text_encoder)", "1 missing"), partial(change, f"text_encoder/{M}", without_first)),
+    "an autoencoder with NaN": (
+        ("(vae)", "NaN"),
+        partial(change, f"vae/{PART}", lambda weights: fill(min(weights), float("nan"))(weights)),
+    ),
+    "a transformer cut short": (("cut short",), partial(cut, f"transformer/{PART}", 0.9)),
+    "a class that does not exist": (("NoSuchVae",), partial(config, "model_index.json", "vae", ["diffusers", "NoSuchVae"])),
+    "a part from a foreign library": (("os",), partial(config, "model_index.json", "vae", ["os", "system"])),
+    "model_index.json that is a list": (("policy.model",), partial(write, "model_index.json", b"[]")),
+}
+ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
+    "half of a layer is missing": (("policy.lora.adapter", "1 missing"), partial(of_adapter, without_first)),
+    "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
+    "cut short": (("policy.lora.adapter", "cut short"), cut_adapter),
+}
+CLIPS: dict[str, tuple[tuple[str, ...], Damage]] = {
+    "a tensor is missing": (
+        ("1 missing", "visual_projection"),
+        partial(change, M, lambda weights: weights.pop("visual_projection.weight")),
+    ),
+    "a tensor too many": (("payload.weight",), partial(change, M, extra)),
+    "NaN": (("NaN or infinity",), partial(change, M, fill("visual_projection.weight", float("nan")))),
+    "cut short": (("cut short",), partial(cut, M, 0.9)),
+}
+ATTACKS = [
+    *(Attack("models", f"vision-language model: {name}", partial(train, "text", *case)) for name, case in TEXT.items()),
+    *(Attack("models", f"pipeline: {name}", partial(train, "flow", *case)) for name, case in FLOW.items()),
+    *(Attack("models", f"adapter of text: {name}", partial(adapter, "text", *case)) for name, case in ADAPTERS.items()),
+    *(Attack("models", f"adapter of pictures: {name}", partial(adapter, "flow", *case)) for name, case in ADAPTERS.items()),
+    *(Attack("models", f"reward model: {name}", partial(clip, *case)) for name, case in CLIPS.items()),
+    Attack("models", "a repository with Python of its own", no_code),
+    Attack("models", "weights as a pickle that runs a command", no_pickle),
+    Attack("models", "a tiny checkpoint for a reward of a billion weights", huge_architecture),
+    Attack("models", "a hub that never answers", partial(silent_hub, False)),
+    Attack("models", "a hub that drips headers", partial(silent_hub, True)),
+]

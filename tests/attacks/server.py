@@ -1,0 +1,331 @@
+"""Attacks on the reward server: the real program, spoken to by raw sockets on this machine."""
+
+import hashlib
+import io
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from mmrl.serving import wire
+from tests.attacks._reward_server import TOKEN, a_group, expect_status, head, pour, read_all, running
+from tests.attacks.attack import Attack, BrokenError
+
+
+def endless_body(method: str, path: str, token: str | None, codes: tuple[int, ...], chunked: bool, folder: Path) -> str:
+    """A body without an end: answered and closed before much of it is read."""
+    with running(folder, "max_body_mb = 1") as server:
+        return pour(server.address, head(method, path, token=token), codes, chunked)
+
+
+def raw(data: bytes, codes: tuple[int, ...], folder: Path) -> str:
+    """Bytes that get one answer."""
+    with running(folder) as server:
+        return expect_status(server.say(data), *codes)
+
+
+def slow_headers(folder: Path) -> str:
+    """Silence, and headers that drip: both connections are closed after some seconds, and the server works meanwhile."""
+    with running(folder) as server, server.connect() as silent, server.connect() as dripping, server.connect() as second:
+        second.sendall(head("GET", "/health") + b"GET /hea")
+        dripping.sendall(b"GET /health HTTP/1.1\r\n")
+
+        def drip() -> None:
+            with suppress(OSError):
+                while True:
+                    dripping.sendall(b"x-a: b\r\n")
+                    time.sleep(0.2)
+
+        threading.Thread(target=drip, daemon=True).start()
+        for connection in (silent, dripping, second):
+            started = time.monotonic()
+            read_all(connection)
+            if time.monotonic() - started > 18:
+                raise BrokenError("a connection without a request stayed open")
+    return "closed"
+
+
+def aborted(data: bytes, wait_s: float, folder: Path) -> str:
+    """A sender that leaves."""
+    with running(folder) as server:
+        for _ in range(5):
+            with server.connect() as connection:
+                connection.sendall(data)
+                time.sleep(wait_s)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        time.sleep(0.2)
+        return "borne"
+
+
+def many_names(folder: Path) -> str:
+    """Labels of metrics are the names of what is served, and no others."""
+    with running(folder) as server:
+        for i in range(200):
+            server.post(f"x{i}%22%7d%201%0afake%7breward=%22", b"x")
+            httpx.get(f"{server.url}/y{i}", trust_env=False)
+        text = server.get("/metrics").text
+    if len(text.splitlines()) > 30 or "fake" in text or "x1" in text:
+        raise BrokenError(f"/metrics has {len(text.splitlines())} lines: {text[:300]}")
+    return "counted without a name"
+
+
+def tokens(folder: Path) -> str:
+    """Words that are not the token."""
+    wrong = (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer x",
+        f"Basic {TOKEN}",
+        TOKEN,
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer \xe9",
+    )
+    with running(folder) as server:
+        for value in wrong:
+            for method, path in (("GET", "/metrics"), ("GET", "/v1/rewards"), ("POST", "/v1/score/length")):
+                answer = server.say(head(method, path, f"Authorization: {value}", "Connection: close", token=None))
+                expect_status(answer, 401)
+                if TOKEN.encode() in answer:
+                    raise BrokenError("the answer shows the token")
+    return f"{3 * len(wrong)} times 401"
+
+
+def request_ids(folder: Path) -> str:
+    """One request id for different bodies."""
+    with running(folder) as server:
+        for text in ("a", "bbb", "a", "cc"):
+            reply = wire.unpack_reply(server.post("length", wire.pack_group(a_group(text)), x_request_id="7").content)
+            if reply.values != (float(len(text)),):
+                raise BrokenError(f"{text!r} scored {reply.values}")
+    return "each got its own answer"
+
+
+def long_ids(folder: Path) -> str:
+    """Request ids of 50 kB."""
+    with running(folder) as server:
+        for i in range(40):
+            server.post("length", wire.pack_group(a_group("a")), x_request_id=f"{i}" * 25_000)
+        return "borne"
+
+
+def body(change: Callable[[bytes], bytes], codes: tuple[int, ...], folder: Path) -> str:
+    """A message that is none, or too much."""
+    with running(folder, "max_pixels = 1000000") as server:
+        answer = server.post("length", change(wire.pack_group(a_group("abc"))))
+        if answer.status_code not in codes or "\n" in answer.text or len(answer.text) > 1000:
+            raise BrokenError(f"answered {answer.status_code}: {answer.text[:200]}")
+        if server.files():
+            raise BrokenError("files are left")
+    return f"answered {answer.status_code}"
+
+
+def message(value: Any, arrays: Mapping[str, object] | None = None, data: bytes = b"") -> Callable[[bytes], bytes]:
+    """A message with this value, and array entries that may lie."""
+
+    def build(_: bytes) -> bytes:
+        told = value if isinstance(value, str) else json.dumps({"protocol": wire.PROTOCOL, "value": value})
+        encoded = json.dumps({"__metadata__": {"mmrl": told}, **(arrays or {})}).encode()
+        return len(encoded).to_bytes(8, "little") + encoded + data
+
+    return build
+
+
+def picture_bomb(folder: Path) -> str:
+    """A PNG of some kilobytes that unfolds to 400 million pixels."""
+    buffer = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    (folder / "bomb.png").write_bytes(buffer.getvalue())
+    return body(lambda _: wire.pack_group(a_group("a", str(folder / "bomb.png"))), (413,), folder)
+
+
+def many_arrays(_: bytes) -> bytes:
+    entries = {f"a{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
+    return message({}, entries)(b"")
+
+
+def stop_while(number: int, folder: Path) -> str:
+    """A signal while one request is scored, one waits, and one body stands still."""
+    with running(folder) as server:
+        found: list[int] = []
+        packed = wire.pack_group(a_group("a", str(folder / "mine.py")))
+        posts = [threading.Thread(target=lambda: found.append(server.post("slow", packed).status_code)) for _ in range(2)]
+        for post in posts:
+            post.start()
+        while not server.files():
+            time.sleep(0.05)
+        with server.connect() as dripping:
+            dripping.sendall(head("POST", "/v1/score/length", "Content-Length: 1000") + b"abc")
+            time.sleep(0.3)
+            code = server.stop(number)
+            for post in posts:
+                post.join()
+            expect_status(read_all(dripping), 503)
+        if found != [503, 503] or code != 0 or server.files():
+            raise BrokenError(f"answers {found}, exit code {code}, files {server.files()}")
+    return "503, exit code 0, no files left"
+
+
+def bad_reward(name: str, folder: Path) -> str:
+    """A reward that ends everything it can."""
+    raised = set[str | None]()
+    with running(folder) as server:
+        for _ in range(3):
+            reply = wire.unpack_reply(server.post(name, wire.pack_group(a_group("a"))).content)
+            raised.add(reply.raised)
+    if None in raised:
+        raise BrokenError("it was not told that the reward failed")
+    return f"told: {raised.pop()}"
+
+
+def small_files() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def full_disk(folder: Path) -> str:
+    """No room for the files of a request: the client is told to come back."""
+    (folder / "large.bin").write_bytes(b"\0" * 100_000)
+    with running(folder, before=small_files) as server:
+        answer = server.post("looks", wire.pack_group(a_group("a", str(folder / "large.bin"))))
+        if answer.status_code != 503 or "retry-after" not in answer.headers or server.files():
+            raise BrokenError(f"answered {answer.status_code}: {answer.text[:200]}, files {server.files()}")
+    return "answered 503"
+
+
+def odd_suffix(folder: Path) -> str:
+    """A file whose ending is a path stays in the request's folder."""
+
+    def change(packed: bytes) -> bytes:
+        return packed.replace(b'\\".py\\"', b'\\"/x\\"')
+
+    with running(folder) as server:
+        packed = wire.pack_group(a_group("a", str(folder / "mine.py")))
+        changed = change(packed)
+        changed = (len(changed) - len(packed) + int.from_bytes(packed[:8], "little")).to_bytes(8, "little") + changed[8:]
+        answer = server.post("looks", changed)
+        if answer.status_code not in (200, 400) or server.files():
+            raise BrokenError(f"answered {answer.status_code}: {answer.text[:200]}")
+    return f"answered {answer.status_code}"
+
+
+def connections(folder: Path) -> str:
+    """700 connections at once."""
+    with running(folder) as server:
+        crowd = [server.connect() for _ in range(700)]
+        for connection in crowd:
+            connection.close()
+        for _ in range(50):
+            if server.get("/health").status_code == 200:
+                return "borne"
+            time.sleep(0.2)
+    raise BrokenError("the server did not recover")
+
+
+def expect_continue(folder: Path) -> str:
+    """A client that asks before it sends is refused without being asked for the body."""
+    with running(folder) as server:
+        answer = server.say(head("POST", "/v1/score/length", "Content-Length: 100000", "Expect: 100-continue", token=None))
+    if b"100 Continue" in answer:
+        raise BrokenError("it was asked for the body")
+    return expect_status(answer, 401)
+
+
+NO_SIDES = {"a": {"dtype": "U8", "shape": [0, 0, 3], "data_offsets": [0, 0]}}
+A_PICTURE = {"a": {"dtype": "U8", "shape": [10**9, 10**9, 3], "data_offsets": [0, 0]}}
+BODIES: dict[str, tuple[Callable[[bytes], bytes], tuple[int, ...]]] = {
+    "no bytes": (lambda _: b"", (400,)),
+    "a pickle": (lambda _: b"\x80\x04\x95" + b"x" * 50, (400,)),
+    "a header of 2^63 bytes": (lambda _: (2**63).to_bytes(8, "little") + b"{}", (400,)),
+    "deep nesting": (message('{"protocol": 1, "value": ' + "[" * 100_000 + "]" * 100_000 + "}"), (400,)),
+    "a number of 5,000 digits": (message('{"protocol": 1, "value": ' + "9" * 5000 + "}"), (400,)),
+    "another type": (message({"$type": "os.system", "command": "true"}), (400,)),
+    "a picture of 10^18 pixels that is not there": (message({}, A_PICTURE), (413,)),
+    "a shape of text": (message({}, {"a": {"dtype": "U8", "shape": ["x"], "data_offsets": [0, 0]}}), (400,)),
+    "a negative shape": (message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [-1, 5], "data_offsets": [0, 0]}}), (400,)),
+    "a picture without sides": (
+        message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [0, 0, 3], "data_offsets": [0, 0]}}),
+        (400,),
+    ),
+    "a picture of seven channels": (
+        message({"$image": "a"}, {"a": {"dtype": "U8", "shape": [1, 1, 7], "data_offsets": [0, 7]}}, b"\0" * 7),
+        (400,),
+    ),
+    "20,000 arrays": (many_arrays, (413,)),
+    "an unknown dtype": (message({"$array": "a"}, {"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"\0"), (400,)),
+    "control characters": (message({"$type": "\x1b[2J\r\n\0"}), (400,)),
+    "half a message": (lambda packed: packed[: len(packed) // 2], (400,)),
+    "another protocol": (lambda packed: packed.replace(b'protocol\\": 1', b'protocol\\": 9'), (400,)),
+    "ten thousand random bytes": (lambda packed: b"".join(hashlib.sha256(bytes([i])).digest() for i in range(250)) * 2, (400,)),
+}
+UNWANTED = {
+    "without a token": ("POST", "/v1/score/length", None, (401,)),
+    "with a wrong token": ("POST", "/v1/score/length", "wrong", (401,)),
+    "to another path": ("POST", "/v1/elsewhere", TOKEN, (404,)),
+    "to another path without a token": ("POST", "/", None, (404,)),
+    "to a reward that is not served": ("POST", "/v1/score/nobody", TOKEN, (404,)),
+    "by another method": ("PUT", "/v1/score/length", TOKEN, (405,)),
+    "for a page that wants none": ("GET", "/health", None, (200,)),
+    "for the metrics without a token": ("GET", "/metrics", None, (401,)),
+    "with the token": ("POST", "/v1/score/length", TOKEN, (413,)),
+}
+CHUNKS = head("POST", "/v1/score/length", "Transfer-Encoding: chunked")
+RAW = {
+    "a TLS greeting": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 200 + b"\r\n\r\n", (400,)),
+    "a line of 200 kB": (b"GET /" + b"a" * 200_000, (400,)),
+    "headers of a megabyte": (b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 130_000, (400,)),
+    "two lengths": (head("POST", "/v1/score/length", "Content-Length: 1", "Content-Length: 2"), (400,)),
+    "a negative length": (head("POST", "/v1/score/length", "Content-Length: -1"), (400,)),
+    "a length of 30 digits": (head("POST", "/v1/score/length", f"Content-Length: {'9' * 30}"), (400, 413)),
+    "a chunk that is no number": (CHUNKS + b"zz\r\n", (400,)),
+    "a chunk extension without an end": (CHUNKS + b"1;a=" + b"b" * 200_000, (400,)),
+    "trailers without an end": (CHUNKS + b"1\r\n \r\n0\r\n" + b"x-a: b\r\n" * 30_000, (400,)),
+    "a websocket": (head("GET", "/health", "Connection: upgrade, close", "Upgrade: websocket", "Sec-WebSocket-Key: x"), (200,)),
+    "an unknown method": (head("BREW", "/v1/rewards", "Connection: close"), (405,)),
+    "a path with control characters": (head("GET", "/%00%1b%5b2J%0d%0aX:%20y", "Connection: close"), (404,)),
+    "a path that climbs": (head("GET", "/v1/score/../../../etc/passwd", "Connection: close"), (404,)),
+}
+HALF = head("POST", "/v1/score/length", "Content-Length: 100000")
+ATTACKS = [
+    *(
+        Attack(
+            "server", f"an endless body {name}{'' if chunked else ', of a length it says'}", partial(endless_body, *how, chunked)
+        )
+        for name, how in UNWANTED.items()
+        for chunked in (True, False)
+    ),
+    *(Attack("server", name, partial(raw, data, codes)) for name, (data, codes) in RAW.items()),
+    *(Attack("server", f"a message: {name}", partial(body, change, codes)) for name, (change, codes) in BODIES.items()),
+    Attack("server", "silence and headers that drip", slow_headers),
+    Attack("server", "senders that leave in the middle of a body", partial(aborted, HALF + b"x" * 500, 0.05)),
+    Attack("server", "senders that leave in the middle of a chunk", partial(aborted, CHUNKS + b"ff\r\nabc", 0.05)),
+    Attack("server", "senders that leave before the answer", partial(aborted, head("GET", "/v1/rewards"), 0.0)),
+    Attack("server", "a flood of names", many_names),
+    Attack("server", "words that are not the token", tokens),
+    Attack("server", "one request id for different bodies", request_ids),
+    Attack("server", "request ids of 50 kB", long_ids),
+    Attack("server", "a picture that unfolds", picture_bomb),
+    Attack("server", "a file whose ending is a path", odd_suffix),
+    Attack("server", "a full disk", full_disk),
+    Attack("server", "700 connections", connections),
+    Attack("server", "a body that waits to be asked for", expect_continue),
+    *(
+        Attack("server", f"{signal.Signals(number).name} at work", partial(stop_while, number))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    ),
+    *(
+        Attack("server", f"a reward that {name.replace('_', ' ')}", partial(bad_reward, name))
+        for name in ("leaves", "cancels", "interrupts", "is_huge", "leaves_the_loop", "interrupts_the_loop")
+    ),
+]

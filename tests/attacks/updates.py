@@ -1,0 +1,72 @@
+"""Attacks by numbers of updates: more minibatches than there is to share, and objectives that one update leaves idle."""
+
+from functools import partial
+from pathlib import Path
+
+from tests.attacks.attack import Attack, BrokenError, Ended, expect_clean, expect_sentence, run_mmrl
+
+NOWHERE = "policy.model=nowhere"
+"""A run that got as far as its model would name it."""
+
+
+def refuse(words: tuple[str, ...], verb: str, settings: tuple[str, ...], folder: Path) -> str:
+    """The run is refused in one sentence that holds these words, before its model is looked for."""
+    outcome = expect_sentence(run_mmrl([verb, "tiny/image", *settings, NOWHERE], folder), *words, "set algorithm.minibatches")
+    if list(folder.glob("runs/*")):
+        raise BrokenError("it left a run folder")
+    return outcome
+
+
+def say_idle(words: tuple[str, ...], settings: tuple[str, ...], folder: Path) -> str:
+    """The plan says before anything else that the objective cannot act; then it ends at the model."""
+    ended = run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)
+    said = flat(ended)
+    missing = [word for word in ("acts only from the second update on", *words) if word not in said]
+    if missing:
+        raise BrokenError(f"it does not say {missing}: {said[-300:]!r}")
+    expect_clean(ended.out + ended.err)
+    return "said before the run"
+
+
+def say_nothing(settings: tuple[str, ...], folder: Path) -> str:
+    """An objective that acts, or whose paper takes one update, is not warned about."""
+    if "second update" in flat(run_mmrl(["plan", "tiny/image", *settings, NOWHERE], folder)):
+        raise BrokenError("it warns of an objective that is as its paper has it")
+    return "nothing to say"
+
+
+def flat(ended: Ended) -> str:
+    """All that was printed, without line breaks."""
+    return " ".join((ended.out + ended.err).split())
+
+
+MANY = "algorithm.minibatches=1000000000000"
+ONE = "algorithm.minibatches=1"
+ATTACKS = [
+    Attack("config", "a minibatch too many", partial(refuse, ("17", "16 rollouts"), "plan", ("algorithm.minibatches=17",))),
+    Attack("config", "a trillion minibatches", partial(refuse, ("1000000000000", "16 rollouts"), "plan", (MANY,))),
+    Attack("config", "a trillion minibatches in a run", partial(refuse, ("1000000000000", "16 rollouts"), "train", (MANY,))),
+    Attack(
+        "config",
+        "more minibatches than whole groups",
+        partial(refuse, ("4 groups", "prompts_per_step = 8"), "train", ("algorithm.preset=kl_cov",)),
+    ),
+    Attack(
+        "config",
+        "minibatches of lone samples",
+        partial(
+            refuse, ("2 rollouts",), "plan", ("algorithm.preset=reinforce_pp", "algorithm.group_size=1", "prompts_per_step=2")
+        ),
+    ),
+    Attack("config", "a clip that never acts", partial(say_idle, ("Clip is plain", "gspo"), ("algorithm.preset=gspo", ONE))),
+    Attack("config", "a gate that never acts", partial(say_idle, ("Sapo",), ("algorithm.preset=sapo", ONE))),
+    Attack(
+        "config",
+        "a regression that never acts",
+        partial(say_idle, ("AdvantageRegression", "4 passes"), ("algorithm.preset=reg_grpo", "algorithm.epochs=1")),
+    ),
+    Attack("config", "one update as its paper has it", partial(say_nothing, ("algorithm.preset=grpo",))),
+    Attack(
+        "config", "two passes instead of minibatches", partial(say_nothing, ("algorithm.preset=gspo", ONE, "algorithm.epochs=2"))
+    ),
+]
