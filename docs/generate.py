@@ -1,0 +1,228 @@
+"""Write the reference pages from the code: `python docs/generate.py` writes, `--check` says which pages are stale."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mmrl.app.cli import app
+from mmrl.app.commands.settings import Setting, settings_of
+from mmrl.app.commands.show import part_lines
+from mmrl.app.commands.things import Thing, classes, plug_in, things_called
+from mmrl.app.config.algorithm import Assembly
+from mmrl.app.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    RewardConfig,
+    SamplerConfig,
+    TrackerConfig,
+    VariantConfig,
+)
+from mmrl.app.config.slots import SLOTS, kinds
+from mmrl.app.config.slots import place as place_of
+from mmrl.app.plugins.catalog import catalog, details, preset_documents
+from mmrl.core.metric_names import METRICS
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.video.settings import VideoSettings
+from mmrl.training.alarm import AlarmSettings
+from mmrl.training.health import HealthSettings
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.reward_calls import Calling
+from mmrl.training.settings import TrainSettings
+
+FOLDER = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
+TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "": ("The run: how long, how often, how careful.", TrainSettings),
+    "[optimizer]": ("", OptimizerSettings),
+    "[policy], kind = text": ("A vision-language model or video LLM.", TextPolicyConfig),
+    "[policy.sampling]": ("How completions are drawn; `[evaluation.sampling]` has the same keys.", Sampling),
+    "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
+    "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
+    "[policy.lora]": ("Left out: all weights that are not frozen train.", LoraSettings),
+    "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
+    "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
+    "[reward.call]": ("How a reward is called.", Calling),
+    "[sampler]": ("Which prompts come next. Other keys are the sampler's own.", SamplerConfig),
+    "[evaluation]": ("`[evaluation.data]` is a table like `[data]`, `[[evaluation.reward]]` one like `[[reward]]`.", EvaluationConfig),
+    "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
+    "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
+    "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),
+    "[health]": ("From where on a run is called unwell.", HealthSettings),
+    "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
+}  # fmt: skip
+ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards")
+INNER = ("optimizer", "health", "args", "sampling", "lora", "video", "data", "reward", "also", "call", "alarm", "config")
+
+
+def cell(text: str) -> str:
+    """Text that fits a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[str]:
+    """A row per setting: key, type, range, default and meaning."""
+    shown = [one for one in settings if one.name not in skip]
+    if not shown:
+        yield "No settings."
+        return
+    yield "| key | type | range | default | meaning |"
+    yield "|---|---|---|---|---|"
+    for one in shown:
+        default = "required" if one.default == "required" else f"`{cell(one.default)}`"
+        yield f"| `{one.name}` | {cell(one.type)} | {cell(one.range)} | {default} | {cell(one.meaning)} |"
+
+
+def config_page() -> Iterator[str]:
+    yield "# Config"
+    yield "\nEvery key that a TOML file or a command line may say. `mmrl show CONFIG` prints what holds in one config, and why.\n"
+    for name, (words, cls) in TABLES.items():
+        yield f"\n## {name or 'Top of the file'}\n"
+        yield f"{words}\n" if words else ""
+        yield from table_of([replace(one, name=one.name.rstrip("_")) for one in settings_of(cls)], INNER)
+        if name == "[optimizer]":
+            yield from algorithm_keys()
+
+
+def algorithm_keys() -> Iterator[str]:
+    from mmrl.algorithms.algorithm import Algorithm
+
+    yield "\n## [algorithm]\n"
+    yield "`preset` is where to start; `[algorithm.SLOT]` with `kind` replaces one part: see [Algorithms](algorithms.md).\n"
+    yield from table_of([one for one in settings_of(Algorithm) if one.name in ALGORITHM_KEYS])
+
+
+def plug_ins_page(kind: str, title: str, words: str) -> Iterator[str]:
+    yield f"# {title}\n\n{words}\n"
+    for listed in catalog(kind):
+        yield from thing_lines(plug_in(listed.name, kind), details(listed.file))
+
+
+def thing_lines(thing: Thing, facts: dict[str, str]) -> Iterator[str]:
+    """A chapter: what it is, facts in lines of their own, settings."""
+    yield f"\n## {thing.name}\n"
+    document = thing.document.strip()
+    for name in facts:
+        document = re.sub(rf"^{name}:.*?(?=^\S+:|\n\n|\Z)", "", document, flags=re.MULTILINE | re.DOTALL)
+    yield prose(document)
+    if facts:
+        yield ""
+        yield from (f"- {name}: {cell(text)}" for name, text in facts.items())
+    yield ""
+    yield from table_of(thing.settings)
+
+
+def prose(document: str) -> str:
+    """A docstring as paragraphs; what is indented stays as it is, without a language."""
+    parts = re.split(r"\n\s*\n", document)
+    return "\n\n".join(f"```text\n{part}\n```" if part.startswith("    ") else cell(part) for part in parts)
+
+
+def algorithms_page() -> Iterator[str]:
+    from mmrl.algorithms.presets import PRESETS
+
+    documents = preset_documents()
+    yield "# Algorithms\n\nPresets, then the parts that they are made of. `mmrl show NAME` prints one with every value.\n"
+    yield "## Presets\n"
+    for listed in catalog("algorithms"):
+        yield f"\n### {listed.name}\n"
+        yield prose(documents[listed.name])
+        yield "\n```text"
+        yield from (
+            re.sub(r":\d+$", "", line)
+            for line in part_lines(Assembly(listed.name, PRESETS[listed.name], listed.name))
+            if not line.startswith("   ")
+        )
+        yield "```"
+    for slot in SLOTS:
+        yield f"\n## Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
+        for name in sorted(kinds(slot)):
+            for thing in things_called(name):
+                if thing.kind in (f"a part of {slot}", "a sampler"):
+                    yield f"\n### {name}\n"
+                    yield prose(thing.document)
+                    yield ""
+                    yield from table_of(thing.settings)
+
+
+def metrics_page() -> Iterator[str]:
+    yield "# Metrics\n\nNames in `metrics.jsonl`, trackers and reports. `{name}` is a reward, a part of one, or a variant.\n"
+    yield "| metric | unit | meaning |\n|---|---|---|"
+    for one in METRICS:
+        yield f"| `{one.name}` | {one.unit} | {cell(one.meaning)} |"
+
+
+def commands_page() -> Iterator[str]:
+    yield "# Commands\n\nEvery command with its options, as `mmrl COMMAND --help` says them.\n"
+    command: Any = typer.main.get_command(app)
+    yield from command_lines(command, command.context_class(command, info_name="mmrl"))
+
+
+def command_lines(command: Any, context: Any) -> Iterator[str]:
+    """A chapter per command, groups opened."""
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            yield from command_lines(below, below.context_class(below, info_name=name, parent=context))
+        return
+    yield f"\n## {context.command_path}\n"
+    yield cell(command.help or "")
+    yield "\n| | default | meaning |\n|---|---|---|"
+    for parameter in command.get_params(context):
+        is_option = parameter.param_type_name == "option"
+        label = (
+            "/".join([*parameter.opts, *parameter.secondary_opts]) if is_option else (parameter.metavar or parameter.name).upper()
+        )
+        default = parameter.default if is_option and isinstance(parameter.default, str | int | float) else ""
+        yield f"| `{label}` | {'required' if parameter.required else cell(str(default))} | {cell(parameter.help or '')} |"
+    if command.epilog:
+        lines = [line.strip() for line in command.epilog.splitlines() if line.startswith("  ")]
+        yield "\n```text\n" + "\n".join(lines) + "\n```"
+
+
+def families_page() -> Iterator[str]:
+    yield "# Families\n\nModels that train, by the name in their own files.\n"
+    for listed in classes("families"):
+        yield f"\n## {listed.name}\n\n{cell(listed.summary)}\n"
+        for thing in things_called(listed.name):
+            yield from table_of(thing.settings)
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "config.md": config_page,
+    "algorithms.md": algorithms_page,
+    "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "In a config `[[reward]] use = \"NAME\"`; other keys are below."),
+    "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
+    "families.md": families_page,
+    "metrics.md": metrics_page,
+    "commands.md": commands_page,
+}  # fmt: skip
+
+
+def page(name: str) -> str:
+    text = "\n".join([NOTE, "", *PAGES[name]()])
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def stale() -> list[str]:
+    """Pages whose file says something else than the code."""
+    return [name for name in PAGES if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != page(name)]
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        sys.exit(f"stale, run python docs/generate.py: {', '.join(found)}" if (found := stale()) else 0)
+    FOLDER.mkdir(exist_ok=True)
+    for name in PAGES:
+        (FOLDER / name).write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The site: its reference is what the code says, it builds without a warning, and what people look for stands on its pages."""
+
+import html
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mmrl.core.metric_names import metric_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["config", "algorithms", "rewards", "datasets", "families", "metrics", "commands"])
+def test_the_reference_is_what_the_code_says(generate: ModuleType, name: str):
+    written = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert written == generate.page(f"{name}.md"), f"docs/reference/{name}.md is stale: run python docs/generate.py"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def text_of(page: Path) -> str:
+    """The words that a reader sees."""
+    body = page.read_text(encoding="utf-8").split("<article", 1)[-1].split("</article>", 1)[0]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+QUESTIONS = {
+    "IoU inside an own reward": ("tutorials/own_reward.html", ["Box . iou", "parse_boxes", "truth"]),
+    "the keys of grounding data": ("tutorials/own_data.html", ["image", "question", "boxes", "space", "split"]),
+    "MixGRPO's window": ("tutorials/text_to_image.html", ["MixGRPO's window", "size", "dwell", "stride"]),
+    "TempFlow's branch steps": ("tutorials/text_to_image.html", ["TempFlow's branch steps", "at_steps", "branches"]),
+    "what the one-line command chooses": ("tutorials/grounding.html", ["What the one line chooses", "grpo", "max_new_tokens"]),
+    "how to continue a killed run elsewhere": ("tutorials/slurm.html", ["--resume", "any other cluster", "number of processes"]),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_reader_without_the_source_finds(site: Path, question: str):
+    page, words = QUESTIONS[question]
+    text = text_of(site / page)
+    assert [word for word in words if word not in text] == []
+
+
+def test_nothing_comes_from_elsewhere(site: Path):
+    """No script, font, style or picture of another host; links that a reader may follow are another thing."""
+    asked = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["'](https?:)?//""")
+    pages = [page for page in site.rglob("*.html") if asked.search(page.read_text(encoding="utf-8"))]
+    assert pages == []
+    assert not any("url(http" in style.read_text(encoding="utf-8") for style in site.rglob("*.css"))
+
+
+def test_search_works_without_a_server(site: Path):
+    assert (site / "search" / "search_index.js").is_file(), "the plugin `offline` writes the index as a script"
+
+
+def test_a_dead_link_would_be_found(tmp_path: Path):
+    for name in ("mkdocs.yml", "CONTRIBUTING.md", "SECURITY.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with (tmp_path / "docs" / "glossary.md").open("a") as file:
+        file.write("\n[gone](tutorials/gone.md)\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode != 0 and "tutorials/gone.md" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("reward/total", "reward"),
+        ("reward/iou/std", "reward"),
+        ("time/reward/iou/p95_s", "seconds"),
+        ("eval/plain/iou/hit", "reward"),
+    ],
+)
+def test_a_metric_is_found_by_its_name(name: str, unit: str):
+    found = metric_of(name)
+    assert found is not None and found.unit == unit
+
+
+def test_a_metric_nobody_documented_is_not_found():
+    assert metric_of("policy/new_thing") is None
