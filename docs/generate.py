@@ -51,7 +51,7 @@ TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
     "[sampler]": ("Which prompts come next. Other keys are the sampler's own.", SamplerConfig),
-    "[evaluation]": ("`[evaluation.data]` is a table like `[data]`, `[[evaluation.reward]]` one like `[[reward]]`.", EvaluationConfig),
+    "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
     "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
     "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
     "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),

@@ -132,7 +132,9 @@ def toml_text(value: object) -> str:
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, str | Path):
         return f'"{value}"'
-    if isinstance(value, tuple | list | frozenset | set):
+    if isinstance(value, frozenset | set):
+        return toml_text(sorted(value, key=str))
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {toml_text(item)}" for key, item in value.items()) + "}"
