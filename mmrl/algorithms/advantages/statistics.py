@@ -17,8 +17,8 @@ Singleton = Literal["zero", "reward"]
 
 
 def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:
-    """The total of every row, and which rows have one; the others take part in no statistic."""
-    totals = scores.total()
+    """Every row's total in float64, where no spread overflows, and which rows have one; the others take part in no statistic."""
+    totals = scores.total().double()
     return totals, ~totals.isnan()
 
 
@@ -34,7 +34,7 @@ def by_group(
 def to_credit(values: Float[Tensor, " n"], keep: Bool[Tensor, " n"], rollouts: Rollouts) -> Credit:
     """The same value for every action of a rollout; 0 where there is no action and in rows that are not kept."""
     mask = rollouts.action_mask & keep[:, None]
-    return Credit(torch.where(mask, values[:, None], 0.0), keep)
+    return Credit(torch.where(mask, values[:, None], 0.0).to(torch.get_default_dtype()), keep)
 
 
 def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | None = None) -> tuple[Tensor, Tensor]:
