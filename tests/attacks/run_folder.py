@@ -1,5 +1,6 @@
 """Attacks on a run's folder: files torn, removed, exchanged; the folder resumed, reported, compared, exported and evaluated."""
 
+import atexit
 import json
 import os
 import shutil
@@ -7,22 +8,30 @@ import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 
 from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
 
 SMALL = ["steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
 
 
+LOCK = Lock()
+"""Attacks run side by side, and the run is trained once."""
+
+
 @cache
 def trained() -> Path:
     """A run of one step that every attack copies."""
     folder = Path(tempfile.mkdtemp(prefix="mmrl-attacked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     expect_done(run_mmrl(["train", "tiny/image", *SMALL, "--output", "run"], folder, limit_s=300), "report")
     return folder / "run"
 
 
 def prepare(folder: Path) -> Path:
-    return shutil.copytree(trained(), folder / "run")
+    with LOCK:
+        source = trained()
+    return shutil.copytree(source, folder / "run")
 
 
 def refused(damage: Callable[[Path], object], command: list[str], words: tuple[str, ...], folder: Path) -> str:
@@ -112,14 +121,13 @@ def trained_over(folder: Path) -> str:
 
 
 def from_elsewhere(folder: Path) -> str:
-    """A run whose data file is named relative to where it was started."""
+    """A run that is resumed from a folder that it was not started in."""
     start, other = folder / "start", folder / "other"
     start.mkdir()
     other.mkdir()
-    (start / "asked.txt").write_text("a red ball\na blue ball\n")
-    run = shutil.copytree(trained(), start / "run")
+    run = prepare(start)
     (run / "started_in.txt").write_text(f"{start}\n")
-    ended = run_mmrl(["train", "--resume", os.path.relpath(run, other), "data.path=asked.txt"], other)
+    ended = run_mmrl(["train", "--resume", os.path.relpath(run, other)], other)
     told = expect_done(ended, "finished", "relative paths are those of")
     if list(other.iterdir()):
         raise BrokenError(f"files in the other folder: {list(other.iterdir())}")
