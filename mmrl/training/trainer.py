@@ -193,7 +193,9 @@ class Trainer:
         )
         credit = self.algorithm.advantage(everywhere, everyone)
         own = mine, slice(rollouts.action_mask.shape[1])
-        return Credit(credit.values[own], credit.keep[mine], None if credit.actions is None else credit.actions[own])
+        return Credit(
+            credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
+        )
 
     def observe(self, rollouts: Rollouts, scores: Scores) -> None:
         """Tell the sampler how every prompt of the step did, on all ranks alike."""

@@ -61,7 +61,7 @@ class Decoupled:
         if self.whiten != "none":
             weights = lengths(rollouts, totals)[keep] if self.whiten == "action" else None
             values[keep] = standardize(values[keep], self.ddof, self.whiten_eps, self.whiten_mode, weights)
-        return to_credit(values, keep, rollouts)
+        return to_credit(values, keep, rollouts, scores)
 
     def _normalize(self, rewards: torch.Tensor) -> torch.Tensor:
         if len(rewards) == 1 and self.singleton == "reward":
