@@ -19,9 +19,6 @@ CLIENTS = {
     "mmrl/serving/fetch.py",
     "mmrl/serving/guard.py",
     "mmrl/core/offline.py",
-    "mmrl/serving/judge.py",
-    "mmrl/serving/reward_client.py",
-    "mmrl/serving/reward_server.py",
     "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/core/workers.py"}
