@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from mmrl.core.ranges import Positive, check_ranges
+from mmrl.core.ranges import CountOrNone, Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
 from mmrl.serving import wire
 from mmrl.serving.fetch import SCHEMES, Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
@@ -53,7 +53,7 @@ class RemoteReward:
     """True lets a group that is too large for one request be cut."""
     space: str | None = None
     """The box space the served reward reads."""
-    most_bytes: int = 0
+    most_bytes: CountOrNone = 0
     """The largest request that the server takes, as it said before training; 0: unknown."""
 
     def __post_init__(self) -> None:

@@ -150,7 +150,9 @@ class RewardRunner:
             return Scores(self.names, nothing, nothing.long(), self.weights)
         values = torch.stack([tables[group].values[sample] for group, sample in pairs])
         status = torch.stack([tables[group].status[sample] for group, sample in pairs])
-        return Scores(self.names, values, status, self.weights)
+        scores = Scores(self.names, values, status, self.weights)
+        refuse_overflow(scores)
+        return scores
 
     def drain_metrics(self) -> dict[str, float]:
         """The cost of the rewards since this was last asked: seconds per group, further attempts, share found in the cache."""
@@ -182,6 +184,24 @@ class RewardRunner:
                 return caller
         self.callers.append(RewardCaller(reward.name, reward.function, reward.call, reward.timeout_s))
         return self.callers[-1]
+
+
+def refuse_overflow(scores: Scores) -> None:
+    """Refuse totals beyond float32, which would be infinite in every statistic.
+
+    Raises:
+        RewardError: naming the reward that weighs most in one.
+    """
+    weighted = torch.where(scores.status == Status.OK, scores.values.double() * scores.weights.double(), 0.0)
+    rows = (weighted.sum(1).abs() > LARGEST).nonzero()[:, 0]
+    if len(rows):
+        row = weighted[rows[0]]
+        k = int(row.abs().argmax())
+        raise RewardError(
+            f"the weighted total of a sample is {float(row.sum()):.3g}, beyond float32, and most of it is reward "
+            f"{scores.names[k]!r}: {float(scores.values[rows[0], k]):.3g} times its weight {float(scores.weights[k]):g}; lower "
+            "the weight, or give it a transform with a scale"
+        )
 
 
 class Scoring:
@@ -331,7 +351,10 @@ def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, S
         return math.nan, Status.FAILED, parts
     if reward.transform is None:
         return value, Status.OK, parts
-    return reward.transform(value), Status.OK, {**parts, "raw": value}
+    transformed = reward.transform(value)
+    if not abs(transformed) <= LARGEST:
+        raise RewardError(f"reward {reward.name!r} is {transformed} after its transform of {value}: widen transform.scale")
+    return transformed, Status.OK, {**parts, "raw": value}
 
 
 def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) -> Mapping[str, float]:

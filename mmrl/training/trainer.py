@@ -23,7 +23,7 @@ from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics
-from mmrl.training.preflight import Audit, TrainingStoppedError
+from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards import RewardRunner, stopwatch
 from mmrl.training.settings import TrainSettings
@@ -174,6 +174,7 @@ class Trainer:
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
         self.ranks.step(self.optimizer)
+        refuse_broken_weights(self.policy.parameters(), self.index + 1, self.optimizer.param_groups[0]["lr"])
         self.lr_schedule.step()
         self.policy.advance()
         return totals
@@ -192,7 +193,9 @@ class Trainer:
         )
         credit = self.algorithm.advantage(everywhere, everyone)
         own = mine, slice(rollouts.action_mask.shape[1])
-        return Credit(credit.values[own], credit.keep[mine], None if credit.actions is None else credit.actions[own])
+        return Credit(
+            credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
+        )
 
     def observe(self, rollouts: Rollouts, scores: Scores) -> None:
         """Tell the sampler how every prompt of the step did, on all ranks alike."""

@@ -26,5 +26,5 @@ def test_a_warm_average_moves_at_every_so_many_steps(step: int, expected: float)
 def test_a_steady_one_is_a_share():
     assert SteadyDecay(0.99)(0) == SteadyDecay(0.99)(10_000) == 0.99
     for decay in (-0.1, 1.1):
-        with pytest.raises(ValueError, match="set it from 0 to 1"):
+        with pytest.raises(ValueError, match=r"SteadyDecay\.decay is"):
             SteadyDecay(decay)

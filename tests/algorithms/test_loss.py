@@ -13,7 +13,7 @@ from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
 from mmrl.algorithms.objectives.penalties import Entropy, ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Cispo, Clip, Dppo, Dro, Gmpo, Reinforce, Sapo, Vespo
 from mmrl.algorithms.weights.aggregate import FixedLength, SequenceMean, SequenceSum, TokenMean, TokenSum
-from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
+from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask
 from mmrl.core.protocols import Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Scope
@@ -195,10 +195,23 @@ def test_fixed_length_wants_a_length():
         FixedLength()(batch, counts_of(batch))
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """first + slope t for action t."""
+
+    slope: float
+    first: float = 1.0
+    reads: tuple[Reading, ...] = ()
+    scope: Scope = "action"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Tensor:
+        return torch.full_like(batch.advantages, self.first) + self.slope * torch.arange(batch.advantages.shape[1])
+
+
 def test_importance_touches_credited_terms_only():
     batch, live = random_batch(1)
     objective = ((1.0, Clip()), (0.5, ReferenceKL()))
-    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), RolloutCorrection(high=-1.0)))
+    nothing = Algorithm(objective=objective, importance=(HighEntropy(1e-9), OffPolicyMask(-1e9), Ramp(0.0, first=0.0)))
     alone = Algorithm(objective=objective[1:])
     expected = loss_and_gradient(alone, weighed(alone, batch), live)
     found = loss_and_gradient(replace(nothing, objective=((0.5, ReferenceKL()),)), weighed(nothing, batch), live)
@@ -208,17 +221,6 @@ def test_importance_touches_credited_terms_only():
 
 
 def test_importance_weights_are_multiplied():
-    @dataclass(frozen=True)
-    class Ramp:
-        """1 + slope t for action t."""
-
-        slope: float
-        reads: tuple[Reading, ...] = ()
-        scope: Scope = "action"
-
-        def __call__(self, batch, counts):
-            return torch.ones_like(batch.advantages) + self.slope * torch.arange(batch.advantages.shape[1])
-
     batch, _ = random_batch(1)
     alone = [weighed(Algorithm(importance=(weight,)), batch).importance for weight in (Ramp(2.0), Ramp(-0.5))]
     both = weighed(Algorithm(importance=(Ramp(2.0), Ramp(-0.5))), batch).importance

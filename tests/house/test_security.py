@@ -18,6 +18,7 @@ PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/core/workers.py"}
 CLIENTS = {
     "mmrl/serving/fetch.py",
     "mmrl/serving/guard.py",
+    "mmrl/core/offline.py",
     "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/core/workers.py"}

@@ -31,7 +31,7 @@ class AnchoredNorm:
         totals, keep = totals_and_keep(scores)
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
         rows = torch.stack([totals, given.to(totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._normalize)[:, 0], keep, rollouts)
+        return to_credit(by_group(rollouts, keep, rows, self._normalize)[:, 0], keep, rollouts, scores)
 
     def _normalize(self, rows: Tensor) -> Tensor:
         rewards, given = rows[:, 0], rows[:, 1] > 0

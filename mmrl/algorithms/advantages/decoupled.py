@@ -56,11 +56,12 @@ class Decoupled:
             if scores.weights[k] == 0:
                 continue
             answered = keep & (scores.status[:, k] == Status.OK)
-            values = values + scores.weights[k] * by_group(rollouts, answered, scores.values[:, k], self._normalize)
+            own = by_group(rollouts, answered, scores.values[:, k].double(), self._normalize)
+            values = values + scores.weights[k].double() * own
         if self.whiten != "none":
             weights = lengths(rollouts, totals)[keep] if self.whiten == "action" else None
             values[keep] = standardize(values[keep], self.ddof, self.whiten_eps, self.whiten_mode, weights)
-        return to_credit(values, keep, rollouts)
+        return to_credit(values, keep, rollouts, scores)
 
     def _normalize(self, rewards: torch.Tensor) -> torch.Tensor:
         if len(rewards) == 1 and self.singleton == "reward":

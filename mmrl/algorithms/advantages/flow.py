@@ -62,7 +62,7 @@ class BestWorst:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        return to_credit(by_group(rollouts, keep, totals, self._labels), keep, rollouts)
+        return to_credit(by_group(rollouts, keep, totals, self._labels), keep, rollouts, scores)
 
     def _labels(self, rewards: Tensor) -> Tensor:
         if not self.worst:

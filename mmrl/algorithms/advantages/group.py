@@ -61,7 +61,7 @@ class GroupNorm:
             values = values.clamp(-self.clip, self.clip)
         if self.drop_zero and bool(values.any()):
             keep = keep & (values != 0)
-        return to_credit(values, keep, rollouts)
+        return to_credit(values, keep, rollouts, scores)
 
     def _normalize(self, rewards: Tensor, over_all: Tensor) -> Tensor:
         mean, deviation = moments(rewards, self.ddof)
@@ -85,7 +85,7 @@ class LeaveOneOut:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         values = by_group(rollouts, keep, totals, lambda r: less_mean(r, self.singleton) * len(r) / max(len(r) - 1, 1))
-        return to_credit(values, keep, rollouts)
+        return to_credit(values, keep, rollouts, scores)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class LengthBaseline:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         rows = torch.stack([totals, lengths(rollouts, totals)], dim=1)
-        return to_credit(by_group(rollouts, keep, rows, self._against_weighted_mean)[:, 0], keep, rollouts)
+        return to_credit(by_group(rollouts, keep, rows, self._against_weighted_mean)[:, 0], keep, rollouts, scores)
 
     def _against_weighted_mean(self, rows: Tensor) -> Tensor:
         rewards, num_actions = rows.unbind(1)
@@ -124,7 +124,7 @@ class PassK:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        return to_credit(by_group(rollouts, keep, totals, self._best), keep, rollouts)
+        return to_credit(by_group(rollouts, keep, totals, self._best), keep, rollouts, scores)
 
     def _best(self, rewards: Tensor) -> Tensor:
         values = torch.zeros_like(rewards)
@@ -164,7 +164,7 @@ class ReinforcePlusPlus:
         white = torch.zeros_like(totals)
         weights = lengths(rollouts, totals)[keep]
         white[keep] = standardize(values[keep], ddof=1, eps=self.eps, mode="variance", weights=weights)
-        return to_credit(white, keep, rollouts)
+        return to_credit(white, keep, rollouts, scores)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class NonZeroScaled:
         totals, keep = totals_and_keep(scores)
         scale = keep.sum() / (totals[keep] != 0).sum().clamp(min=1)
         values = by_group(rollouts, keep, totals, lambda r: less_mean(r, self.singleton))
-        return to_credit(values * scale, keep, rollouts)
+        return to_credit(values * scale, keep, rollouts, scores)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class MedianNorm:
         totals, keep = totals_and_keep(scores)
         values = by_group(rollouts, keep, totals, self._normalize)
         is_median = by_group(rollouts, keep, totals, self._median_row) > 0
-        return to_credit(values, keep & ~is_median, rollouts)
+        return to_credit(values, keep & ~is_median, rollouts, scores)
 
     def _normalize(self, rewards: Tensor) -> Tensor:
         distance = rewards - rewards.median()

@@ -17,8 +17,8 @@ Singleton = Literal["zero", "reward"]
 
 
 def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, " n"]]:
-    """The total of every row, and which rows have one; the others take part in no statistic."""
-    totals = scores.total()
+    """Every row's total in float64, where no spread overflows, and which rows have one; the others take part in no statistic."""
+    totals = scores.total().double()
     return totals, ~totals.isnan()
 
 
@@ -31,10 +31,11 @@ def by_group(
     return out
 
 
-def to_credit(values: Float[Tensor, " n"], keep: Bool[Tensor, " n"], rollouts: Rollouts) -> Credit:
-    """The same value for every action of a rollout; 0 where there is no action and in rows that are not kept."""
+def to_credit(values: Float[Tensor, " n"], keep: Bool[Tensor, " n"], rollouts: Rollouts, scores: Scores | None = None) -> Credit:
+    """The same value for every action of a rollout, as exact as the scores; 0 where there is no action and in rows not kept."""
     mask = rollouts.action_mask & keep[:, None]
-    return Credit(torch.where(mask, values[:, None], 0.0), keep)
+    credit = torch.where(mask, values[:, None], 0.0)
+    return Credit(credit if scores is None else credit.to(scores.values.dtype), keep)
 
 
 def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | None = None) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ class TreeNorm:
             values[:, t] = by_group(rollouts, acting, torch.stack([worth[:, t + 1], weights], 1), self._standardize)[:, 0]
         if self.clip is not None:
             values = values.clamp(-self.clip, self.clip)
+        values = values.to(scores.values.dtype)
         if self.kept_chains is None:
             return Credit(values, keep)
         actions = self._trainable(totals, keep, nodes)

@@ -12,7 +12,8 @@ from rich.table import Table
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Series, line_chart
 from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired_changes, read_rows
-from mmrl.app.report.page import Chart, environment, number, signed
+from mmrl.app.report.page import Chart, environment
+from mmrl.app.report.words import number, signed
 from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward
 
@@ -168,7 +169,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(table if comparison.settings else "The settings are the same.")
     if comparison.held_out:
         title = f"Held out: the {comparison.num_shared} prompts that both evaluated"
-        intervals = {change.name: f"{signed(change.low)} to {signed(change.high)}" for change in comparison.differences}
+        known = [change for change in comparison.differences if change.has_interval]
+        intervals = {change.name: f"{signed(change.low)} to {signed(change.high)}" for change in known}
         console.print(metric_table(title, (a, b), comparison.held_out, intervals))
     if comparison.training:
         console.print(metric_table("Training", (a, b), comparison.training, {}))
@@ -192,6 +194,6 @@ def metric_table(title: str, names: tuple[str, str], rows: Sequence[MetricRow], 
 
 def write_comparison(comparison: Comparison, file: Path) -> Path:
     """The same as one HTML file without any address in it, with the curves over each other."""
-    intervals = {change.name: change for change in comparison.differences}
+    intervals = {change.name: change for change in comparison.differences if change.has_interval}
     replace_text(file, environment().get_template("compare.html.j2").render(comparison=comparison, intervals=intervals))
     return file

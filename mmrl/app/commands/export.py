@@ -9,7 +9,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.report.data import RunData, changes, load
-from mmrl.app.report.page import number, signed
+from mmrl.app.report.words import number, signed
 from mmrl.app.run.build import TINY, build_policy, with_local_model
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Weights
@@ -124,8 +124,10 @@ def results(data: RunData, step: int) -> list[str]:
     found = changes(data)
     if not found or data.after[0].line["step"] != step:
         return ["Held-out prompts were not evaluated both before training and at this step."]
+    intervals = [f"{signed(c.low)} to {signed(c.high)}" if c.has_interval else "too few prompts" for c in found]
     numbers = [
-        (c.name, number(c.before), number(c.after), signed(c.difference), f"{signed(c.low)} to {signed(c.high)}") for c in found
+        (c.name, number(c.before), number(c.after), signed(c.difference), interval)
+        for c, interval in zip(found, intervals, strict=True)
     ]
     return [
         f"On {found[0].num_prompts} held-out prompts; shares are written as fractions.",

@@ -14,7 +14,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
 from mmrl.app.plugins.python_objects import is_of_python
-from mmrl.app.report.data import changes
+from mmrl.app.report.data import Change, changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
@@ -28,6 +28,8 @@ from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 
 log = logging.getLogger("mmrl")
+LONGEST_FAULT = 300
+"""Characters of a report's fault that are told."""
 
 
 @dataclass(frozen=True)
@@ -216,13 +218,28 @@ def warn_of_idle_terms(job: Job) -> None:
 
 def announce(run: RunDir) -> None:
     """Numbers before and after on the held-out prompts, and where the report is."""
-    found = changes(load_run(run.path))
+    try:
+        print_changes(changes(load_run(run.path)))
+        print_report(run)
+    except Exception as error:  # noqa: BLE001 - the run is trained and saved, whatever its report does
+        text = f"{type(error).__name__}: {error}"
+        log.warning("no report: %s; the run is whole, and mmrl report %s tries again", text[:LONGEST_FAULT], run.path)
+
+
+def print_changes(found: Sequence[Change]) -> None:
+    """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
         grid = Grid("held out", "before", "after", "change", "95 % interval", box=None)
         for change in found:
-            interval = f"{change.low:+.3f} to {change.high:+.3f}"
+            interval = (
+                f"{change.low:+.3f} to {change.high:+.3f}" if change.has_interval else f"{change.num_prompts} prompts: none"
+            )
             grid.add_row(change.name, f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}", interval)
         console.print(grid)
+
+
+def print_report(run: RunDir) -> None:
+    """Write the report and say where it is, or what is missing for one."""
     if find_spec("jinja2") is None:
         console.print(f'no report: pip install "mmrl[report]", then mmrl report {run.path}', markup=False, highlight=False)
         return

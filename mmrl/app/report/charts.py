@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -11,6 +11,10 @@ WIDTH, HEIGHT = 380.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 26.0
 MAX_POINTS = 300
 """A longer curve is drawn as means of neighbouring steps."""
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Beyond them differences overflow or vanish: such values are no points of a curve, or 0."""
+LEAST_SPAN = 0.1
+"""An axis spans at least this part of its largest value, so that rounding does not look like movement."""
 SMOOTH_FROM = 20
 """From so many points on, a curve gets a moving average over it."""
 
@@ -37,17 +41,19 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
+        if self.high == self.low:
+            return (self.start + self.end) / 2
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def line_chart(series: Sequence[Series], label: str) -> Markup:
     """Curves over steps; gaps where a value is not finite. Nothing to draw gives a sentence."""
-    drawn = [coarse_series(one) for one in series]
+    drawn = [coarse_series(replace(one, values=[drawable(v) for v in one.values])) for one in series]
     points = [(s, v) for one in drawn for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
         return Markup('<p class="empty">No finite value was recorded.</p>')
     steps, values = [s for s, _ in points], [v for _, v in points]
-    y_ticks = ticks(min(values), max(values), 5)
+    y_ticks = ticks(*with_span(min(values), max(values)), 5)
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
     x = Scale(*range_with_width(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
@@ -57,11 +63,11 @@ def line_chart(series: Sequence[Series], label: str) -> Markup:
 
 def histogram(groups: Sequence[tuple[str, Sequence[float], str]], label: str, bins: int = 16) -> Markup:
     """Shares of samples per bin for each (name, values, style), drawn side by side over the same bins."""
-    kept = [(name, [v for v in values if math.isfinite(v)], style) for name, values, style in groups]
+    kept = [(name, [v for v in map(drawable, values) if math.isfinite(v)], style) for name, values, style in groups]
     everything = [v for _, values, _ in kept for v in values]
     if not everything:
         return Markup('<p class="empty">No reward was recorded.</p>')
-    x_ticks = ticks(min(everything), max(everything), 6)
+    x_ticks = ticks(*with_span(min(everything), max(everything)), 6)
     edges = np.linspace(x_ticks[0], x_ticks[-1], bins + 1)
     shares = [np.histogram(values, edges)[0] / max(1, len(values)) * 100 for _, values, _ in kept]
     y_ticks = ticks(0.0, max(float(share.max()) for share in shares), 4)
@@ -175,11 +181,22 @@ def coarse_series(one: Series) -> Series:
     return Series(f"{one.name}, mean of {size} steps", [one.steps[i] for i in starts], means, one.style, one.dots)
 
 
+def drawable(value: float) -> float:
+    """The value; 0 for one too small to divide by, NaN for one too large to subtract from."""
+    return math.nan if not abs(value) <= LARGEST else 0.0 if abs(value) < SMALLEST else value
+
+
+def with_span(low: float, high: float) -> tuple[float, float]:
+    """The range, widened around its middle to LEAST_SPAN of its largest value; one that holds a single value in full."""
+    lacking = LEAST_SPAN * max(abs(low), abs(high)) - (high - low)
+    return (low, high) if high == low or lacking <= 0 else (low - lacking / 2, high + lacking / 2)
+
+
 def range_with_width(low: float, high: float) -> tuple[float, float]:
-    """A range with some width."""
-    if high > low:
+    """A range with some width: enough for ticks that differ."""
+    if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
-    margin = abs(low) * 0.1 or 1.0
+    margin = max(abs(low), abs(high)) * 0.1 or 1.0
     return low - margin, high + margin
 
 
@@ -187,16 +204,17 @@ def ticks(low: float, high: float, wanted: int) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) that enclose [low, high]."""
     low, high = range_with_width(low, high)
     rough = (high - low) / max(1, wanted - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [round(i * step, 2 - exponent) for i in range(first, last + 1)]
 
 
 def decimals(values: Sequence[float]) -> int:
     """Digits after the point that evenly spaced ticks need."""
     gap = values[1] - values[0] if len(values) > 1 else 1.0
-    return next((digits for digits in range(10) if abs(round(gap, digits) - gap) < gap * 1e-6), 10)
+    return next((digits for digits in range(10) if abs(round(gap, digits) - gap) < abs(gap) * 1e-6), 10)
 
 
 def tick_text(value: float, digits: int) -> str:

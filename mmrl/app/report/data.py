@@ -23,6 +23,8 @@ from mmrl.core.types import MediaSize
 TRAIN, EVAL = "train", "eval"
 K = TypeVar("K")
 NUM_RESAMPLES = 2000
+LEAST_PROMPTS = 10
+"""With fewer no interval is drawn and nothing is said to rise or fall: a bootstrap of so few is far too narrow."""
 Kind = Literal["iou", "share", "reward", "part"]
 """iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several."""
 
@@ -130,7 +132,7 @@ class Figure:
 class Change:
     """One figure over the same held-out prompts before and after (or in one run and another).
 
-    `low` and `high` bound the difference: a 95 % bootstrap interval.
+    `low` and `high` bound the difference: a 95 % bootstrap interval; NaN below LEAST_PROMPTS prompts.
     """
 
     name: str
@@ -146,8 +148,12 @@ class Change:
         return self.after - self.before
 
     @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.low)
+
+    @property
     def clear(self) -> bool:
-        """The interval excludes no change."""
+        """There is an interval, and it excludes no change."""
         return self.low > 0 or self.high < 0
 
 
@@ -175,6 +181,13 @@ class RunData:
     """What is missing or damaged."""
     alarms: list[str] = field(default_factory=list)
     """Warnings of level error, which begin with their step."""
+
+    @property
+    def draws(self) -> bool:
+        """True for a model that draws pictures; its metrics have other words than those of completions."""
+        policy = self.config.get("policy", {})
+        kind = policy.get("kind") if isinstance(policy, Mapping) else None
+        return kind == "flow" or (kind is None and any(row.line.get("image") for row in (*self.before, *self.first_train)))
 
     @property
     def steps_done(self) -> int:
@@ -311,7 +324,7 @@ def paired_changes(before: Mapping[K, list[Row]], after: Mapping[K, list[Row]]) 
         both = [(mean(map(figure.value, before[p])), mean(map(figure.value, after[p]))) for p in prompts]
         kept = np.array([pair for pair in both if all(map(math.isfinite, pair))])
         if len(kept):
-            low, high = bootstrap(kept[:, 1] - kept[:, 0])
+            low, high = bootstrap(kept[:, 1] - kept[:, 0]) if len(kept) >= LEAST_PROMPTS else (math.nan, math.nan)
             found.append(
                 Change(figure.name, float(kept[:, 0].mean()), float(kept[:, 1].mean()), low, high, len(kept), figure.kind)
             )

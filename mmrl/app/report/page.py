@@ -13,8 +13,25 @@ from markupsafe import Markup
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.files import replace_text
+from mmrl.app.report import words
 from mmrl.app.report.charts import Series, histogram, line_chart
-from mmrl.app.report.data import EVAL, TRAIN, Change, Row, RunData, Spans, changes, column, extremes, load, mean, pairs, read_rows
+from mmrl.app.report.data import (
+    EVAL,
+    LEAST_PROMPTS,
+    TRAIN,
+    Change,
+    Row,
+    RunData,
+    Spans,
+    changes,
+    column,
+    extremes,
+    load,
+    mean,
+    pairs,
+    read_rows,
+)
+from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import CHANGED, Line
 from mmrl.app.run.trackers import duration, is_reward
 
@@ -23,21 +40,6 @@ NUM_PAIRS = 12
 NUM_EXTREMES = 4
 MAX_FILES = 40
 """Samples files read for a curve; of more, so many are picked evenly."""
-HEALTH = (
-    (
-        "Actions per sample",
-        "rollout/length",
-        "Tokens of a completion; a sudden drop or climb means the model games its length. Steps of a picture that train.",
-    ),
-    ("KL to the reference", "policy/kl", "How far the policy has moved from where it began."),
-    ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
-    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled, which estimates the entropy."),
-    ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large."),
-    ("Gradient norm", "policy/grad_norm", "Before clipping. Spikes come with unstable steps."),
-    ("Groups without spread", "reward/no_spread", "All samples got the same reward: nothing to learn from them."),
-    ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
-)
-"""Title, metric, and how to read it."""
 DIVERSITY = ("train/diversity", "eval/diversity")
 HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""
@@ -261,6 +263,9 @@ def verdict(figures: Sequence[Change]) -> str:
     first = figures[0]
     name = first.name[:1].lower() + first.name[1:]
     values = f"from {number(first.before)} to {number(first.after)}"
+    if not first.has_interval:
+        few = f"Too few prompts ({first.num_prompts}) to say whether anything changed"
+        return f"{few}: the {name} went {values}. Evaluate {LEAST_PROMPTS} or more."
     interval = f"{signed(first.low)} to {signed(first.high)}"
     where = f"on {first.num_prompts} held-out prompts"
     if not first.clear:
@@ -283,7 +288,7 @@ def curves(data: RunData) -> list[Chart]:
     for name in reward_names(data):
         twin = f"eval/{name}"
         charts.append(both_splits(data, name, f"reward/{name}", "" if twin == HELD_OUT_LENGTH else twin))
-    charts.append(both_splits(data, "Length, held out", "", HELD_OUT_LENGTH))
+    charts.append(None if data.draws else both_splits(data, "Tokens per completion, held out", "", HELD_OUT_LENGTH))
     charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
     return [chart for chart in charts if chart is not None]
 
@@ -321,25 +326,22 @@ def iou_chart(data: RunData) -> Chart | None:
     return Chart("Mean IoU", line_chart(series, "Mean IoU over training steps")) if series else None
 
 
+def health_words(data: RunData) -> words.Words:
+    return words.HEALTH_OF_PICTURES if data.draws else words.HEALTH_OF_TEXTS
+
+
 def health(data: RunData) -> list[Chart]:
     return [
         Chart(title, line_chart([Series("training", *column(data.train, metric), TRAIN)], f"{title} over training steps"), note)
-        for title, metric, note in HEALTH
+        for title, metric, note in health_words(data)
         if column(data.train, metric)[0]
     ]
 
 
 def others(data: RunData) -> list[Chart]:
     """Every metric that no other chart shows; parts of rewards with their held-out twin."""
-    shown = {
-        "step",
-        CHANGED,
-        "reward/total",
-        "reward/length",
-        "reward/diversity",
-        DIVERSITY[0],
-        *(metric for _, metric, _ in HEALTH),
-    }
+    shown = {"step", CHANGED, "reward/total", "reward/length", "reward/diversity", DIVERSITY[0]}
+    shown |= {metric for _, metric, _ in health_words(data)} | set(words.NOT_OF_PICTURES if data.draws else ())
     shown |= {f"reward/{name}" for name in reward_names(data)}
     names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
     charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]
@@ -369,26 +371,3 @@ def phases(train: Sequence[Line]) -> list[tuple[str, str, float, float]]:
     found = [phase for phase in found if math.isfinite(phase[2])]
     rest = max(0.0, whole - sum(seconds for _, _, seconds in found))
     return [(*phase, phase[2] / whole) for phase in [*found, ("everything else", "p4", rest)]]
-
-
-def number(value: float) -> str:
-    """Three decimals below 10, fewer above, powers of ten for what would vanish; a dash for what is not a number."""
-    if not math.isfinite(value):
-        return "\N{EN DASH}"
-    if 0 < abs(value) < 0.0005:
-        return f"{value:.1e}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
-    digits = 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
-
-
-def percent(value: float) -> str:
-    return f"{value * 100:.0f} %" if math.isfinite(value) else "\N{EN DASH}"
-
-
-def points(value: float) -> str:
-    """A difference of shares in percentage points."""
-    return f"{value * 100:+.0f}".replace("-", "\N{MINUS SIGN}")
-
-
-def signed(value: float) -> str:
-    return ("+" if value >= 0 else "") + number(value)

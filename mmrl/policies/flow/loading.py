@@ -1,11 +1,12 @@
 """From a folder or hub name to a pipeline that is ready to train, and back to files that diffusers loads."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable, refuse_other_keys
@@ -141,7 +142,9 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
         check_adapter_folder(lora.adapter)
         with readable(f"policy.lora.adapter {lora.adapter!r}", lora.adapter):
             pipeline.load_lora_weights(lora.adapter, adapter_name=ADAPTER)
-        check_adapter(pipeline, lora.adapter)
+        others = tuple(f"{name}." for name in pipeline.components if name != "transformer")
+        saved = {name: value for name, value in pipeline.lora_state_dict(lora.adapter).items() if not name.startswith(others)}
+        check_adapter(transformer, {name.removeprefix("transformer."): value for name, value in saved.items()}, lora.adapter)
         warn_of_idle_settings(lora, transformer.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
@@ -153,21 +156,17 @@ def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings) -> 
     transformer.eval()
 
 
-def check_adapter(pipeline: Any, folder: str) -> None:
-    """Raise ValueError unless the adapter was made without dropout and all of its weights are in the files of `folder`."""
+def check_adapter(transformer: nn.Module, saved: Mapping[str, Tensor], folder: str) -> None:
+    """Raise ValueError unless the adapter was made without dropout and all its weights were `saved` in `folder`."""
     from peft.tuners.tuners_utils import check_target_module_exists
     from peft.utils import get_peft_model_state_dict
 
-    transformer = pipeline.transformer
-    if ADAPTER not in getattr(transformer, "peft_config", {}):
+    adapter = getattr(transformer, "peft_config", {}).get(ADAPTER)
+    if adapter is None:
         raise ValueError(
             f"policy.lora.adapter {folder!r} holds no weights for the transformer: name the adapter of an image generator"
         )
-    adapter = transformer.peft_config[ADAPTER]
     refuse_dropout(folder, adapter)
-    saved = {name.removeprefix("transformer."): value for name, value in pipeline.lora_state_dict(folder).items()}
-    others = tuple(f"{name}." for name in pipeline.components)
-    saved = {name: value for name, value in saved.items() if not name.startswith(others)}
     check_adapter_weights(folder, saved, get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
     plain = [name for name, module in transformer.named_modules() if not hasattr(module, "lora_A")]
     bare = [name for name in plain if check_target_module_exists(adapter, name)]

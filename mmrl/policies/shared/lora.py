@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 from mmrl.core.ranges import BelowOne, Count, check_ranges
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 log = logging.getLogger("mmrl")
 ADAPTER = "default"
@@ -73,7 +74,7 @@ def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=wanted, init_lora_weights=start)
 
 
-def load_adapter(model: Any, lora: LoraSettings) -> "PeftModel":
+def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     """peft's wrapper round `model`, with the adapter that lies in the folder `lora.adapter`, ready to train.
 
     Raises:
@@ -89,7 +90,7 @@ def load_adapter(model: Any, lora: LoraSettings) -> "PeftModel":
     check_adapter_folder(folder)
     with readable(f"policy.lora.adapter {folder!r}", folder):
         saved = load_peft_weights(folder, device="cpu")
-        adapter = PeftModel.from_pretrained(model, folder, is_trainable=True)
+        adapter = PeftModel.from_pretrained(cast("PreTrainedModel", model), folder, is_trainable=True)
     refuse_dropout(folder, adapter.peft_config[ADAPTER])
     warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
     check_adapter_weights(folder, saved, get_peft_model_state_dict(adapter, save_embedding_layers=False))

@@ -1,4 +1,5 @@
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,10 @@ def test_equal_folder_names_are_told_apart(tmp_path: Path) -> None:
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothing-here"):
         compare(tmp_path / "nothing-here", tmp_path)
+
+
+def test_on_a_phone_every_number_says_what_it_is(two: tuple[RunDir, RunDir], tmp_path: Path) -> None:
+    page = write_comparison(compare(two[0].path, two[1].path), tmp_path / "c.html").read_text()
+    for row in re.findall(r"<tr><td>[^<]*</td>(<td class=\"n\".*?)</tr>", page, re.DOTALL):
+        assert row.count('<td class="n" data-word=') == row.count("<td") >= 7
+    assert ".metrics td[data-word]::before { content: attr(data-word)" in page

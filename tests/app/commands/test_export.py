@@ -106,7 +106,7 @@ def test_the_card_tells_method_reward_base_and_the_figures_of_its_step(run_of: A
     card = (export(run.path, tmp_path / "out") / "README.md").read_text()
     assert "- method: grpo, step 5 of 5, 4 prompts a step" in card and "- rewards: iou (weight 0.5)" in card
     assert "- base model: tiny-qwen\n" in card and "library_name: peft" in card and str(tmp_path) not in card
-    assert "| Reward | 0.250 | 0.750 | +0.500 | +0.500 to +0.500 |" in card
+    assert "| Reward | 0.250 | 0.750 | +0.500 | too few prompts |" in card
     assert (
         "not evaluated both before training and at this step"
         in (export(run.path, tmp_path / "3", step=3) / "README.md").read_text()

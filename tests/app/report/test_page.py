@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from mmrl.answers.boxes.box import Box
+from mmrl.app.commands import train
 from mmrl.app.report.charts import Series, coarse_series, decimals, histogram, line_chart, moving_average, ticks
 from mmrl.app.report.data import EVAL, Row, bootstrap, by_prompt, changes, extremes, load
-from mmrl.app.report.page import number, write_report
+from mmrl.app.report.page import write_report
+from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
@@ -230,3 +232,81 @@ def test_long_curves_become_means_of_neighbours() -> None:
 )
 def test_numbers_are_written_briefly(value: float, text: str) -> None:
     assert number(value) == text
+
+
+def test_an_axis_does_not_zoom_into_noise() -> None:
+    near_one = [1 + 1e-6 * (i % 2) for i in range(8)]
+    text = str(line_chart([Series("entropy", [float(i) for i in range(8)], near_one, "train")], "x"))
+    heights = [float(y) for y in re.findall(r'cy="([\d.]+)"', text)]
+    assert max(heights) - min(heights) < 1, "a millionth of the value is no movement"
+    moved = [0.5, 0.6, 0.7]
+    heights = [
+        float(y) for y in re.findall(r'cy="([\d.]+)"', str(line_chart([Series("r", [1.0, 2.0, 3.0], moved, "train")], "x")))
+    ]
+    assert max(heights) - min(heights) > 100
+
+
+TINY = [
+    [1e-13, 2e-13, 3e-13],
+    [5e-324, 1e-310, 0.0],
+    [-1e-300, 1e-300],
+    [1.0, 1.0 + 2**-52],
+    [1e16, 1e16 + 2],
+    [1e308, -1e308],
+    [float("inf"), 1e-17],
+    [0.0, 0.0],
+    [-3e-9],
+]
+
+
+@pytest.mark.parametrize("values", TINY, ids=str)
+def test_any_numbers_can_be_drawn(values: list[float]) -> None:
+    steps = [float(i) for i in range(len(values))]
+    text = str(line_chart([Series("x", steps, values, "train")], "x")) + str(histogram([("x", values, "a")], "x"))
+    assert "nan" not in text and "inf" not in text.replace("finite", "")
+    places = [float(y) for y in re.findall(r'cy="(-?[\d.]+)"', text)]
+    assert all(0 <= y <= 210 for y in places)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(1e-13, 3e-13), (1e-280, 2e-280), (1e12, 1e12 + 5000), (-2e-20, 5e-20), (1.0, 1.0 + 2**-52)]
+)
+def test_ticks_of_any_size_differ_and_enclose(low: float, high: float) -> None:
+    found = ticks(low, high, 5)
+    assert 2 <= len(set(found)) == len(found) <= 12
+    assert found[0] <= low and high <= found[-1]
+
+
+@pytest.mark.parametrize(("num_prompts", "said"), [(9, False), (10, True)])
+def test_nothing_is_said_of_fewer_than_ten_prompts(tmp_path: Path, num_prompts: int, said: bool) -> None:
+    run = write_run(tmp_path / "run", num_prompts=num_prompts)
+    page = write_report(run.path).read_text()
+    assert (re.search(r"95 % interval( of the change:)? [+\u2212]", page) is not None) == said
+    assert ("Too few prompts (9) to say whether anything changed" in page) is not said
+    assert (re.search(r"\b(rose|fell|No clear change)\b", page) is not None) == said
+    assert all(change.has_interval == said for change in changes(load(run.path)))
+
+
+def test_a_report_of_pictures_has_the_words_of_pictures(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "pictures", kind="images")
+    page = write_report(run.path).read_text()
+    assert "Trained steps per picture" in page
+    assert not re.search(r"[Tt]oken|[Cc]ompletion|Surprise", page.partition("Resolved configuration")[0].partition("<header>")[2])
+    assert "Tokens per completion" in write_report(write_run(tmp_path / "text", kind="text").path).read_text()
+
+
+@pytest.mark.parametrize("part", ["load_run", "print_report"])
+def test_a_fault_of_the_report_never_fails_a_trained_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("float division by zero " + "x" * 10_000)
+
+    monkeypatch.setattr(train, part, broken)
+    train.announce(run)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("no report: ZeroDivisionError: float division by zero")
+    assert warning.endswith(f"mmrl report {run.path} tries again")
+    assert len(warning) < 1000

@@ -1,0 +1,52 @@
+"""The words of a report: those of completions for models that write, those of pictures for models that draw."""
+
+import math
+
+Words = tuple[tuple[str, str, str], ...]
+"""Title, metric, and how to read it."""
+KL = ("KL to the reference", "policy/kl", "How far the policy has moved from where it began.")
+CLIPPED = ("Clip fraction", "policy/clip_frac", "Share of actions whose ratio was clipped; above 0.3 the steps are too large.")
+GRADIENT = ("Gradient norm", "policy/grad_norm", "Before clipping. Spikes come with unstable steps.")
+NO_SPREAD = ("Groups without spread", "reward/no_spread", "All samples got the same reward: nothing to learn from them.")
+HEALTH_OF_TEXTS: Words = (
+    ("Tokens per completion", "rollout/length", "A sudden drop or climb means the model games its length."),
+    KL,
+    ("Entropy", "policy/entropy", "Near 0 the model always says the same and can no longer explore."),
+    ("Surprise per token", "rollout/entropy", "Mean -log p of what was sampled, which estimates the entropy."),
+    CLIPPED,
+    GRADIENT,
+    NO_SPREAD,
+    ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
+)
+HEALTH_OF_PICTURES: Words = (
+    ("Trained steps per picture", "rollout/length", "Denoising steps of a picture that train."),
+    KL,
+    CLIPPED,
+    GRADIENT,
+    NO_SPREAD,
+)
+NOT_OF_PICTURES = ("rollout/truncated", "rollout/entropy", "policy/entropy")
+"""Metrics that mean nothing where pictures are drawn."""
+
+
+def number(value: float) -> str:
+    """Three decimals below 10, fewer above, powers of ten for what would vanish; a dash for what is not a number."""
+    if not math.isfinite(value):
+        return "\N{EN DASH}"
+    if 0 < abs(value) < 0.0005:
+        return f"{value:.1e}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
+    digits = 3 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(value: float) -> str:
+    return f"{value * 100:.0f} %" if math.isfinite(value) else "\N{EN DASH}"
+
+
+def points(value: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{value * 100:+.0f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: float) -> str:
+    return ("+" if value >= 0 else "") + number(value)

@@ -1,0 +1,175 @@
+"""Attacks on a run's folder: files torn, removed, exchanged; the folder resumed, reported, compared, exported and evaluated."""
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from threading import Lock
+
+from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
+
+SMALL = ["steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
+
+
+LOCK = Lock()
+"""Attacks run side by side, and the run is trained once."""
+
+
+@cache
+def trained() -> Path:
+    """A run of one step that every attack copies."""
+    folder = Path(tempfile.mkdtemp(prefix="mmrl-attacked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    expect_done(run_mmrl(["train", "tiny/image", *SMALL, "--output", "run"], folder, limit_s=300), "report")
+    return folder / "run"
+
+
+def prepare(folder: Path) -> Path:
+    with LOCK:
+        source = trained()
+    return shutil.copytree(source, folder / "run")
+
+
+def refused(damage: Callable[[Path], object], command: list[str], words: tuple[str, ...], folder: Path) -> str:
+    damage(prepare(folder))
+    return expect_sentence(run_mmrl(command, folder), *words)
+
+
+def borne(damage: Callable[[Path], object], command: list[str], words: tuple[str, ...], folder: Path) -> str:
+    damage(prepare(folder))
+    return expect_done(run_mmrl(command, folder), *words)
+
+
+def nothing(run: Path) -> None:
+    """Leave the run as it is."""
+
+
+def step(run: Path) -> Path:
+    return run / "checkpoints" / "step-1"
+
+
+def cut(name: str, run: Path) -> None:
+    file = run / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def write(name: str, text: str, run: Path) -> None:
+    (run / name).write_text(text)
+
+
+def remove(name: str, run: Path) -> None:
+    (run / name).unlink()
+
+
+def append(name: str, text: str, run: Path) -> None:
+    with (run / name).open("a") as stream:
+        stream.write(text)
+
+
+def cut_all(run: Path) -> None:
+    for file in step(run).iterdir():
+        file.write_bytes(file.read_bytes()[:7])
+
+
+def empty_checkpoint(run: Path) -> None:
+    shutil.rmtree(step(run))
+    step(run).mkdir()
+
+
+def flip(run: Path) -> None:
+    file = max(step(run).iterdir(), key=lambda one: one.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(bytes(data))
+
+
+def huge_rewards(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines += [{"step": 2, "loss": 5e-324, "reward/total": "Infinity", "policy/kl": 1e308, "policy/entropy": -1e-310}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def control_characters(run: Path) -> None:
+    append(
+        "warnings.jsonl", json.dumps({"step": 1, "level": "error", "text": "\x1b[2J\x07 <script>alert(1)</script>"}) + "\n", run
+    )
+
+
+def left_alone(folder: Path) -> str:
+    """--resume with another --output writes nowhere."""
+    run = prepare(folder)
+    before = {file: file.stat().st_mtime_ns for file in run.rglob("*")}
+    told = expect_sentence(run_mmrl(["train", "--resume", "run", "--output", "other", "steps=2"], folder), "--output", "other")
+    if (folder / "other").exists() or {file: file.stat().st_mtime_ns for file in run.rglob("*")} != before:
+        raise BrokenError("a refused resumption changed files")
+    return told
+
+
+def trained_over(folder: Path) -> str:
+    run = prepare(folder)
+    before = (run / "metrics.jsonl").read_bytes()
+    told = expect_sentence(
+        run_mmrl(["train", "tiny/image", *SMALL, "--output", "run"], folder), "already holds a run", "--resume"
+    )
+    if (run / "metrics.jsonl").read_bytes() != before:
+        raise BrokenError("the run was written over")
+    return told
+
+
+def from_elsewhere(folder: Path) -> str:
+    """A run that is resumed from a folder that it was not started in."""
+    start, other = folder / "start", folder / "other"
+    start.mkdir()
+    other.mkdir()
+    run = prepare(start)
+    (run / "started_in.txt").write_text(f"{start}\n")
+    ended = run_mmrl(["train", "--resume", os.path.relpath(run, other)], other)
+    told = expect_done(ended, "finished", "relative paths are those of")
+    if list(other.iterdir()):
+        raise BrokenError(f"files in the other folder: {list(other.iterdir())}")
+    return told
+
+
+CHANGES = [
+    ("another optimizer", "optimizer.kind=sgd", "optimizer"),
+    ("an adapter where there was none", "policy.lora.rank=4", "policy.lora"),
+    ("another model", "policy.model=tiny:smolvlm", "policy.model"),
+    ("another frozen part", 'policy.freeze=["vision"]', "policy.freeze"),
+    ("another sampler", "sampler.kind=Streamed", "sampler.kind"),
+]
+RESUME, REPORT = ["train", "--resume", "run", "steps=2"], ["report", "run"]
+REFUSED: list[tuple[str, Callable[[Path], object], list[str], tuple[str, ...]]] = [
+    *((f"resumed with {name}", nothing, [*RESUME, word], (key, "was trained with")) for name, word, key in CHANGES),
+    ("resumed with a config cut in half", partial(cut, "config.toml"), RESUME, ("config.toml",)),
+    ("resumed without a config", partial(remove, "config.toml"), RESUME, ("config.toml",)),
+    ("resumed with all checkpoint files torn", cut_all, RESUME, ("checkpoint",)),
+    ("resumed with one bit of a checkpoint turned", flip, RESUME, ("checkpoint",)),
+    ("resumed with an empty checkpoint", empty_checkpoint, RESUME, ("checkpoint",)),
+    ("a report of a line that is not JSON", partial(write, "metrics.jsonl", "{]\n{}\n"), REPORT, ("metrics.jsonl", "line 1")),
+    ("a report of a config that is not TOML", partial(write, "config.toml", "= ="), REPORT, ("config.toml", "TOML")),
+    ("a report of no run", nothing, ["report", "."], ("neither config.toml nor metrics.jsonl",)),
+    ("compared with a run that is not there", nothing, ["compare", "run", "gone"], ("gone",)),
+    ("evaluated at a step that was never saved", nothing, ["eval", "run", "--step", "7"], ("step-7",)),
+    ("exported from a step that was never saved", nothing, ["export", "run", "out", "--step", "7"], ("step-7",)),
+]
+BORNE: list[tuple[str, Callable[[Path], object], list[str], tuple[str, ...]]] = [
+    ("a report of a torn last line", partial(append, "metrics.jsonl", '{"step": 2, "lo'), REPORT, ()),
+    ("a report of numbers at both ends of float64", huge_rewards, REPORT, ()),
+    ("a report of control characters and scripts", control_characters, REPORT, ()),
+    ("a report without samples", lambda run: shutil.rmtree(run / "samples"), REPORT, ()),
+    ("a report without versions", partial(remove, "versions.json"), REPORT, ()),
+    ("a report of torn changes", partial(append, "changes.jsonl", '{"step": 1, "ke'), REPORT, ()),
+    ("compared with itself", nothing, ["compare", "run", "run"], ("settings are the same",)),
+    ("a finished run resumed", nothing, ["train", "--resume", "run"], ("is finished", "steps=")),
+]
+ATTACKS = [
+    *(Attack("run folder", name, partial(refused, damage, command, words)) for name, damage, command, words in REFUSED),
+    *(Attack("run folder", name, partial(borne, damage, command, words)) for name, damage, command, words in BORNE),
+    Attack("run folder", "resumed into another folder", left_alone),
+    Attack("run folder", "a new run in a used folder", trained_over),
+    Attack("run folder", "resumed from another folder", from_elsewhere),
+]
