@@ -170,14 +170,14 @@ def test_regression_brings_log_ratios_to_the_advantages_where_reinforce_drives_t
             "grpo",
             {"minibatches": 33},
             4,
-            r"minibatches is 33, .* has 32 rollouts .* minibatches = 32 or less, or prompts_per_step = 5",
+            r"minibatches is 33, .* has 32 rollouts .*minibatches = 32 or less, or prompts_per_step = 5",
         ),
         ("kl_cov", {}, 7, r"minibatches is 8, .* has 7 groups, which the objective needs whole, .* prompts_per_step = 8 or more"),
         (
             "reinforce_pp",
             {},
             4,
-            r"minibatches is 8, .* has 4 rollouts .* minibatches = 4 or less, or prompts_per_step = 8 or more",
+            r"minibatches is 8, .* has 4 rollouts .*minibatches = 4 or less, or prompts_per_step = 8 or more",
         ),
     ],
 )
