@@ -23,6 +23,10 @@ from mmrl.training.transform import Transform
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
+OWN_METRICS = frozenset({"total", "no_spread", "completion_length", "diversity"})
+"""Names below reward/ and eval/ that rewards cannot have."""
+OWN_PARTS = frozenset({"std", "failed", "na", "retried", "cached"})
+"""Names below reward/<name>/ that parts cannot have."""
 
 
 class RewardError(ValueError):

@@ -25,9 +25,3 @@ class Transform:
         moved = (value - self.shift) / self.scale
         moved = moved if self.low is None else max(moved, self.low)
         return moved if self.high is None else min(moved, self.high)
-
-
-OWN_METRICS = frozenset({"total", "no_spread", "completion_length", "diversity"})
-"""Names below reward/ and eval/ that rewards cannot have."""
-OWN_PARTS = frozenset({"std", "failed", "na", "retried", "cached"})
-"""Names below reward/<name>/ that parts cannot have."""
