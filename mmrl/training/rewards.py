@@ -19,41 +19,18 @@ from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.training.reward_cache import RawAnswer
 from mmrl.training.reward_calls import Calling, Meter, RewardCaller
+from mmrl.training.transform import Transform
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
-
-
-class RewardError(ValueError):
-    """A reward broke its contract or failed too often; the message names it, the prompt and the remedy."""
-
-
-@dataclass(frozen=True)
-class Transform:
-    """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
-
-    scale: Number = 1.0
-    shift: Number = 0.0
-    low: Number | None = None
-    high: Number | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.scale == 0:
-            raise ValueError(f"{self}: scale must not be 0")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"{self}: low is above high")
-
-    def __call__(self, value: float) -> float:
-        moved = (value - self.shift) / self.scale
-        moved = moved if self.low is None else max(moved, self.low)
-        return moved if self.high is None else min(moved, self.high)
-
-
 OWN_METRICS = frozenset({"total", "no_spread", "completion_length", "diversity"})
 """Names below reward/ and eval/ that rewards cannot have."""
 OWN_PARTS = frozenset({"std", "failed", "na", "retried", "cached"})
 """Names below reward/<name>/ that parts cannot have."""
+
+
+class RewardError(ValueError):
+    """A reward broke its contract or failed too often; the message names it, the prompt and the remedy."""
 
 
 @dataclass(frozen=True)

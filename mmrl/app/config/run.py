@@ -27,8 +27,8 @@ from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import Transform
 from mmrl.training.settings import TrainSettings
+from mmrl.training.transform import Transform
 
 
 @dataclass(frozen=True)
