@@ -94,7 +94,7 @@ def trainer_of(algorithm: Algorithm, **numbers: Any) -> Trainer:
     if algorithm.schedule is not None:
         return make_trainer(algorithm, **{"lr": 1e-2} | numbers)
     policy = FakeTextPolicy(views=algorithm.views)
-    numbers = {"optimizer": OptimizerSettings(lr=2e-2)} | numbers
+    numbers = dict[str, Any](optimizer=OptimizerSettings(lr=2e-2)) | numbers
     return make_trainer(algorithm, policy=policy, sampler=Shuffled(prompts(), seed=0), **numbers)
 
 

@@ -69,7 +69,7 @@ def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
 def test_the_first_step_of_a_run_says_so(tmp_path: Path, words: Sequence[str], said: bool):
     config = configs.load("tiny/image", ["algorithm.preset=sapo", *words]).config
     trainer, run = make_trainer(config.algorithm.algorithm, steps=1), RunDir.create(tmp_path / "run")
-    fit(Job(config, trainer.policy, trainer, None, None), run, Ranks())
+    fit(Job(config, trainer.policy, trainer, None), run, Ranks())
     lines = run.warnings_file.read_text().splitlines() if run.warnings_file.exists() else []
     told = [json.loads(line) for line in lines]
     assert [(one["step"], "Sapo is plain REINFORCE" in one["text"]) for one in told if LATER in one["text"]] == [(0, True)] * said
