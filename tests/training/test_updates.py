@@ -95,7 +95,7 @@ def trainer_of(algorithm: Algorithm, **numbers: Any) -> Trainer:
         lr: float = numbers.pop("lr", 1e-2)
         return make_trainer(algorithm, lr=lr, **numbers)
     policy = FakeTextPolicy(views=algorithm.views)
-    numbers = {"optimizer": OptimizerSettings(lr=2e-2)} | numbers
+    numbers = dict[str, Any](optimizer=OptimizerSettings(lr=2e-2)) | numbers
     return make_trainer(algorithm, policy=policy, sampler=Shuffled(prompts(), seed=0), **numbers)
 
 
