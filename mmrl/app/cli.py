@@ -55,7 +55,7 @@ def main() -> None:
     print_loading()
     try:
         app()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever is no sentence is raised again
         if not is_for_people(error):
             leave_loudly(error)
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)

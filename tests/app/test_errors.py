@@ -142,7 +142,7 @@ def test_tables_and_lines_show_texts_as_they_are(capsys: pytest.CaptureFixture[s
 
 def test_names_of_rewards_are_no_markup_in_the_progress_bar(capsys: pytest.CaptureFixture[str]):
     progress = Progress(3, 4)
-    progress.log(1, {"reward/[b]\x1b[2J": 1.0, "reward/b": 2.0, "time/step_s": 1.0})
+    progress.after_step(1, {"reward/[b]\x1b[2J": 1.0, "reward/b": 2.0, "time/step_s": 1.0}, None)
     written = capsys.readouterr().err
     assert "[b]\\x1b[2J 1" in written and "\x1b" not in written
     column = next(c for c in progress.bar.columns if isinstance(c, TextColumn) and "description" in c.text_format)

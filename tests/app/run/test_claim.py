@@ -86,7 +86,7 @@ def test_missing_folders_are_told_lowest_first(here: Path):
 
 @pytest.mark.parametrize("words", [["output=out/put"], []])
 def test_the_command_leaves_no_folder_when_it_cannot_build(words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch):
-    def build(resolved: Any, run: RunDir, accelerator: Any) -> Any:
+    def build(resolved: Any, run: RunDir, *rest: Any) -> Any:
         assert run.path.is_absolute() and run.path.is_dir()
         signal.raise_signal(signal.SIGTERM)
 
