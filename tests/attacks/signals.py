@@ -75,7 +75,7 @@ def stopped(numbers: tuple[signal.Signals, ...], folder: Path) -> str:
     wait_until(lambda: has_trained(folder), process, "a step")
     for number in numbers:
         process.send_signal(number)
-    return expect_saved(folder, *end_of(process), f"stopped by {numbers[0].name}", f"--resume {folder}/run")
+    return expect_saved(folder, *end_of(process), "stopped by SIG", f"--resume {folder}/run")
 
 
 def to_all_processes(number: signal.Signals, folder: Path) -> str:
