@@ -12,7 +12,7 @@ from typer import Argument, Option
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
-from mmrl.app.errors import EXTRAS, TRACEBACK, sentence
+from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
 
 RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -47,17 +47,17 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a
 
 
 def main() -> None:
-    """Run the command; a user's mistake becomes one sentence on stderr and exit code 2."""
+    """Run the command; what is no bug of mmrl becomes one sentence on stderr and exit code 2."""
+    protect_streams()
     if "--traceback" in sys.argv:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"
     print_loading()
     try:
         app()
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        own_fault = isinstance(error, ModuleNotFoundError) and error.name not in EXTRAS
-        if own_fault or os.environ.get(TRACEBACK):
-            raise
+    except BaseException as error:  # noqa: BLE001 - whatever is no sentence is raised again
+        if not is_for_people(error):
+            leave_loudly(error)
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
 
@@ -200,12 +200,11 @@ def compare(
     html: Annotated[Path | None, Option(metavar="FILE", help="Also write it as one HTML file, with curves.")] = None,
 ) -> None:
     """Put two runs side by side: settings that differ, and held-out numbers with their uncertainty."""
-    from rich.console import Console
-
     from mmrl.app.commands import compare as comparing
+    from mmrl.app.errors import Terminal
 
     comparison = comparing.compare(first, second)
-    comparing.print_comparison(comparison, Console())
+    comparing.print_comparison(comparison, Terminal(markup=True))
     if html is not None:
         typer.echo(comparing.write_comparison(comparison, html))
 
@@ -240,7 +239,7 @@ def sample(
     from mmrl.app.commands.sample import resample
 
     found = resample(run, step, prompt, split, index, out, whole)
-    typer.echo(found.text)
+    typer.echo(printable(found.text))
     if found.differs:
         raise typer.Exit(2)
 
@@ -255,7 +254,7 @@ def data_check(
     """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
     from mmrl.app.commands.data import check
 
-    typer.echo(check(source, settings or []))
+    typer.echo(printable(check(source, settings or [])))
 
 
 @data.command("convert")
@@ -269,7 +268,7 @@ def data_convert(
     """Write other people's layouts as JSONL with boxes in pixels."""
     from mmrl.data.convert import convert
 
-    typer.echo(convert(source, kind, file, image_root, question))
+    typer.echo(printable(str(convert(source, kind, file, image_root, question))))
 
 
 @data.command("split")
@@ -358,7 +357,7 @@ def ls(
     from mmrl.app.commands.ls import listing
 
     for line in listing(kind):
-        typer.secho(line, bold=not line.startswith(" ") and kind is None)
+        typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
 
 
 @app.command(rich_help_panel=MAKE)
@@ -373,7 +372,7 @@ def show(
     """Print what a name stands for: a run or an algorithm with every value, a reward, data set or part with its settings."""
     from mmrl.app.commands.show import description
 
-    typer.echo(description(name, overrides or [], everything))
+    typer.echo(printable(description(name, overrides or [], everything)))
 
 
 @app.command(rich_help_panel=MAKE)

@@ -1,4 +1,23 @@
-"""Exceptions as sentences for people."""
+"""Everything that people read: exceptions as sentences, and text on a terminal, whatever data, models and servers put into it.
+
+A message may quote a file name, a label, a model's answer or a server's error. Escape sequences in it could clear the screen,
+set the clipboard or make one line look like another, so each of its control characters is written as `\\x1b`.
+"""
+
+import errno
+import io
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
+
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from mmrl.core.blame import AskedToLeaveError, is_from_outside, place_of, text_of
 
 TRACEBACK = "MMRL_TRACEBACK"
 
@@ -17,15 +36,174 @@ EXTRAS = {
     "rouge_score": "rewards",
 }
 """Package -> the extra that brings it."""
+BUGS = (
+    *(TypeError, AttributeError, NameError, UnboundLocalError, KeyError, IndexError, AssertionError, NotImplementedError),
+    *(RuntimeError, ZeroDivisionError, StopIteration, LookupError, ArithmeticError, BufferError, SyntaxError, IndentationError),
+)
+"""Exceptions that are, as these very classes and outside of plug-ins, a mistake of the program and not of its user."""
+PACKAGE = Path(__file__).resolve().parents[1]
+SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets")
+WHERE = "--traceback shows where"
 
 
-def sentence(error: ValueError | OSError | ModuleNotFoundError) -> str:
-    """Words an error for its user; one that mmrl did not word itself says also how to see where it happened."""
+def is_for_people(error: BaseException) -> bool:
+    """Can its user mend it, or nobody, so that a sentence says all? False for bugs, and for requests to leave."""
+    if os.environ.get(TRACEBACK):
+        return False
+    if place_of(error):
+        return not is_from_outside(error)
     if isinstance(error, ModuleNotFoundError):
-        return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name or ""]}]"'
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = frame.tb_frame.f_globals.get("__name__", "") if frame is not None else ""
-    ours = module.partition(".")[0].startswith("mmrl")
-    return str(error) if ours else f"{error} ({type(error).__name__} in {module}; --traceback shows where)"
+        return not (error.name or "").startswith("mmrl")
+    return isinstance(error, Exception) and type(error) not in BUGS
+
+
+def leave_loudly(error: BaseException) -> NoReturn:
+    """Raise a bug, or a request to leave, as Python would; a plug-in that leaves is no end of the program without a word."""
+    if isinstance(error, AskedToLeaveError):
+        sys.exit(error.args[0])
+    if isinstance(error, SystemExit) and place_of(error):
+        raise RuntimeError(words(error)) from error
+    raise error
+
+
+def sentence(error: BaseException) -> str:
+    """Words an error for its user; one that mmrl did not word itself says also how to see where it happened."""
+    return brief(printable(words(error)))
+
+
+def words(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name]}]"'
+    if isinstance(error, ModuleNotFoundError) and error.name and not place_of(error):
+        return f"the package {error.name} is not installed: pip install it first ({WHERE} it is needed)"
+    place, kind, text = place_of(error), type(error).__name__, text_of(error, 100_000)
+    worded = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("mmrl.")
+    if place and not worded:
+        return f"{place} raised {kind}: {text} ({WHERE})"
+    if place and not is_shipped(place):
+        return f"{text} ({place})"
+    if worded and is_raised_here(error):
+        return text or kind
+    return f"{text or 'no reason given'} ({kind} in {module_of(error)}; {WHERE})"
+
+
+def is_shipped(place: str) -> bool:
+    """Is it a line of a plug-in that came with mmrl?"""
+    return any(Path(place.rpartition(", line ")[0]).is_relative_to(folder) for folder in SHIPPED)
+
+
+def is_raised_here(error: BaseException) -> bool:
+    return module_of(error).partition(".")[0].startswith("mmrl")
+
+
+def module_of(error: BaseException) -> str:
+    """The module that raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "") if frames else ""
+
+
+class Commands(TyperGroup):
+    """The command `mmrl`, in which the end of a file that comes too early is no end of the keyboard's input."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            raise ValueError(f"a file ended too early, so it is cut off or empty: {error or 'no name is known'}") from error
+
+
+STRANGE = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+"""Control characters, those that reverse the reading direction, and halves of characters that no file can hold."""
+DRAWN = r"\x1b\[[0-9;]*m|\x1b\[\d*[A-DGK]|\x1b\[\?25[lh]"
+"""What rich and typer draw with: colours, the cursor along lines, and whether it is seen."""
+LINE_WITH = re.compile(f"{STRANGE}|\r(?!\n)")
+STREAM_WITH = re.compile(STRANGE)
+TERMINAL_WITH = re.compile(f"({DRAWN})|{STRANGE}")
+COLOURS_FORCED = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
+LONGEST_LINE = 1500
+MOST_LINES = 100
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: `a\\x1b[2Jb`; line ends and tabs stay."""
+    return LINE_WITH.sub(written_out, text)
+
+
+def brief(text: str, longest: int = LONGEST_LINE, most: int = MOST_LINES) -> str:
+    """The text with lines of at most about `longest` characters, the middle of longer ones left out, and at most `most` lines."""
+    lines = [line if len(line) <= longest else middle_cut(line, longest) for line in text.splitlines()]
+    rest = [f"... ({len(lines) - most:,} more lines)"] if len(lines) > most else []
+    return "\n".join(lines[:most] + rest)
+
+
+def middle_cut(line: str, longest: int) -> str:
+    head, tail = 2 * longest // 3, longest // 3
+    return f"{line[:head]} ... ({len(line) - head - tail:,} characters left out) ... {line[-tail:]}"
+
+
+def written_out(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+class Terminal(Console):
+    """A console of rich on which control characters of texts are written out.
+
+    Square brackets in texts are no markup, unless `markup` says that those of data are escaped.
+    """
+
+    def __init__(self, stderr: bool = False, soft_wrap: bool = False, markup: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=markup, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+class Screen:
+    """stdout or stderr as it was, but for control characters that nobody draws with, and for a terminal that has gone.
+
+    A program that was hung up, or whose reader left, goes on without what it would have written to stderr.
+    """
+
+    def __init__(self, stream: io.TextIOBase, is_stderr: bool = False) -> None:
+        self.stream, self.is_stderr = stream, is_stderr
+        is_drawn_on = stream.isatty() or any(os.environ.get(name) for name in COLOURS_FORCED)
+        self.pattern = TERMINAL_WITH if is_drawn_on else STREAM_WITH
+
+    def write(self, text: str) -> int:
+        safe = self.pattern.sub(lambda found: (found.lastindex and found[1]) or written_out(found), text)
+        try:
+            self.stream.write(safe)
+        except OSError as error:
+            self._leave(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except OSError as error:
+            self._leave(error)
+
+    def writelines(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def _leave(self, error: OSError) -> None:
+        """Write nowhere from now on; a reader of stdout who left is told of by BrokenPipeError, for what it asked for is cut."""
+        if not self.is_stderr and error.errno != errno.EIO:
+            raise error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.stream.fileno())
+        os.close(nowhere)
+
+
+def protect_streams() -> None:
+    """Put a `Screen` before stdout and stderr, which also write what their encoding lacks as `\\u2026`."""
+    for name, is_stderr in (("stdout", False), ("stderr", True)):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        stream.reconfigure(errors="backslashreplace")
+        setattr(sys, name, cast(TextIO, Screen(stream, is_stderr)))

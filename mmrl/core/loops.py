@@ -8,6 +8,8 @@ from collections.abc import Awaitable
 from functools import cache
 from typing import TypeVar
 
+from mmrl.core.blame import describe
+
 T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -41,7 +43,25 @@ def run_on(made: asyncio.AbstractEventLoop) -> None:
 def wait_for(answer: Awaitable[T]) -> T:
     """Run an awaitable in the one loop and return its answer; for callers outside the loop."""
 
-    async def result() -> T:
-        return await answer
+    return asyncio.run_coroutine_threadsafe(contain(answer), loop()).result()
 
-    return asyncio.run_coroutine_threadsafe(result(), loop()).result()
+
+class EscapeError(RuntimeError):
+    """A coroutine raised what would end the loop, or look as if somebody had cancelled it."""
+
+
+async def contain(answer: Awaitable[T]) -> T:
+    """The awaitable's answer.
+
+    Raises:
+        EscapeError: it raised SystemExit, KeyboardInterrupt or, though nobody cancelled it, CancelledError.
+    """
+    try:
+        return await answer
+    except Exception:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise EscapeError(describe(error)) from error

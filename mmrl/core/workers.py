@@ -3,6 +3,7 @@
 import importlib.util
 import multiprocessing
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -12,8 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-PLUGIN = "mmrl_plugin__"
-"""How names of modules begin that were loaded by path."""
+from mmrl.core.blame import PLUGIN, describe, note_place
 
 
 class WorkerError(RuntimeError):
@@ -77,7 +77,10 @@ class WorkerProcess:
         self._process = context.Process(target=serve, args=(theirs, self._payload, self._files), daemon=True)
         self._process.start()
         theirs.close()
-        ready = self._connection.recv_bytes()
+        try:
+            ready = self._connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
+            raise WorkerError(f"its process ended with exit code {self._kill()} while loading it") from None
         if ready:
             self._kill()
             raise WorkerError(f"its process cannot load it: {ready.decode()}")
@@ -95,13 +98,16 @@ class WorkerProcess:
 
 def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> None:
     """The other process's loop: load, then answer until nobody asks."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # the terminal sends them to the whole run, which decides what becomes of its processes
+        signal.signal(number, signal.SIG_IGN)
     try:
         for name, file in files.items():
             load_file(name, file)
         function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes
         getattr(function, "prepare", bool)()
-    except Exception as error:  # noqa: BLE001 - loading runs the function's own code
-        connection.send_bytes(f"{type(error).__name__}: {error}".encode())
+    except BaseException as error:  # noqa: BLE001 - loading runs the function's own code
+        connection.send_bytes(describe(error).encode(errors="backslashreplace"))
         return
     connection.send_bytes(b"")
     while True:
@@ -112,18 +118,19 @@ def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> N
         try:
             reply: tuple[bool, object] = True, function(*arguments)
             packed = pickle.dumps(reply)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
+        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
             packed = pickle.dumps((False, portable(error)))
         connection.send_bytes(packed)
 
 
-def portable(error: Exception) -> Exception:
-    """The exception if it survives pickling, else its text."""
+def portable(error: BaseException) -> Exception:
+    """The exception with its place noted, if it is one and survives pickling; else its text."""
+    note_place(error)
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
     except Exception:  # noqa: BLE001 - unpickling runs the exception's own constructor
-        return WorkerError(f"{type(error).__name__}: {error}")
-    return error
+        return WorkerError(describe(error))
+    return error if isinstance(error, Exception) else WorkerError(describe(error))
 
 
 def plugin_files(function: Callable[..., object]) -> dict[str, str]:

@@ -13,8 +13,9 @@ from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSa
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
+from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.rewards import GroupScores, RewardRunner, stopwatch
+from mmrl.training.rewards import GroupScores, RewardRunner
 
 ProbeScores = dict[str, Tensor]
 

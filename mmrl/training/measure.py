@@ -1,7 +1,9 @@
 """Numbers about a step, the same whatever the number of ranks."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -99,3 +101,14 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
         "train/sameness": sameness(prints),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def stopwatch(times: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the seconds spent inside to times["time/<name>_s"]."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        key = f"time/{name}_s"
+        times[key] = times.get(key, 0.0) + time.perf_counter() - start

@@ -8,14 +8,17 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import torch
 
-from mmrl.core.loops import loop
+from mmrl.core.blame import is_from_outside
+from mmrl.core.loops import contain, loop
+from mmrl.core.process_state import process_state, refuse_change
 from mmrl.core.ranges import CountOrNone, NonNegative, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.core.workers import WorkerProcess
@@ -91,24 +94,28 @@ class RewardCaller:
     def workers(self) -> int:
         return self.calling.workers or (ASYNC_LIMIT if self.is_async else 1)
 
-    def submit(self, groups: Sequence[Group], beside: bool) -> Future[RawAnswer]:
+    def submit(self, groups: Sequence[Group], beside: bool, is_alone: bool = True) -> Future[RawAnswer]:
         """The reward's raw answer for one group (or, of a `whole_step` one, for all), now or later.
 
         Args:
             beside: the run has something else to do meanwhile.
+            is_alone: no other reward runs meanwhile, so that settings of the process that change are this one's doing.
         """
         if self.is_async:
-            return asyncio.run_coroutine_threadsafe(self._answer_async(groups), loop())
-        where = self.where
-        if where == "auto":
-            where = "thread" if beside or self.timeout_s is not None or self.workers > 1 else "inline"
-        if where == "inline":
+            return asyncio.run_coroutine_threadsafe(contain(self._answer_async(groups)), loop())
+        if self.is_inline(beside):
             future: Future[RawAnswer] = Future()
-            settle(future, lambda: self._answer(groups))
+            settle(future, lambda: self._answer_alone(groups) if is_alone else self._answer(groups))
             return future
         if self._threads is None:
             self._threads = Threads(self.workers, self.name)
         return self._threads.submit(lambda: self._answer(groups))
+
+    def is_inline(self, beside: bool) -> bool:
+        """Is it called in the run's own thread, so that nothing else goes on meanwhile?"""
+        if self.where == "auto":
+            return not (self.is_async or beside or self.timeout_s is not None or self.workers > 1)
+        return self.where == "inline"
 
     def rest(self) -> None:
         """The step is over: back to where the reward waits."""
@@ -129,6 +136,16 @@ class RewardCaller:
                 return self._with_retries(groups)
             assert self.cache is not None
             return known.answer() if known.rest is None else self.cache.learn(known, self._with_retries([known.rest]))
+
+    def _answer_alone(self, groups: Sequence[Group]) -> RawAnswer:
+        before = process_state()
+        try:
+            answer = self._answer(groups)
+        except BaseException:
+            before.restore()
+            raise
+        refuse_change(before)
+        return answer
 
     async def _answer_async(self, groups: Sequence[Group]) -> RawAnswer:
         if self._limit is None:
@@ -183,10 +200,14 @@ class RewardCaller:
             finally:
                 self._processes.put(process)
         target = self._target()
-        answer = target(argument) if self.timeout_s is None else within(self.timeout_s, lambda: target(argument))
+
+        def asked() -> RawAnswer:
+            return self._drawn_out(target(argument), groups)
+
+        answer = asked() if self.timeout_s is None else within(self.timeout_s, asked)
         if not inspect.isawaitable(answer):
             return answer
-        return asyncio.run_coroutine_threadsafe(wait_within(answer, self.timeout_s), loop()).result()
+        return result_of(asyncio.run_coroutine_threadsafe(wait_within(answer, self.timeout_s), loop()))
 
     async def _with_retries_async(self, groups: Sequence[Group]) -> RawAnswer:
         argument = list(groups) if self.whole_step else groups[0]
@@ -201,6 +222,10 @@ class RewardCaller:
             self.meter.retried += 1
             await asyncio.sleep(self._pause(attempt))
         raise AssertionError
+
+    def _drawn_out(self, answer: RawAnswer, groups: Sequence[Group]) -> RawAnswer:
+        """The answers of a generator, of which one too many is asked for and no more: it may never end."""
+        return first_of(answer, len(groups) if self.whole_step else len(groups[0].samples))
 
     def _target(self) -> Callable[..., RawAnswer]:
         return getattr(self.function, "score_all") if self.whole_step else self.function  # noqa: B009 - a function has none
@@ -255,10 +280,35 @@ JITTER = random.Random()
 
 
 def settle(future: Future[RawAnswer], job: Callable[[], RawAnswer]) -> None:
+    """Put the job's answer into the future, or whatever it raised."""
     try:
         future.set_result(job())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as failed
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
         future.set_exception(error)
+
+
+def outcome_of(future: Future[RawAnswer]) -> RawAnswer:
+    """The answer, or what was raised instead."""
+    try:
+        error = future.exception()
+    except CancelledError as cancelled:
+        return cancelled
+    return future.result() if error is None else error
+
+
+def result_of(future: Future[RawAnswer], timeout_s: float | None = None) -> RawAnswer:
+    """The answer; `Future.result` would take an exception that is false for none."""
+    error = future.exception(timeout_s)
+    if error is not None:
+        raise error
+    return future.result()
+
+
+def first_of(answer: RawAnswer, count: int) -> RawAnswer:
+    """The first values of an iterator, one more than `count` at most; anything else as it is."""
+    return list(islice(answer, count + 1)) if isinstance(answer, Iterator) else answer
 
 
 def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
@@ -272,7 +322,7 @@ def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return future.result(timeout_s)
+        return result_of(future, timeout_s)
     except TimeoutError:
         if future.done():
             raise
@@ -280,10 +330,14 @@ def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
 
 
 async def wait_within(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
-    try:
-        return await asyncio.wait_for(answer, timeout_s)
-    except TimeoutError:
-        raise TimeoutError(f"no answer within {timeout_s} s") from None
+    """The answer; TimeoutError when it takes longer, also where the coroutine does not let itself be cancelled."""
+    task = asyncio.ensure_future(contain(answer))
+    await asyncio.wait({task}, timeout=timeout_s)
+    if task.done():
+        return task.result()
+    task.cancel()
+    task.add_done_callback(lambda late: late.cancelled() or late.exception())
+    raise TimeoutError(f"no answer within {timeout_s} s")
 
 
 def is_coroutine(function: object) -> bool:
@@ -293,3 +347,13 @@ def is_coroutine(function: object) -> bool:
 
 def move(function: Any, device: str) -> None:
     function.to(device)
+
+
+def is_same(a: object, b: object) -> bool:
+    """True if two rewards are one object or equal data."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    try:
+        return bool(a == b)
+    except Exception:  # noqa: BLE001 - comparing fields (arrays, say) may raise anything; then they count as different
+        return False

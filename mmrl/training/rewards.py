@@ -3,7 +3,6 @@
 import logging
 import math
 import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -13,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmrl.core.blame import describe, is_from_outside, shown
+from mmrl.core.process_state import ProcessChangedError, ProcessState, change_text, process_state
 from mmrl.core.protocols import Reward
 from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
+from mmrl.core.values import NoListError, count_of, number, values_of
 from mmrl.training.reward_cache import RawAnswer
-from mmrl.training.reward_calls import Calling, Meter, RewardCaller
+from mmrl.training.reward_calls import Calling, Meter, RewardCaller, is_same, outcome_of
 from mmrl.training.transform import Transform
 
 log = logging.getLogger("mmrl.rewards")
@@ -60,6 +62,8 @@ class Answer:
     status: list[Status]
     parts: list[Mapping[str, float]]
     error: str | None = None
+    cause: BaseException | None = None
+    """What the reward raised."""
 
 
 @dataclass
@@ -187,12 +191,17 @@ class Scoring:
     def __init__(self, runner: RewardRunner, stack: ExitStack, beside: bool) -> None:
         self.runner, self.stack, self.beside = runner, stack, beside
         self.groups: list[Group] = []
+        self.one_by_one = all(caller.is_inline(beside) for caller in runner.callers)
+        self.before: ProcessState | None = None
+        """Settings of the process when the first group came."""
         self.outcomes: dict[RewardCaller, list[Future[RawAnswer]]] = {caller: [] for caller in runner.callers}
 
     def add(self, groups: Sequence[Group]) -> None:
         """Rewards that can begin with these groups at once."""
         if not self.groups and groups:
             self.stack.enter_context(keep_random_state())
+            self.before = process_state()
+            self.stack.callback(self.before.restore)
         empty = [group.prompt.id for group in groups if not group.samples]
         if empty:
             raise RewardError(f"the group of prompt {empty[0]!r} has no samples: rewards compare the samples of whole groups")
@@ -201,15 +210,16 @@ class Scoring:
         callers = sorted(self.outcomes, key=lambda caller: caller.where in ("auto", "inline") and not caller.is_async)
         for caller in callers:
             if not caller.whole_step:
-                self.outcomes[caller] += [caller.submit([group], self.beside) for group in groups]
+                self.outcomes[caller] += [caller.submit([group], self.beside, self.one_by_one) for group in groups]
 
     def tables(self) -> list[GroupScores]:
         """One table per group, in the order they were added; waits for what is not done."""
         if self.groups:
             for caller in self.outcomes:
                 if caller.whole_step:
-                    self.outcomes[caller] = [caller.submit(self.groups, self.beside)]
+                    self.outcomes[caller] = [caller.submit(self.groups, self.beside, self.one_by_one)]
         settled = {caller: self._raw_answers(caller) for caller in self.outcomes}
+        self._blame(settled)
         columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
         tables = []
         for i, group in enumerate(self.groups):
@@ -225,33 +235,52 @@ class Scoring:
 
     def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
         """The raw answer for every group, or the exception it raised."""
-        outcomes: list[RawAnswer] = [future.exception() or future.result() for future in self.outcomes[caller]]
+        outcomes: list[RawAnswer] = [outcome_of(future) for future in self.outcomes[caller]]
         if not caller.whole_step or not outcomes:
             return outcomes
         [whole] = outcomes
         if isinstance(whole, BaseException):
             return [whole] * len(self.groups)
-        answers = list(whole)
+        try:
+            answers = values_of(whole, len(self.groups))
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return [error] * len(self.groups)
         if len(answers) != len(self.groups):
             error = RewardError(
-                f"reward {caller.name!r} answered for {len(answers)} of {len(self.groups)} groups: return one list per group"
+                f"reward {caller.name!r} answered for {count_of(answers, len(self.groups))} of {len(self.groups)} groups: "
+                "return one list per group"
             )
             return [error] * len(self.groups)
         return answers
+
+    def _blame(self, settled: dict[RewardCaller, list[RawAnswer]]) -> None:
+        """Settings of the process that changed while several rewards ran: put back, and as nobody knows whose doing it was, all
+        have failed.
+        """
+        changed = "" if self.before is None else self.before.restore()
+        who = f"one of the rewards {', '.join(map(repr, self.runner.names))}" if len(settled) > 1 else "it"
+        for caller in settled if changed else ():
+            settled[caller] = [ProcessChangedError(change_text(changed, who))] * len(self.groups)
 
     def _column(self, reward: NamedReward, outcomes: Sequence[RawAnswer]) -> list[Answer]:
         answers = [check_answer(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
-            first = next(answer.error for answer in answers if answer.error)
+            first = next(answer for answer in answers if answer.error)
             if reward.weight != 0 and failed > reward.max_failed * total:
                 raise RewardError(
                     f"reward {reward.name!r} failed on {failed} of {total} samples "
-                    f"(allowed: {reward.max_failed:.0%}); first error: {first}"
-                )
+                    f"(allowed: {reward.max_failed:.0%}); first error: {first.error}"
+                ) from first.cause
             log.warning(
-                "reward %r failed on %d of %d samples; they are left out. First error: %s", reward.name, failed, total, first
+                "reward %r failed on %d of %d samples; they are left out. First error: %s",
+                reward.name,
+                failed,
+                total,
+                first.error,
             )
         return answers
 
@@ -271,26 +300,26 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
     if isinstance(outcome, BaseException):
         if isinstance(outcome, RewardError | RewardUnavailableError):
             raise outcome
-        text = f"{type(outcome).__name__}: {outcome} (prompt {group.prompt.id!r})"
+        text = f"{describe(outcome)} (prompt {group.prompt.id!r})"
         if isinstance(outcome, ImportError):
             raise RewardError(f"reward {reward.name!r} lacks a package: {text}") from outcome
-        return all_failed(group, text)
+        return all_failed(group, text, outcome)
+    count = len(group.samples)
     try:
-        found = iter(outcome)
-    except TypeError:
+        answers = values_of(outcome, count)
+    except NoListError:
         raise RewardError(
             f"reward {reward.name!r} answered {type(outcome).__name__} for prompt {group.prompt.id!r}: "
             "return a list with one float or None per sample"
         ) from None
-    try:
-        answers = list(found)
-    except Exception as error:  # noqa: BLE001 - a generator runs here, and may raise anything
-        return all_failed(group, f"{type(error).__name__}: {error} (prompt {group.prompt.id!r})")
-    count = len(group.samples)
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        return all_failed(group, f"{describe(error)} (prompt {group.prompt.id!r})", error)
     if len(answers) != count:
         raise RewardError(
-            f"reward {reward.name!r} answered {len(answers)} values for the {count} samples of prompt {group.prompt.id!r}: "
-            "return one float or None per sample, in order"
+            f"reward {reward.name!r} answered {count_of(answers, count)} values for the {count} samples of prompt "
+            f"{group.prompt.id!r}: return one float or None per sample, in order"
         )
     values, status, parts = zip(*(_one(reward, group, answer) for answer in answers), strict=True)
     error = None
@@ -302,9 +331,9 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
     return Answer(list(values), list(status), list(parts), error)
 
 
-def all_failed(group: Group, error: str) -> Answer:
+def all_failed(group: Group, error: str, cause: BaseException | None = None) -> Answer:
     count = len(group.samples)
-    return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, error)
+    return Answer([math.nan] * count, [Status.FAILED] * count, [{}] * count, error, cause)
 
 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
@@ -314,10 +343,10 @@ def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, S
     if answer is None:
         return math.nan, Status.NA, parts
     try:
-        value = float(answer)
-    except (RuntimeError, TypeError, ValueError):
+        value = number(answer)
+    except TypeError:
         raise RewardError(
-            f"reward {reward.name!r} answered {answer!r} for a sample of prompt {group.prompt.id!r}: "
+            f"reward {reward.name!r} answered {shown(answer)} for a sample of prompt {group.prompt.id!r}: "
             "return a float, None or Scored"
         ) from None
     if abs(value) > LARGEST:
@@ -341,22 +370,12 @@ def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) ->
             "run itself: give its parts other names"
         )
     try:
-        return {name: float(value) for name, value in parts.items()}
+        return {str(name): number(value) for name, value in parts.items()}
     except (AttributeError, RuntimeError, TypeError, ValueError):
         raise RewardError(
-            f"reward {reward.name!r} answered the parts {parts!r} for a sample of prompt {group.prompt.id!r}: "
+            f"reward {reward.name!r} answered the parts {shown(parts)} for a sample of prompt {group.prompt.id!r}: "
             "parts are numbers by name"
         ) from None
-
-
-def is_same(a: object, b: object) -> bool:
-    """True if two rewards are one object or equal data."""
-    if a is b or type(a) is not type(b):
-        return a is b
-    try:
-        return bool(a == b)
-    except Exception:  # noqa: BLE001 - comparing fields (arrays, say) may raise anything; then they count as different
-        return False
 
 
 @contextmanager
@@ -373,14 +392,3 @@ def keep_random_state() -> Iterator[None]:
         if devices:
             torch.cuda.set_rng_state_all(devices)
         np.random.set_state(numpy)
-
-
-@contextmanager
-def stopwatch(times: dict[str, float], name: str) -> Iterator[None]:
-    """Adds the seconds spent inside to times["time/<name>_s"]."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        key = f"time/{name}_s"
-        times[key] = times.get(key, 0.0) + time.perf_counter() - start

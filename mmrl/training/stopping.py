@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from mmrl.core.blame import AskedToLeaveError
 from mmrl.core.ranks import Ranks
 
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
 """Functions that put something in place or back, such as averaged weights: nothing is broken off inside of them."""
 
 
-class AskedToStopError(BaseException):
-    """Leaves what was being done; not an Exception, so that no reward's `except Exception` takes it for a failure."""
+class AskedToStopError(AskedToLeaveError):
+    """Leaves a step or an evaluation whose work is thrown away."""
 
 
 class Stop:

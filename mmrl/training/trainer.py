@@ -22,10 +22,10 @@ from mmrl.training.collect import Collected, Collector
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
-from mmrl.training.measure import reward_metrics, rollout_metrics
+from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch
 from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights
 from mmrl.training.reference_reads import ReferenceReads
-from mmrl.training.rewards import RewardRunner, stopwatch
+from mmrl.training.rewards import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.state import RunState, copy_state
 from mmrl.training.stopping import AskedToStopError, Stop

@@ -36,11 +36,18 @@ def test_the_traceback_is_there_when_asked_for(words: list[str], environment: di
 
 
 def test_a_programming_error_keeps_its_traceback(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text("from mmrl.app.plugins import catalog\ncatalog.catalog = None\n")
+    done = mmrl("ls", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "TypeError" in done.stderr
+
+
+def test_an_error_of_a_plug_in_is_a_sentence_with_its_file_and_line(tmp_path: Path):
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "broken.py").write_text("def short(group):\n    return 1\n\n1 + 'a'\n")
     done = mmrl("train", "tiny/image", "reward.0.use=broken", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "TypeError" in done.stderr
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"TypeError: unsupported operand type(s) for +: 'int' and 'str' ({tmp_path}/rewards/broken.py, line 4)" in done.stderr
 
 
 def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):

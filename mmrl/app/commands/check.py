@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
+from mmrl.app.errors import Terminal, printable
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
@@ -31,7 +31,7 @@ FEW = 4
 """Prompts that are sampled."""
 TESTED = 16
 """Prompts on which rewards are tested."""
-console = Console(highlight=False)
+console = Terminal()
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Findings:
         colours = {"ok": "green", "FAIL": "bold red", "note": "yellow"}
         grid = Grid("", "", "", box=None, show_header=False)
         for what, verdict, said in self.rows:
-            grid.add_row(what, Text(verdict, style=colours[verdict]), Text(said))
+            grid.add_row(what, Text(verdict, style=colours[verdict]), Text(printable(said)))
         console.print(grid)
 
 

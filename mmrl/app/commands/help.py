@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperGroup
-
+from mmrl.app.errors import Commands
 from mmrl.app.plugins.catalog import KINDS, catalog
 
 PANELS = {
@@ -61,7 +60,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
 """Command -> commands that can be typed as they stand, with files and folders of one's own."""
 
 
-class InOrder(TyperGroup):
+class InOrder(Commands):
     """Commands by PANELS, each with its panel and its examples."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -4,21 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from rich.console import Console
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.errors import Terminal
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, size_text
 from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.rewards import stopwatch
+from mmrl.training.measure import stopwatch
 
-console = Console(highlight=False)
+console = Terminal()
 PHASES = {"rollout": "sampling", "read": "readings without gradient", "update": "updates"}
 TIMES = ("rollout", "reward", "read", "update", "step")
 

@@ -12,7 +12,6 @@ from statistics import quantiles
 from typing import Any, cast, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.console import Console
 from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
@@ -20,6 +19,7 @@ from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_reward
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
+from mmrl.app.errors import Terminal, printable
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
@@ -36,7 +36,7 @@ MOST_CARDS = 200
 Card = dict[str, Any]
 """One sample of a gallery, by the names that its template uses."""
 THUMBNAIL = 320
-console = Console(highlight=False)
+console = Terminal()
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ def add_card(grid: Grid, c: Card) -> None:
 
     value = "-" if c["score"] is None else f"{c['score']:.4g}"
     parts = ", ".join(f"{key} {number:.3g}" for key, number in c["parts"].items())
-    grid.add_row(value, Text(excerpt(c["prompt"])), Text(excerpt(c["completion"] or c["output"])), Text(parts))
+    prompt, output = (Text(printable(excerpt(text))) for text in (c["prompt"], c["completion"] or c["output"]))
+    grid.add_row(value, prompt, output, Text(printable(parts)))
 
 
 def excerpt(text: str, most: int = 60) -> str:

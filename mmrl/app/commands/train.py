@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
+from mmrl.app.errors import Terminal
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import Change, changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.build import Job, build, on_the_terminal
+from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.launch import check_same, lock_folder
+from mmrl.app.run.launch import check_same
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
-from mmrl.app.run.signals import listen
+from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback, State
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
@@ -109,8 +110,11 @@ def run_job(
     """
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
-        run = new_run(resolved, ranks) if resume is None else RunDir.open(resume)
-        if resume is not None:
+        if resume is None:
+            wanted, may_be_another = wanted_folder(resolved), not resolved.config.output
+        else:
+            run = RunDir.open(resume)
+            wanted, may_be_another = run.path, False
             check_resume(resolved, run)
             finished = is_finished(resolved, run)
             if ranks.is_main and (place or finished):
@@ -118,8 +122,10 @@ def run_job(
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
-        job = build(resolved, run, accelerator, watchers)
-        with lock_folder(run.path, ranks):
+        with claimed_folder(wanted, ranks, may_be_another) as path:
+            run = RunDir(path)
+            with leave_in_order():
+                job = build(resolved, run, accelerator, watchers)
             if resume is not None:
                 changes = changed_settings(saved_config(run), job.config)
                 step = continue_from(job, run, ranks)
@@ -137,27 +143,18 @@ def run_job(
     return run, job
 
 
-def new_run(resolved: Resolved, ranks: Ranks) -> RunDir:
-    """The new run's folder, the same on all ranks and not made yet: `output`, or the next free one of runs/<config>.
+def wanted_folder(resolved: Resolved) -> Path:
+    """The new run's folder, not made yet: `output`, or runs/<config>, which may be taken.
 
     Raises:
         ValueError: `output` holds a run.
     """
-    path = Path(resolved.config.output).expanduser() if resolved.config.output else next_free(RUNS / resolved.name)
-    run = RunDir(ranks.gather(path)[0])
+    if not resolved.config.output:
+        return RUNS / resolved.name
+    run = RunDir(Path(resolved.config.output).expanduser())
     if run.exists():
         raise ValueError(f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}")
-    return run
-
-
-def next_free(path: Path) -> Path:
-    """`runs/image`, or `runs/image-2` where that holds a run, ..."""
-    number = 1
-    candidate = path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    return run.path
 
 
 def tell_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:
@@ -291,4 +288,4 @@ def print_metrics(title: str, metrics: Mapping[str, float]) -> None:
     grid = Grid(title=title, title_justify="left", box=None, show_header=False)
     for name, value in metrics.items():
         grid.add_row(name, f"{value:.4f}")
-    Console().print(grid)
+    Terminal().print(grid)

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.guard import guarded
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys, check_slip
 from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
@@ -123,7 +124,8 @@ class _Builder:
         where, found = self.table.at(path), plugins.load(use, "algorithms")
         check_fit(slot, found, where)
         self.uses[dotted_key(path)] = use
-        part = part_of(found, given, path, self.table, words, len(SLOTS[slot].arguments))
+        with guarded(f"{where}: {use}"):
+            part = part_of(found, given, path, self.table, words, len(SLOTS[slot].arguments))
         check_declared(slot, part, where)
         return part
 

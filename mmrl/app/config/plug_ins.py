@@ -7,12 +7,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
@@ -27,6 +28,7 @@ SERVED = ("deadline_s", "token_env")
 SEQUENCES, STREAMS = "Shuffled", "Streamed"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,18 @@ def read_rewards(
     for i, reward in enumerate(rewards):
         key = repr((reward.use, sorted(reward.args.items(), key=lambda item: item[0])))
         fresh = read_reward(reward, (*path, str(i)), table)
-        found.append(known.setdefault(key, once(fresh)))
+        found.append(known.setdefault(key, once(safe(fresh, f"{table.at((*path, str(i)))}: {reward.use}"))))
     return found
+
+
+def safe(make: Callable[[], T], what: str) -> Callable[[], T]:
+    """The same, with code of a plug-in inside that may do anything; `what` names it in errors."""
+
+    def make_safely() -> T:
+        with guarded(what):
+            return make()
+
+    return make_safely
 
 
 def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
@@ -183,7 +195,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
     for key, value in data.args.items():
         hint, at = hints.get(key, object), (*path, key)
         typed_value(hint, read(hint, value, at, table), at, table)
-    return partial(load, **data.args)
+    return safe(partial(load, **data.args), f"{table.at(path)}: {data.use}")
 
 
 def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int], PromptSampler]:
@@ -214,7 +226,8 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
     def make(prompts: Prompts, seed: int) -> PromptSampler:
         if config.kind == SEQUENCES and not isinstance(prompts, Sequence):
             raise ValueError(f'{where}: {SEQUENCES} needs all prompts at once, and the data set is a stream: take "{STREAMS}"')
-        sampler = instance(partial(cls, prompts, seed), values, path, table)
+        with guarded(f"{where}: {config.use or config.kind}"):
+            sampler = instance(partial(cls, prompts, seed), values, path, table)
         check_declared("sampler", sampler, where)
         return sampler
 

@@ -50,6 +50,11 @@ def refuse_foreign(function: Any, use: str, where: str) -> None:
         raise ValueError(f'{where}: {use} takes `completions` as TRL\'s rewards do: write use = "trl:{use}"')
     if names[:2] == ["images", "prompts"]:
         raise ValueError(f'{where}: {use} takes images, prompts, metadata as flow_grpo\'s do: write use = "flow_grpo:{use}"')
+    if names in ([], ["device"]):
+        raise ValueError(
+            f"{where}: {use} takes {'a device' if names else 'nothing'} and no group: if it makes a scorer as flow_grpo's "
+            f'functions do, write use = "flow_grpo:{use}"'
+        )
     if "solution_str" in names or "reward_inputs" in names:
         raise ValueError(
             f"{where}: {use} is written for verl or EasyR1 (it takes {', '.join(names)}): wrap it in a function of a group, "
@@ -166,16 +171,55 @@ class Log:
 
 
 def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:
-    """The scorer and its settings; a function that takes no images makes the scorer, as flow_grpo's do."""
-    names = list(inspect.signature(function).parameters)
-    if names[:1] == ["images"]:
-        refuse_unknown(settings, names[3:], where)
+    """The scorer and the settings it is called with; a function that takes no images makes it, as flow_grpo's do.
+
+    Such a factory is given the keys it takes, and the process's device as its `device`; the scorer is given the others.
+
+    Raises:
+        ValueError: an unknown key, or one that is missing.
+    """
+    parameters = inspect.signature(function).parameters
+    if [*parameters][:1] == ["images"]:
+        refuse_unknown(settings, [*parameters][3:], where)
+        refuse_gap(function, [*parameters.values()][3:], settings, where)
         return function, dict(settings)
-    refuse_unknown(settings, names, where)
-    scorer = function(**settings)
+    own = {key: value for key, value in settings.items() if key in parameters}
+    if "device" in parameters and "device" not in own and parameters["device"].default is inspect.Parameter.empty:
+        own["device"] = process_device()
+    refuse_gap(function, [*parameters.values()], own, where)
+    scorer = function(**own)
     if not callable(scorer):
         raise ValueError(f"{where}: {function.__name__} takes no images and makes no scorer: it is not a reward of flow_grpo")
-    return scorer, {}
+    rest = {key: value for key, value in settings.items() if key not in own}
+    further = further_parameters(scorer)
+    refuse_unknown(rest, [*parameters, *(p.name for p in further)], where)
+    refuse_gap(function, further, rest, where)
+    return scorer, rest
+
+
+def further_parameters(scorer: Callable[..., object]) -> list[inspect.Parameter]:
+    """What a scorer takes after images, prompts and metadata."""
+    try:
+        return [p for p in inspect.signature(scorer).parameters.values() if p.kind not in VARIADIC][3:]
+    except (TypeError, ValueError):
+        return []
+
+
+def refuse_gap(function: PlugIn, parameters: Sequence[inspect.Parameter], given: Mapping[str, object], where: str) -> None:
+    """ValueError for a parameter without a default that no key gives."""
+    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in VARIADIC and p.name not in given]
+    if missing:
+        raise ValueError(f"{where}: {function.__name__} needs {missing[0]!r}: set {missing[0]} = ... in the reward's table")
+
+
+def process_device() -> Any:
+    """The device that this process computes on."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return (
+        torch.device("cpu") if accelerator is None else torch.device(accelerator.type, torch.accelerator.current_device_index())
+    )
 
 
 def refuse_unknown(settings: Mapping[str, object], known: Sequence[str], where: str) -> None:

@@ -16,15 +16,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mmrl.app.plugins.guard import guarded
+from mmrl.app.plugins.packages import refuse_missing_packages, remedy
 from mmrl.app.plugins.python_objects import PREFIX, find_object
 from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.core.blame import PLUGIN
 
 PlugIn = Callable[..., Any]
 """A function or class of a plug-in file, whatever it is called with and gives."""
 SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
-
-REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
-"""What the extra `rewards` brings."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,28 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: no such name, no public callable or several, or the file does not load.
+        ValueError: no such name, no public callable or several, the file does not load, changes a setting of the whole
+            process, or (of a reward) imports a package that is not installed.
     """
     if spec.startswith(PREFIX):
         return find_object(spec)
     file, wanted = locate(spec, kind, base)
     module = execute(file, kind)
-    if wanted:
-        found = getattr(module, wanted, None)
-        if not callable(found):
-            raise ValueError(f"{file} has no callable {wanted!r}: {did_you_mean(wanted, public_callables(module))}")
-        return found
+    name = wanted or only_callable(module, file, spec, kind)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"{file} has no callable {name!r}: {did_you_mean(name, public_callables(module))}")
+    if kind == "rewards":
+        refuse_missing_packages(file, name)
+    return found
+
+
+def only_callable(module: ModuleType, file: Path, spec: str, kind: str) -> str:
+    """The name of a file's one public callable.
+
+    Raises:
+        ValueError: it has none, or several.
+    """
     names = public_callables(module)
     if not names:
         raise ValueError(
@@ -67,7 +78,7 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
             f"{file} has {len(names)} public callables ({', '.join(names)}): name one in __all__, start the others with an "
             f"underscore, or write {spec}:{names[0]}"
         )
-    return getattr(module, names[0])
+    return names[0]
 
 
 def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
@@ -116,7 +127,7 @@ def execute(file: Path, kind: str) -> ModuleType:
     The module is registered before it runs and its name has no dots: otherwise dataclasses with postponed annotations
     fail, and its objects cannot be pickled.
     """
-    name = f"mmrl_plugin__{kind}__{_identifier(file.stem)}"
+    name = f"{PLUGIN}{kind}__{_identifier(file.stem)}"
     if file.parent not in folders(kind):
         name += "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
     known = sys.modules.get(name)
@@ -125,22 +136,29 @@ def execute(file: Path, kind: str) -> ModuleType:
     reach_neighbours(file)
     spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
+    loader = spec.loader
     module = module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
+        with guarded(str(file)):
+            run_module(file, lambda: loader.exec_module(module))
+    except BaseException:
         del sys.modules[name]
-        if isinstance(error, SyntaxError):
-            raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
-        if isinstance(error, ModuleNotFoundError) and error.name is None:
-            raise ValueError(f"{file}: {error}") from None
-        if isinstance(error, ModuleNotFoundError):
-            package = (error.name or "").partition(".")[0]
-            remedy = 'pip install "mmrl[rewards]"' if package in REWARD_PACKAGES else "pip install it first"
-            raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy}") from None
         raise
     return module
+
+
+def run_module(file: Path, run: Callable[[], None]) -> None:
+    """Run a plug-in file; what makes it unusable becomes a ValueError with the remedy."""
+    try:
+        run()
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno} is not Python: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        if error.name is None:
+            raise ValueError(f"{file}: {error}") from None
+        package = error.name.partition(".")[0]
+        raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy(package)}") from None
 
 
 def reach_neighbours(file: Path) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import Assembly, preset
+from mmrl.app.errors import Terminal, brief
 from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.ranks import Ranks
 
 RUNS = Path("runs")
 
 
-console = Console(stderr=True, soft_wrap=True)
+console = Terminal(stderr=True, soft_wrap=True)
 
 
 def updates(algorithm: Algorithm) -> str:
@@ -78,4 +78,4 @@ class OnTerminal(logging.Handler):
     """Warnings as yellow lines, above the progress bar where there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        console.print(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow", markup=False, highlight=False)
+        console.print(f"{record.levelname.lower()}: {brief(record.getMessage())}", style="yellow")

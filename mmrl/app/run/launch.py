@@ -15,6 +15,8 @@ import torch
 
 from mmrl import __version__
 from mmrl.app.config.run import Resolved
+from mmrl.app.errors import is_for_people, sentence
+from mmrl.core.blame import is_from_outside, place_of
 from mmrl.core.ranks import Ranks
 
 PATIENCE = timedelta(hours=2)
@@ -171,23 +173,21 @@ def end_together(ranks: Ranks) -> Iterator[None]:
     """One of several processes that fails says so with its number and ends at once, so that its launcher ends the others."""
     try:
         yield
-    except Exception as error:
-        if ranks.world == 1:
+    except BaseException as error:
+        # one that a plug-in asked to leave would be waited for by the others
+        if ranks.world == 1 or is_from_outside(error) or not (isinstance(error, Exception) or place_of(error)):
             raise
         sys.stdout.flush()
         sys.stderr.write(describe_failure(error, ranks) + "\n")
         sys.stderr.flush()
         # An orderly end would wait for the threads of rewards and of gloo.
-        os._exit(2 if is_sentence(error) else 1)
+        os._exit(2 if is_for_people(error) else 1)
 
 
-def describe_failure(error: Exception, ranks: Ranks) -> str:
+def describe_failure(error: BaseException, ranks: Ranks) -> str:
     """A user's mistake as a sentence, the end of a neighbour as another, anything else with its traceback."""
-    from mmrl.app.errors import sentence
-
     name = f"process {ranks.rank} of {ranks.world}"
-    if is_sentence(error):
-        assert isinstance(error, ValueError | OSError | ModuleNotFoundError)
+    if is_for_people(error):
         return f"mmrl, {name}: {sentence(error)}"
     if is_of_a_neighbour(error):
         reason = str(error).strip().partition("\n")[0]
@@ -195,14 +195,7 @@ def describe_failure(error: Exception, ranks: Ranks) -> str:
     return f"{''.join(traceback.format_exception(error))}mmrl, {name} failed (see above)"
 
 
-def is_of_a_neighbour(error: Exception) -> bool:
+def is_of_a_neighbour(error: BaseException) -> bool:
     """Did talking to another process fail?"""
     known = isinstance(error, torch.distributed.DistError)
     return known or (isinstance(error, RuntimeError) and bool(NEIGHBOUR.search(str(error))))
-
-
-def is_sentence(error: Exception) -> bool:
-    from mmrl.app.errors import EXTRAS, TRACEBACK
-
-    known = not isinstance(error, ModuleNotFoundError) or error.name in EXTRAS
-    return isinstance(error, ValueError | OSError | ModuleNotFoundError) and known and not os.environ.get(TRACEBACK)

@@ -1,15 +1,18 @@
-"""SIGTERM, as clusters send it before they take a machine away, and Ctrl-C: the run saves and ends well."""
+"""SIGTERM (a cluster takes the machine away), Ctrl-C, and SIGHUP (the terminal closes): the run saves and ends well."""
 
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
+from mmrl.core.blame import AskedToLeaveError
 from mmrl.training.stopping import Stop
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LEAVING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a program that does not listen without a word; Ctrl-C raises KeyboardInterrupt."""
 AGAIN_S = 0.02
 
 
@@ -25,12 +28,17 @@ class Listener:
         name = signal.Signals(number).name
         if self.retries:
             self.retries -= 1
-        elif self.stop.asked_by:
+        elif self.stop.asked_by and number == signal.SIGHUP:
+            # kernel and shell each send one when a terminal closes, systemd one with its SIGTERM: nobody has lost patience
+            return
+        elif self.stop.asked_by not in ("", signal.SIGHUP.name):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:
             # the interrupted code may hold any lock of logging or the terminal
-            os.write(2, f"\n{name}: stopping after what cannot be undone, then saving; once more to leave at once\n".encode())
+            text = f"\n{name}: stopping after what cannot be undone, then saving; once more to leave at once\n"
+            with suppress(OSError):
+                os.write(2, text.encode())
         if self.stop.ask(name, frame):
             self.retries += 1
             again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
@@ -40,14 +48,41 @@ class Listener:
 
 @contextmanager
 def listen(stop: Stop) -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into requests to `stop`; only in the main thread, for Python allows no handlers elsewhere."""
+    """Turn signals into requests to `stop`; only in the main thread, for Python allows no handlers elsewhere.
+
+    SIGHUP stays ignored where it was when the program started, as under nohup.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     listener = Listener(stop)
-    before = {number: signal.signal(number, listener) for number in NUMBERS}
+    numbers = [number for number in NUMBERS if number != signal.SIGHUP or not is_ignored(number)]
+    before = {number: signal.signal(number, listener) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def leave_in_order() -> Iterator[None]:
+    """While a run is built, with nothing to save yet: signals that end the program raise AskedToLeaveError, and it tidies up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in LEAVING if not is_ignored(number)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Raises AskedToLeaveError with the exit code that shells give a program ended by this signal."""
+    raise AskedToLeaveError(128 + number)
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from mmrl.app.errors import Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import Line, RunDir, as_text
 from mmrl.app.run.sample_files import frames_of, sample_lines, strip
@@ -224,7 +225,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_steps, self.prompts_per_step, self.every_s, self.clock = num_steps, prompts_per_step, every_s, clock
-        self.console = console or Console(stderr=True)
+        self.console = console or Terminal(stderr=True)
         self.first: dict[str, float] = {}
         self.started: tuple[int, float] | None = None
         self.last_line = -float("inf")
@@ -232,7 +233,7 @@ class Progress:
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
@@ -245,7 +246,7 @@ class Progress:
         """Move the bar."""
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
-        text = figures(metrics, self.prompts_per_step)
+        text = printable(figures(metrics, self.prompts_per_step))
         self.bar.update(self.task, completed=step, description=text)
         if not self.console.is_terminal and (now - self.last_line >= self.every_s or step == self.num_steps):
             self.last_line = now

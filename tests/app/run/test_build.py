@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.train import TrainArguments, evaluate, next_free, run_training
+from mmrl.app.commands.train import TrainArguments, evaluate, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build, named_reward
+from mmrl.app.run.claim import take_next_free
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoint import Checkpoints
 
@@ -155,7 +156,7 @@ def test_an_output_that_holds_a_run_is_refused_and_a_default_moves_on(make: Make
     with pytest.raises(ValueError, match=r"already holds a run: .*--resume"):
         run_training(make("output=old"))
     (tmp_path / "runs" / "image").mkdir(parents=True)
-    assert next_free(Path("runs/image")) == Path("runs/image-2")
+    assert take_next_free(Path("runs/image")) == (Path("runs/image-2"), [Path("runs/image-2")])
 
 
 def test_one_line_trains_a_video_model(tmp_path: Path):

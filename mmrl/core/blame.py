@@ -1,0 +1,66 @@
+"""Who raised an exception: the terminal, or which line of a plug-in. Short texts of foreign objects. Standard library only."""
+
+import signal
+import threading
+import traceback
+
+PLUGIN = "mmrl_plugin__"
+"""How names of modules begin that were loaded by path."""
+RAISED_IN = "raised in "
+LONGEST = 300
+
+
+class AskedToLeaveError(BaseException):
+    """Leaves what was being done; not an Exception, so that no `except Exception` takes it for a failure."""
+
+
+def is_from_outside(error: BaseException) -> bool:
+    """Did the terminal or the cluster ask to leave, rather than a plug-in raise something of its own?"""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, AskedToLeaveError)
+
+
+def place_of(error: BaseException) -> str:
+    """`/home/me/mine.py, line 12`: the last line of a plug-in that the exception passed; empty where it passed none."""
+    places = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").startswith(PLUGIN)
+    ]
+    noted = [note.removeprefix(RAISED_IN) for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_IN)]
+    return next(reversed(places), "") or next(iter(noted), "")
+
+
+def note_place(error: BaseException) -> None:
+    """Write the place into the exception, where it stays when the exception goes to another process and its frames do not."""
+    place = place_of(error)
+    if place:
+        error.add_note(RAISED_IN + place)
+
+
+def describe(error: BaseException) -> str:
+    """`TypeError: can only add numbers (/home/me/mine.py, line 12)`."""
+    place = place_of(error)
+    return f"{type(error).__name__}: {text_of(error)}{f' ({place})' if place else ''}"
+
+
+def text_of(error: BaseException, most: int = LONGEST) -> str:
+    """The words of an exception, cut; one whose own code fails says so."""
+    try:
+        return cut(str(error), most)
+    except Exception as broken:  # noqa: BLE001 - an exception's own __str__ may raise anything
+        return f"(its text raises {type(broken).__name__})"
+
+
+def shown(value: object) -> str:
+    """`repr` of anything, cut; an object whose own code fails is named by its type."""
+    try:
+        return cut(repr(value))
+    except Exception as broken:  # noqa: BLE001 - an object's own __repr__ may raise anything
+        return f"<{type(value).__name__}, whose repr raises {type(broken).__name__}>"
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """The text, or its beginning and how long it is."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

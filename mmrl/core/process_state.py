@@ -1,0 +1,98 @@
+"""Settings of the whole process that a plug-in must leave as it found them. Imports torch only where it is loaded already."""
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from types import ModuleType
+
+
+class ProcessChangedError(RuntimeError):
+    """A plug-in changed a setting of the whole process, which was put back."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """The settings at one moment; the defaults are those of a process that has not loaded torch."""
+
+    folder: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    has_gradients: bool = True
+    is_deterministic: bool = False
+
+    def restore(self) -> str:
+        """Put everything back as it was here; what had changed, in words, empty where nothing had."""
+        now = process_state()
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != getattr(now, f.name)]
+        for name in changed:
+            put_back(name, getattr(self, name))
+        return " and ".join(f"{WORDS[name]} from {getattr(self, name)} to {getattr(now, name)}" for name in changed)
+
+
+WORDS = {
+    "folder": "the working directory",
+    "dtype": "torch's default dtype",
+    "device": "torch's default device",
+    "has_gradients": "torch's gradient mode",
+    "is_deterministic": "torch's deterministic algorithms",
+}
+GONE = "a folder that is gone"
+
+
+def process_state() -> ProcessState:
+    """The settings as they are."""
+    torch = loaded_torch()
+    if torch is None:
+        return ProcessState(working_folder())
+    return ProcessState(
+        working_folder(),
+        str(torch.get_default_dtype()).removeprefix("torch."),
+        str(torch.get_default_device()),
+        bool(torch.is_grad_enabled()),
+        bool(torch.are_deterministic_algorithms_enabled()),
+    )
+
+
+def working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return GONE
+
+
+def loaded_torch() -> ModuleType | None:
+    """The module torch where it is loaded, whole."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "get_default_device") else None
+
+
+def put_back(name: str, value: str | bool) -> None:
+    torch = loaded_torch()
+    if name == "folder":
+        os.chdir(str(value)) if value != GONE else None
+        return
+    assert torch is not None
+    if name == "dtype":
+        torch.set_default_dtype(getattr(torch, str(value)))
+    elif name == "device":
+        # a default device of cpu that was set is not the same as none: it wraps every function of torch
+        torch.set_default_device(None if value == "cpu" else value)
+    elif name == "has_gradients":
+        torch.set_grad_enabled(value)
+    elif name == "is_deterministic":
+        torch.use_deterministic_algorithms(value)
+
+
+def refuse_change(before: ProcessState) -> None:
+    """Put back what changed since `before`.
+
+    Raises:
+        ProcessChangedError: something had.
+    """
+    changed = before.restore()
+    if changed:
+        raise ProcessChangedError(change_text(changed))
+
+
+def change_text(changed: str, who: str = "it") -> str:
+    return f"{who} changed {changed} (put back now): change such settings in a `with` block, or run the reward in its own process"

@@ -1,0 +1,207 @@
+"""What is a bug and what a sentence; and what of data, models and servers may reach a terminal."""
+
+import errno
+import io
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from http.client import InvalidURL
+from pathlib import Path
+
+import pytest
+from rich.progress import TextColumn
+from rich.table import Table
+from safetensors import SafetensorError
+from torch import OutOfMemoryError
+
+from mmrl.app.errors import TRACEBACK, Screen, Terminal, brief, is_for_people, printable, sentence
+from mmrl.app.plugins.resolve import load
+from mmrl.app.run.context import OnTerminal
+from mmrl.app.run.trackers import Progress
+from mmrl.core.samples import RewardUnavailableError
+from mmrl.core.workers import WorkerError
+
+ESCAPES = ("\x1b]52;c;aGk=\x07", "\x1b[2J", "\x9b2J", "\x07", "\x00", "\x7f", "\u202egpj.exe", "\u2028", "\udc80")
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:  # noqa: BLE001 - some of these are not Exceptions
+        return caught
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        OSError("x"),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+        InvalidURL("x"),
+        SafetensorError("x"),
+        OverflowError("x"),
+        MemoryError(),
+        RecursionError("x"),
+        OutOfMemoryError("x"),
+        zlib.error("x"),
+        Exception("as tokenizers raise it"),
+        WorkerError("x"),
+        RewardUnavailableError("x"),
+        ModuleNotFoundError("this reward needs the package 'cv2'"),
+        ModuleNotFoundError("No module named 'cv2'", name="cv2"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_no_bug_is_a_sentence(error: Exception):
+    assert is_for_people(raised(error))
+    assert sentence(raised(error)).count("\n") == 0 and len(sentence(raised(error))) > 10
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("x"),
+        KeyError("x"),
+        IndexError("x"),
+        AttributeError("x"),
+        RuntimeError("x"),
+        AssertionError(),
+        ZeroDivisionError(),
+        ModuleNotFoundError("x", name="mmrl.gone"),
+        SystemExit(0),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_bugs_and_requests_to_leave_are_none(error: BaseException):
+    assert not is_for_people(raised(error))
+
+
+def test_no_sentence_where_a_traceback_was_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(TRACEBACK, "1")
+    assert not is_for_people(raised(ValueError("x")))
+
+
+def caught_of(function: Callable[..., object]) -> BaseException:
+    try:
+        function(None)
+    except BaseException as error:  # noqa: BLE001 - some of these are not Exceptions
+        return error
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[].pop()", "mine.py, line 2 raised IndexError: pop from empty list (--traceback shows where)"),
+        ("raise SystemExit(0)", "mine.py, line 2 raised SystemExit: 0"),
+        ("raise ValueError('no boxes')", "no boxes ("),
+    ],
+)
+def test_a_plug_ins_error_names_its_line(body: str, said: str, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(f"def mine(group):\n    {body}\n")
+    error = caught_of(load(f"{tmp_path}/mine.py", "rewards"))
+    assert is_for_people(error) and said in sentence(error) and f"{tmp_path}/mine.py, line 2" in sentence(error)
+
+
+def test_a_shipped_plug_in_speaks_for_itself():
+    error = caught_of(lambda _: load("length", "rewards")(low=3, high=1, slope=0))
+    assert "length.py" not in sentence(error)
+
+
+def test_messages_are_cut():
+    assert len(sentence(ValueError("x" * 1_000_000))) < 2000
+    assert len(brief("\n".join(["a line"] * 10_000)).splitlines()) == 101
+    cut = sentence(ValueError("a" + "x" * 5000 + "z"))
+    assert cut.startswith("a") and "characters left out) ..." in cut and "z (" in cut
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_control_characters_are_written_out(escape: str):
+    text = printable(f"a{escape}\tb\nc")
+    assert text.isascii() and "\tb\nc" in text and "\\" in text
+    assert sentence(ValueError(f"a{escape}b")).isprintable()
+
+
+def test_a_line_cannot_be_written_over():
+    assert printable("an answer\rmmrl: all is well\r\n") == "an answer\\rmmrl: all is well\r\n"
+
+
+def test_tables_and_lines_show_texts_as_they_are(capsys: pytest.CaptureFixture[str]):
+    console = Terminal(stderr=True)
+    grid = Table("[/b]\x1b[2J")
+    grid.add_row("[/i]\x1b]0;title\x07")
+    console.print(grid)
+    console.print("[/b] \x1b[2J", "[red]x")
+    written = capsys.readouterr().err
+    assert "\x1b" not in written and "\x07" not in written
+    for text in ("[/b]\\x1b[2J", "[/i]\\x1b]0;title\\x07", "[red]x"):
+        assert text in written
+
+
+def test_names_of_rewards_are_no_markup_in_the_progress_bar(capsys: pytest.CaptureFixture[str]):
+    progress = Progress(3, 4)
+    progress.after_step(1, {"reward/[b]\x1b[2J": 1.0, "reward/b": 2.0, "time/step_s": 1.0}, None)
+    written = capsys.readouterr().err
+    assert "[b]\\x1b[2J 1" in written and "\x1b" not in written
+    column = next(c for c in progress.bar.columns if isinstance(c, TextColumn) and "description" in c.text_format)
+    assert "[b]" in str(column.render(progress.bar.tasks[0]))
+
+
+def test_warnings_are_cut_and_written_out(capsys: pytest.CaptureFixture[str]):
+    OnTerminal().emit(logging.LogRecord("mmrl", logging.WARNING, "", 0, "x\x1b[2J" + "y" * 10_000, None, None))
+    written = capsys.readouterr().err
+    assert "\x1b" not in written and 1000 < len(written) < 2000
+
+
+class Stream(io.StringIO):
+    def __init__(self, is_terminal: bool = False, error: OSError | None = None) -> None:
+        super().__init__()
+        self.is_terminal, self.error = is_terminal, error
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+def test_a_screen_lets_through_what_is_drawn_with_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    drawn = "\x1b[1;31mred\x1b[0m\x1b[2K\x1b[1A\x1b[?25l\r"
+    for is_terminal, expected in ((True, drawn), (False, drawn.replace("\x1b", "\\x1b"))):
+        screen = Screen(stream := Stream(is_terminal))
+        screen.write(drawn + "".join(ESCAPES))
+        assert stream.getvalue().startswith(expected)
+        assert stream.getvalue()[len(expected) :].isascii() and "\x1b" not in stream.getvalue()[len(expected) :]
+    assert Screen(Stream()).encoding == Stream().encoding
+
+
+def test_a_terminal_that_is_gone_does_not_stop_a_run(tmp_path: Path):
+    def gone(number: int, is_stderr: bool) -> tuple[Screen, io.TextIOWrapper]:
+        file = (tmp_path / "out").open("w")
+        screen = Screen(file, is_stderr)
+        error = OSError(number, "gone")
+
+        class Broken:
+            def write(self, text: str) -> int:
+                raise error
+
+            fileno = file.fileno
+
+        screen.stream = Broken()  # pyright: ignore[reportAttributeAccessIssue]
+        return screen, file
+
+    for number, is_stderr in ((errno.EIO, True), (errno.EPIPE, True), (errno.EIO, False)):
+        screen, file = gone(number, is_stderr)
+        assert screen.write("x") == 1
+        assert os.path.samestat(os.fstat(file.fileno()), os.stat(os.devnull))
+        file.close()
+    screen, file = gone(errno.EPIPE, False)
+    with pytest.raises(OSError, match="gone"):
+        screen.write("x")
+    file.close()

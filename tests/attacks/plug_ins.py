@@ -1,0 +1,166 @@
+"""Attacks by rewards, data sets and parts of the user's own: each ends as failed or as a sentence that names it."""
+
+from functools import partial
+from pathlib import Path
+
+from tests.attacks.attack import Attack, BrokenError, Ended, expect_clean, expect_done, expect_sentence, run_mmrl
+
+ANSWER = "[0.0] * len(group.samples)"
+FAST = ("evaluation.num_prompts=0", "data.size=8", "steps=1", "prompts_per_step=1", "algorithm.group_size=2")
+
+
+def train(folder: Path, reward: str, *words: str) -> Ended:
+    """One short run with the reward."""
+    (folder / "mine.py").write_text(reward)
+    rewards = ["reward=[{use='./mine.py:mine'}]", "policy.sampling.max_new_tokens=2"]
+    return run_mmrl(["train", "tiny/image", *FAST, *rewards, "output=run", *words], folder)
+
+
+def expect_no_empty_run(folder: Path) -> None:
+    run = folder / "run"
+    if run.exists() and not (run / "config.toml").exists():
+        raise BrokenError("an empty run folder was left behind")
+
+
+def refused_at_build(reward: str, words: tuple[str, ...], folder: Path) -> str:
+    """Refused before a model is loaded, with the user's file."""
+    outcome = expect_sentence(train(folder, reward), "mine.py", *words)
+    expect_no_empty_run(folder)
+    if (folder / "run").exists():
+        raise BrokenError("a run was begun")
+    return f"{outcome} at build"
+
+
+def failed_in_call(body: str, words: tuple[str, ...], folder: Path) -> str:
+    """The reward counts as failed, and the run stops with a sentence that names it."""
+    return failed_as_written(
+        f"import asyncio, os, sys, torch\ndef mine(group):\n    {body}\n    return {ANSWER}\n", words, folder
+    )
+
+
+def failed_as_written(reward: str, words: tuple[str, ...], folder: Path) -> str:
+    return "failed: " + expect_sentence(train(folder, reward), "reward 'mine'", *words)
+
+
+def refused_answer(answer: str, words: tuple[str, ...], folder: Path) -> str:
+    reward = f"def mine(group):\n    return {answer}\n"
+    return expect_sentence(train(folder, reward), "reward 'mine'", *words)
+
+
+def foreign(text: str, use: str, words: tuple[str, ...], folder: Path) -> str:
+    (folder / "mine.py").write_text(text)
+    return expect_sentence(run_mmrl(["train", "tiny/t2i", f"reward=[{{use='{use}'}}]", "output=run"], folder), *words)
+
+
+def in_a_process(body: str, words: tuple[str, ...], folder: Path) -> str:
+    reward = f"import os, sys\ndef mine(group):\n    {body}\n    return {ANSWER}\n"
+    settings = "reward=[{use='./mine.py:mine', timeout_s=20.0, call={where='process'}}]"
+    return "failed: " + expect_sentence(train(folder, reward, settings), "reward 'mine'", *words)
+
+
+def only_logged(body: str, folder: Path) -> str:
+    """A reward of weight 0 fails alone: the run trains on."""
+    reward = f"import os, sys, asyncio\ndef mine(group):\n    {body}\n    return {ANSWER}\n"
+    rewards = "reward=[{use='length', high=4, slope=32}, {use='./mine.py:mine', weight=0.0}]"
+    return expect_done(train(folder, reward, rewards), "reward 'mine' failed on", "report:")
+
+
+def data_set(text: str, words: tuple[str, ...], folder: Path) -> str:
+    (folder / "mine.py").write_text(text)
+    ended = run_mmrl(["train", "tiny/image", "data={use='./mine.py:mine'}", "output=run"], folder)
+    expect_no_empty_run(folder)
+    return expect_sentence(ended, "mine.py", *words)
+
+
+def part(text: str, words: tuple[str, ...], folder: Path) -> str:
+    (folder / "mine.py").write_text(text)
+    setting = "algorithm.advantage={use='./mine.py:mine'}"
+    return expect_sentence(run_mmrl(["train", "tiny/image", *FAST, setting, "output=run"], folder), "mine.py", *words)
+
+
+def traceback_is_chained(folder: Path) -> str:
+    ended = train(folder, "def mine(group):\n    return [].pop()\n", "--traceback")
+    expect_clean(ended.err)
+    if ended.code == 0 or "IndexError: pop from empty list" not in ended.err or "direct cause" not in ended.err:
+        raise BrokenError(f"exit code {ended.code}, no chain: {ended.err[-200:]!r}")
+    return "the cause is shown"
+
+
+def long_error(folder: Path) -> str:
+    body = "raise ValueError('\\x1b]0;owned\\x07' + 'x' * 10**6)"
+    return failed_in_call(body, ("ValueError", "characters"), folder)
+
+
+GUARD = "import asyncio, os, sys, torch\n{}\ndef mine(group):\n    return " + ANSWER + "\n"
+IMPORTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("sys.exit() when it is loaded", "sys.exit()", ("SystemExit", "line 2")),
+    ("CancelledError when it is loaded", "raise asyncio.CancelledError", ("CancelledError", "line 2")),
+    ("a TypeError when it is loaded", "1 + 'a'", ("TypeError", "line 2")),
+    ("os.chdir when it is loaded", "os.chdir('/')", ("working directory",)),
+    ("set_default_dtype when it is loaded", "torch.set_default_dtype(torch.float64)", ("default dtype",)),
+    ("set_grad_enabled(False) when it is loaded", "torch.set_grad_enabled(False)", ("gradient mode",)),
+    ("set_default_device when it is loaded", "torch.set_default_device('meta')", ("default device",)),
+)
+CALLS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("asyncio.CancelledError", "raise asyncio.CancelledError", ("CancelledError", "mine.py, line 3")),
+    ("BaseException", "raise BaseException('x')", ("BaseException: x",)),
+    ("sys.exit(0)", "sys.exit(0)", ("SystemExit: 0",)),
+    ("KeyboardInterrupt", "raise KeyboardInterrupt", ("KeyboardInterrupt",)),
+    ("os.chdir", "os.chdir('/')", ("working directory",)),
+    ("set_default_dtype", "torch.set_default_dtype(torch.float64)", ("default dtype",)),
+    ("set_default_device", "torch.set_default_device('meta')", ("default device",)),
+    ("an error in a helper", "[].pop()", ("IndexError", "mine.py, line 3")),
+)
+ANSWERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("10**400", "[10**400] * len(group.samples)", ("401 characters",)),
+    ("10**5000", "[10**5000] * len(group.samples)", ("repr raises",)),
+    ("a generator without end", "iter(float, 1.0)", ("more than 2 values",)),
+    ("a text of digits", "'12'", ("answered str",)),
+    ("a table", "{0.0: 1, 1.0: 2}", ("answered dict",)),
+    ("infinity", "[float('inf')] * 2", ("must be finite",)),
+    ("a million characters", "['x' * 10**6] * 2", ("characters",)),
+)
+CLASS = (
+    "import os, sys, torch\nclass mine:\n    def __init__(self):\n        {}\n    def __call__(self, group):\n        return "
+    + ANSWER
+)
+FACTORY = "def mine(device):\n    return lambda images, prompts, metadata: ([0.0] * len(prompts), {})\n"
+SCORER = "def mine(device, score_dict):\n    ...\n"
+LEAVES = "import sys\ndef mine():\n    sys.exit(0)\n"
+ASYNC = "async def mine(group):\n    raise SystemExit(0)\n"
+
+ATTACKS = [
+    *(Attack("plug-ins", name, partial(refused_at_build, GUARD.format(body), words)) for name, body, words in IMPORTS),
+    *(Attack("plug-ins", f"in a call: {name}", partial(failed_in_call, body, words)) for name, body, words in CALLS),
+    *(Attack("plug-ins", f"an answer: {name}", partial(refused_answer, answer, words)) for name, answer, words in ANSWERS),
+    Attack("plug-ins", "sys.exit() when it is made", partial(refused_at_build, CLASS.format("sys.exit()"), ("line 4",))),
+    Attack(
+        "plug-ins",
+        "a package that is missing and imported in a call",
+        partial(refused_at_build, "def mine(group):\n    import no_such_package\n", ("no_such_package", "line 2", "pip install")),
+    ),
+    Attack("plug-ins", "not Python", partial(refused_at_build, "def mine(:\n", ("line 1 is not Python",))),
+    Attack("plug-ins", "a coroutine that leaves", partial(failed_as_written, ASYNC, ("SystemExit",))),
+    Attack("plug-ins", "sys.exit(0) in a process of its own", partial(in_a_process, "sys.exit(0)", ("SystemExit",))),
+    Attack("plug-ins", "os._exit(0) in a process of its own", partial(in_a_process, "os._exit(0)", ("died",))),
+    Attack("plug-ins", "a logged one that leaves", partial(only_logged, "sys.exit(0)")),
+    Attack("plug-ins", "a logged one that changes the folder", partial(only_logged, "os.chdir('/')")),
+    Attack("plug-ins", "a factory of flow_grpo without its prefix", partial(foreign, FACTORY, "./mine.py", ("flow_grpo:",))),
+    Attack("plug-ins", "a factory that lacks a key", partial(foreign, SCORER, "flow_grpo:./mine.py", ("score_dict",))),
+    Attack("plug-ins", "an error of a million control characters", long_error),
+    Attack("plug-ins", "the cause under --traceback", traceback_is_chained),
+    Attack(
+        "plug-ins", "a data set that leaves", partial(data_set, "import sys\ndef mine():\n    sys.exit(0)\n", ("SystemExit",))
+    ),
+    Attack(
+        "plug-ins",
+        "a data set that leaves while it is read",
+        partial(data_set, LEAVES + "    yield\n", ("SystemExit",)),
+    ),
+    Attack("plug-ins", "a data set that raises KeyError", partial(data_set, "def mine():\n    return {}['a']\n", ("KeyError",))),
+    Attack(
+        "plug-ins",
+        "an advantage that leaves",
+        partial(part, "import sys\ndef mine(scores, rollouts):\n    sys.exit(0)\n", ("SystemExit",)),
+    ),
+]

@@ -1,0 +1,224 @@
+"""Attacks by signals, terminals that close, and programs that start together."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from tests.attacks.attack import Attack, BrokenError, expect_clean, expect_sentence, limit_memory, run_mmrl
+
+LIMIT_S = 90.0
+SHORT = ("data.size=8", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=2", "prompts_per_step=1")
+LONG = (*SHORT, "steps=100000", "save_every=0", "output=run")
+SLOW_DATA = "import time\ndef mine():\n    open('loading', 'w').close()\n    time.sleep(60)\n"
+
+
+def start(folder: Path, *words: str, prefix: tuple[str, ...] = (), env: Mapping[str, str] | None = None, stderr: int = -1):
+    """`mmrl train` in a session of its own."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "mmrl", "train", *(words or ("tiny/image", *LONG))],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if stderr == -1 else stderr,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=limit_memory,
+    )
+
+
+def wait_until(what: Callable[[], bool], process: subprocess.Popen[str], name: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not what():
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            raise BrokenError(f"{name} did not happen (exit code {process.poll()})")
+        time.sleep(0.05)
+
+
+def has_trained(folder: Path) -> bool:
+    file = folder / "run" / "metrics.jsonl"
+    return file.exists() and '"loss"' in file.read_text()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        said = process.communicate(timeout=LIMIT_S)[1] or ""
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise BrokenError(f"did not end within {LIMIT_S:g} s") from None
+    return process.returncode, said
+
+
+def expect_saved(folder: Path, code: int, said: str, *words: str) -> str:
+    if code != 0:
+        raise BrokenError(f"exit code {code}: {said[-300:]!r}")
+    if not any((folder / "run" / "checkpoints").glob("step-*")):
+        raise BrokenError("no checkpoint")
+    missing = [word for word in words if word not in said]
+    if missing:
+        raise BrokenError(f"the output does not name {missing}: {said[-300:]!r}")
+    return "saved, exit code 0"
+
+
+def stopped(numbers: tuple[signal.Signals, ...], folder: Path) -> str:
+    """Signals during training: saved, with the way to go on."""
+    process = start(folder)
+    wait_until(lambda: has_trained(folder), process, "a step")
+    for number in numbers:
+        process.send_signal(number)
+    return expect_saved(folder, *end_of(process), "stopped by SIG", f"--resume {folder}/run")
+
+
+def to_all_processes(number: signal.Signals, folder: Path) -> str:
+    """A signal to the whole process group, with a reward in a process of its own."""
+    (folder / "mine.py").write_text("def mine(group):\n    return [float(len(s.text or '')) for s in group.samples]\n")
+    process = start(folder, "tiny/image", *LONG, "reward=[{use='./mine.py:mine', call={where='process'}}]")
+    wait_until(lambda: has_trained(folder), process, "a step")
+    os.killpg(process.pid, number)
+    code, said = end_of(process)
+    if "Traceback" in said:
+        raise BrokenError(f"a traceback: {said[-300:]!r}")
+    return expect_saved(folder, code, said, f"stopped by {number.name}")
+
+
+def under_nohup(folder: Path) -> str:
+    """SIGHUP under nohup means nothing; the run is then stopped by SIGTERM."""
+    process = start(folder, prefix=("nohup",))
+    wait_until(lambda: has_trained(folder), process, "a step")
+    process.send_signal(signal.SIGHUP)
+    lines = len((folder / "run" / "metrics.jsonl").read_text().splitlines())
+    metrics = folder / "run" / "metrics.jsonl"
+    wait_until(lambda: len(metrics.read_text().splitlines()) > lines + 2, process, "another step after SIGHUP")
+    process.send_signal(signal.SIGTERM)
+    return "went on; " + expect_saved(folder, *end_of(process), "stopped by SIGTERM")
+
+
+def terminal_closes(folder: Path) -> str:
+    """The terminal is gone, with every write to it failing; and then the hang-up comes."""
+    ours, theirs = pty.openpty()
+    process = start(folder, stderr=theirs)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    wait_until(lambda: read_all(ours) is not None and has_trained(folder), process, "a step")
+    os.close(ours)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGHUP)
+    return expect_saved(folder, end_of(process)[0], "")
+
+
+def read_all(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except (BlockingIOError, OSError):
+        return b""
+
+
+def while_it_is_built(number: signal.Signals, folder: Path) -> str:
+    """A signal while data is still loaded: no run folder stays."""
+    (folder / "mine.py").write_text(SLOW_DATA)
+    process = start(folder, "tiny/image", "data={use='./mine.py:mine'}")
+    wait_until((folder / "loading").exists, process, "loading")
+    process.send_signal(number)
+    code, said = end_of(process)
+    if code != 128 + number or "Traceback" in said:
+        raise BrokenError(f"exit code {code}: {said[-300:]!r}")
+    if (folder / "runs").exists():
+        raise BrokenError("a run folder stayed")
+    return f"left with {code}, no folder stayed"
+
+
+def started_together(folder: Path) -> str:
+    """Three one-line runs at once."""
+    words = ("tiny/image", *SHORT, "steps=1")
+    processes = [start(folder, *words) for _ in range(3)]
+    codes = [end_of(process) for process in processes]
+    if any(code for code, _ in codes):
+        raise BrokenError(f"exit codes {[code for code, _ in codes]}: {codes[0][1][-300:]!r}")
+    runs = sorted(path.name for path in (folder / "runs").iterdir() if (path / "report.html").is_file())
+    if runs != ["image", "image-2", "image-3"]:
+        raise BrokenError(f"the runs are in {runs}")
+    return "three folders"
+
+
+def same_output(folder: Path) -> str:
+    """A second run into the folder of one that is training."""
+    first = start(folder)
+    wait_until(lambda: has_trained(folder), first, "a step")
+    outcome = expect_sentence(run_mmrl(["train", "tiny/image", *LONG], folder), "already holds a run")
+    again = expect_sentence(run_mmrl(["train", "--resume", "run"], folder), "another process is training into")
+    first.send_signal(signal.SIGTERM)
+    expect_saved(folder, *end_of(first))
+    return f"{outcome}, and resuming too" if again else ""
+
+
+def failed_start(words: tuple[str, ...], folder: Path) -> str:
+    outcome = expect_sentence(run_mmrl(["train", "tiny/image", *words], folder))
+    if (folder / "runs").exists() or (folder / "out").exists():
+        raise BrokenError("a folder stayed")
+    return f"{outcome}, no folder"
+
+
+def escape_in(words: tuple[str, ...], folder: Path) -> str:
+    return expect_sentence(run_mmrl(words, folder))
+
+
+def escape_on_a_terminal(folder: Path) -> str:
+    """A message with escape sequences, on a real terminal."""
+    ours, theirs = pty.openpty()
+    process = start(folder, "tiny/image", "optimizer.\x1b]0;owned\x07\x1b[2Jlr=1", stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while process.poll() is None:
+        said += read_all(ours)
+    said += read_all(ours)
+    os.close(ours)
+    for sequence in (b"\x1b]", b"\x07", b"\x1b[2J"):
+        if sequence in said:
+            raise BrokenError(f"{sequence!r} reached the terminal")
+    return "written out" if b"\\x1b]0;owned" in said else f"not shown: {said[-200:]!r}"
+
+
+def narrow_encoding(folder: Path) -> str:
+    ended = run_mmrl(["show", "grpo"], folder, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"})
+    expect_clean(ended.out + ended.err)
+    if ended.code != 0:
+        raise BrokenError(f"exit code {ended.code}: {ended.err[-300:]!r}")
+    return "written in ASCII"
+
+
+HANG_UP = signal.SIGHUP
+ATTACKS = [
+    Attack("signals", "SIGTERM while it trains", partial(stopped, (signal.SIGTERM,))),
+    Attack("signals", "SIGHUP while it trains", partial(stopped, (HANG_UP,))),
+    Attack("signals", "three SIGHUPs", partial(stopped, (HANG_UP, HANG_UP, HANG_UP))),
+    Attack("signals", "SIGHUP and SIGTERM together", partial(stopped, (HANG_UP, signal.SIGTERM))),
+    Attack("signals", "Ctrl-C for all processes of a run", partial(to_all_processes, signal.SIGINT)),
+    Attack("signals", "SIGHUP for all processes of a run", partial(to_all_processes, HANG_UP)),
+    Attack("signals", "SIGHUP under nohup", under_nohup),
+    Attack("signals", "the terminal closes", terminal_closes),
+    Attack("signals", "SIGTERM while it is built", partial(while_it_is_built, signal.SIGTERM)),
+    Attack("signals", "SIGHUP while it is built", partial(while_it_is_built, HANG_UP)),
+    Attack("signals", "Ctrl-C while it is built", partial(while_it_is_built, signal.SIGINT)),
+    Attack("signals", "three runs started together", started_together),
+    Attack("signals", "a second run into the same folder", same_output),
+    Attack("signals", "a start that fails, in a folder of its own", partial(failed_start, ("policy.model=./nowhere",))),
+    Attack(
+        "signals", "a start that fails, in a named folder", partial(failed_start, ("policy.model=./nowhere", "output=out/put"))
+    ),
+    Attack("signals", "escape sequences in a key", partial(escape_in, ("train", "tiny/image", "optimizer.\x1b[2Jlr=1"))),
+    Attack("signals", "escape sequences in a name", partial(escape_in, ("report", "run\x1b]0;owned\x07\x9b2J"))),
+    Attack(
+        "signals", "a name of 100,000 characters", partial(escape_in, ("train", "tiny/image", "policy.model=" + "x" * 100_000))
+    ),
+    Attack("signals", "escape sequences on a real terminal", escape_on_a_terminal),
+    Attack("signals", "an encoding without most characters", narrow_encoding),
+]

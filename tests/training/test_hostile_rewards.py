@@ -1,0 +1,309 @@
+"""Rewards that raise what nobody expects, never end, answer what is no list of numbers, or change the process they run in."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app.plugins.resolve import load
+from mmrl.core.blame import describe, place_of, shown
+from mmrl.core.loops import loop
+from mmrl.core.process_state import process_state
+from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.core.workers import WorkerError, WorkerProcess
+from mmrl.training.reward_calls import Calling
+from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+
+WAYS: dict[str, dict[str, Any]] = {"inline": {}, "thread": {"where": "thread"}, "timeout": {"timeout_s": 20.0}}
+
+
+def group() -> Group:
+    return Group(0, Prompt("p0", "?"), (Sample("a"), Sample("b")))
+
+
+def run(function: Any, timeout_s: float | None = None, weight: float = 1.0, **call: Any) -> list[float]:
+    rewards = [NamedReward("one", lambda g: [1.0] * len(g.samples)), NamedReward("mine", function, weight, timeout_s)]
+    rewards[1] = NamedReward("mine", function, weight, timeout_s, call=Calling(**call))
+    [table] = RewardRunner(rewards).score([group()])
+    return table.values[:, 1].tolist()
+
+
+class FalseError(Exception):
+    """An exception that is false: `error or answer` would look for the answer."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+RAISED = (
+    asyncio.CancelledError("x"),
+    CancelledError("x"),
+    BaseException("x"),
+    SystemExit(0),
+    GeneratorExit("x"),
+    StopIteration("x"),
+    FalseError("x"),
+    MuteError(),
+    RecursionError("x"),
+    MemoryError("x"),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_whatever_a_reward_raises_it_has_failed(error: BaseException, way: str):
+    def reward(g: Group) -> list[float]:
+        raise error
+
+    with pytest.raises(RewardError, match=f"'mine' failed on 2 of 2 .*{type(error).__name__}") as refused:
+        run(reward, **WAYS[way])
+    assert refused.value.__cause__ is error
+
+
+@pytest.mark.parametrize("timeout_s", [None, 20.0])
+@pytest.mark.parametrize("error", RAISED[:4], ids=lambda error: type(error).__name__)
+def test_whatever_a_coroutine_raises_it_has_failed_and_the_loop_lives(error: BaseException, timeout_s: float | None):
+    async def reward(g: Group) -> list[float]:
+        raise error
+
+    with pytest.raises(RewardError, match=rf"'mine' failed on 2 of 2 .*{type(error).__name__}"):
+        run(reward, timeout_s)
+    assert loop().is_running()
+
+
+def test_an_interrupt_of_a_rewards_own_has_failed_and_one_of_the_terminal_leaves():
+    def reward(g: Group) -> list[float]:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with pytest.raises(KeyboardInterrupt):
+            run(reward)
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        with pytest.raises(RewardError, match="KeyboardInterrupt"):
+            run(reward)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_coroutine_that_cannot_be_cancelled_is_left_behind():
+    over = False
+
+    async def stubborn(g: Group) -> list[float]:
+        while not over:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return [0.0, 0.0]
+
+    try:
+        with pytest.raises(RewardError, match="TimeoutError"):
+            run(stubborn, 0.05)
+    finally:
+        over = True
+
+
+class Endless:
+    def __iter__(self) -> Iterator[float]:
+        while True:
+            yield 1.0
+
+
+def endless(g: Group) -> Iterator[float]:
+    while True:
+        yield 1.0
+
+
+class NoNumber:
+    def __float__(self) -> float:
+        raise SystemExit(0)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([1.0, 10**400], r"answered 1000.*\(401 characters\)"),
+        ([1.0, 10**5000], r"whose repr raises ValueError"),
+        ([1.0, NoNumber()], "answered <NoNumber, whose repr raises RuntimeError>"),
+        (Endless(), "more than 2 values for the 2 samples"),
+        ("12", "answered str"),
+        (b"12", "answered bytes"),
+        ({1.0: "a", 2.0: "b"}, "answered dict"),
+        ({1.0, 2.0}, "answered set"),
+        (["x" * 10_000, 1.0], r"\(10,002 characters\)"),
+    ],
+    ids=["large", "larger", "no number", "endless", "text", "bytes", "table", "set", "long"],
+)
+def test_what_is_no_list_of_numbers_is_refused_in_few_words(answer: Any, message: str):
+    with pytest.raises(RewardError, match=f"reward 'mine' .*{message}") as refused:
+        run(lambda g: answer)
+    assert len(str(refused.value)) < 1000
+
+
+def test_parts_that_are_too_large_are_refused():
+    scored = Scored(1.0)
+    object.__setattr__(scored, "parts", {"much": 10**400})
+    with pytest.raises(RewardError, match=r"answered the parts .*much"):
+        run(lambda g: [scored] * 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_generator_without_end_is_refused(way: str):
+    with pytest.raises(RewardError, match="more than 2 values for the 2 samples"):
+        run(endless, **WAYS[way])
+
+
+def test_an_answer_for_a_whole_step_may_be_anything_too():
+    class Whole:
+        def __call__(self, group: Group) -> list[float]: ...
+
+        def score_all(self, groups: Any) -> Any:
+            return self.answer
+
+        answer: Any = None
+
+    whole = Whole()
+    for answer, message in ((None, "NoListError"), (endless(group()), "more than 1 of 1 groups"), (3.0, "NoListError")):
+        whole.answer = answer
+        with pytest.raises(RewardError, match=message):
+            RewardRunner([NamedReward("mine", whole)]).score([group()])
+
+
+@pytest.fixture
+def unchanged(tmp_path: Path) -> Iterator[Path]:
+    before = process_state()
+    yield tmp_path
+    assert process_state() == before
+    before.restore()
+
+
+def changes(what: str, folder: Path) -> Any:
+    def reward(g: Group) -> list[float]:
+        if what == "folder":
+            os.chdir(folder)
+        elif what == "dtype":
+            torch.set_default_dtype(torch.float64)
+        elif what == "device":
+            torch.set_default_device("meta")
+        else:
+            torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())
+        return [1.0] * len(g.samples)
+
+    return reward
+
+
+WHAT = {"folder": "working directory", "dtype": "default dtype from float32 to float64", "deterministic": "deterministic"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", WHAT)
+def test_a_reward_that_changes_the_process_has_failed_and_it_is_put_back(what: str, way: str, unchanged: Path):
+    who = "it" if way == "inline" else "one of the rewards 'one', 'mine'"
+    with pytest.raises(RewardError, match=f"failed on 2 of 2 .*{who} changed .*{WHAT[what]}.*put back"):
+        run(changes(what, unchanged), **WAYS[way])
+
+
+def test_a_reward_that_runs_alone_in_a_thread_is_named(unchanged: Path):
+    rewards = RewardRunner([NamedReward("mine", changes("folder", unchanged), call=Calling("thread"))])
+    with pytest.raises(RewardError, match=r"'mine' failed on 2 of 2 .*it changed the working directory"):
+        rewards.score([group()])
+
+
+def test_a_default_device_is_put_back(unchanged: Path):
+    with pytest.raises(RewardError, match="it changed torch's default device from cpu to meta"):
+        run(changes("device", unchanged))
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_one_that_is_only_logged_fails_alone(unchanged: Path):
+    values = run(changes("folder", unchanged), weight=0.0)
+    assert all(value != value for value in values)
+
+
+def test_what_a_reward_changes_before_it_raises_is_put_back(unchanged: Path):
+    def reward(g: Group) -> list[float]:
+        os.chdir(unchanged)
+        torch.set_default_dtype(torch.float64)
+        raise ValueError("too bad")
+
+    with pytest.raises(RewardError, match="ValueError: too bad"):
+        run(reward)
+
+
+def test_gradients_are_on_after_a_reward_that_turned_them_off(unchanged: Path):
+    def reward(g: Group) -> list[float]:
+        torch.set_grad_enabled(False)
+        return [1.0] * len(g.samples)
+
+    assert run(reward) == [1.0, 1.0] and torch.is_grad_enabled()
+
+
+MINE = """
+import asyncio
+
+def helper(group):
+    return [].pop()
+
+def mine(group):
+    if group.id == 1:
+        raise SystemExit(0)
+    if group.id == 2:
+        raise asyncio.CancelledError
+    return [helper(group) for sample in group.samples]
+"""
+
+
+def first_error(function: Any, index: int, **call: Any) -> str:
+    rewards = RewardRunner([NamedReward("mine", function, call=Calling(**call))])
+    with pytest.raises(RewardError) as refused:
+        rewards.score([Group(index, Prompt("p"), (Sample("a"),))])
+    rewards.close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("call", [{}, {"where": "thread"}], ids=["inline", "thread"])
+def test_the_users_own_file_and_line_stand_in_the_message(call: dict[str, Any], tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    said = first_error(load(f"{tmp_path}/mine.py:mine", "rewards"), 0, **call)
+    assert f"IndexError: pop from empty list ({tmp_path}/mine.py, line 5) (prompt 'p')" in said
+
+
+def test_a_process_says_what_was_raised_where_and_does_not_leave(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    worker = WorkerProcess(load(f"{tmp_path}/mine.py:mine", "rewards"))
+    for index, words in enumerate(("IndexError: pop .* line 5", "SystemExit: 0 .* line 9", "CancelledError: .* line 11")):
+        with pytest.raises((IndexError, WorkerError)) as raised:
+            worker(Group(index, Prompt("p"), (Sample("a"),)))
+        assert re.search(words, describe(raised.value))
+    worker.close()
+
+
+def test_words_about_an_exception():
+    assert describe(KeyError("a")) == "KeyError: 'a'" and place_of(KeyError("a")) == ""
+    assert describe(MuteError()) == "MuteError: (its text raises RuntimeError)"
+    assert shown("x" * 1000).endswith("... (1,002 characters)")
+
+
+def test_a_slow_coroutine_still_answers_in_time():
+    async def slow(g: Group) -> list[float]:
+        await asyncio.sleep(0)
+        return [2.0, 3.0]
+
+    assert run(slow, 60.0) == [2.0, 3.0]
