@@ -160,7 +160,7 @@ def metrics_page() -> Iterator[str]:
 
 
 def commands_page() -> Iterator[str]:
-    yield "# Commands\n\nEvery command with its options, as `mmrl COMMAND --help` says them.\n"
+    yield "# Commands\n\nEvery command with its options, as its `--help` says them.\n"
     command: Any = typer.main.get_command(app)
     yield from command_lines(command, command.context_class(command, info_name="mmrl"))
 

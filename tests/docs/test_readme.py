@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -58,6 +58,6 @@ def test_own_reward_in_one_line(newcomer: Path):
     assert 0 < step["reward/short"] <= 1
 
 
-def test_table_names_every_preset():
-    names = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    assert set(names) >= set(PRESETS)
+def test_the_reference_names_every_preset():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text()
+    assert set(re.findall(r"^### (\w+)$", page, re.MULTILINE)) >= set(PRESETS)

@@ -23,7 +23,7 @@ LIMITS: dict[str, float] = {  # limits only ever fall
     "Any per 1,000 lines: any other room": 5,
     "participles": 80,
     "docstrings that begin with Of, As, What, Inside or Whether": 60,
-    "words of README.md": 3341,
+    "words of README.md": 1000,
 }
 """The goal: 20 files, 10 `Any` in all and in every room (15 in policies, where libraries leave no choice), 60, 0."""
 FIRST_WORDS = {"Of", "As", "What", "Inside", "Whether"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from examples.toy_squares import make as make_squares
 from mmrl.data.mp4 import write_mp4
 
 ROOT = Path(__file__).parents[2]
@@ -78,19 +79,43 @@ def without_assignments(words: list[str]) -> list[str]:
 
 def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
     """The files that commands of the documentation speak of, small."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    make_squares(folder)
     picture = folder / str(row["image"])
-    picture.parent.mkdir(parents=True)
+    picture.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (320, 400), "green").save(picture)
-    for name in ("boxes.jsonl", "my_refcoco.jsonl"):
-        (folder / name).write_text(json.dumps(row) + "\n")
+    with (folder / "boxes.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    (folder / "parts").mkdir()
+    for name in ("my_refcoco.jsonl", "parts/train.jsonl", "parts/test.jsonl"):
+        (folder / name).write_text(json.dumps(row | {"image": str(picture)}) + "\n")
     (folder / "mine.py").write_text(reward)
+    (folder / "table.csv").write_text(f"{picture},Where is the dog?,34,50,220,310\n")
+    lay_coco(folder)
     (folder / "charades_sta_train.txt").write_text("AO8RW 0.2 0.8##a person sits down.\n")
     (folder / "Charades_v1_480").mkdir()
     frames = np.random.default_rng(0).integers(0, 255, (10, 32, 32, 3), dtype=np.uint8)
     write_mp4(folder / "Charades_v1_480" / "AO8RW.mp4", frames, 10)
     (folder / "Video-R1-260k.json").write_text("[]")
+    (folder / "prompts.txt").write_text("a red fox\n")
     (folder / "pictures").mkdir()
     for name in ("cat", "dog"):
         Image.new("RGB", (32, 32), "blue").save(folder / "pictures" / f"{name}.png")
         (folder / "pictures" / f"{name}.txt").write_text(f"a {name}")
     (folder / "spec.toml").write_text('port = 8500\n[[reward]]\nuse = "format"\n')
+
+
+def lay_coco(folder: Path) -> None:
+    """One picture with one box, as COCO's instances and as RefCOCO's folder."""
+    (folder / "val2017").mkdir()
+    Image.new("RGB", (64, 48), "red").save(folder / "val2017" / "1.jpg")
+    instances = {
+        "images": [{"id": 1, "file_name": "1.jpg", "width": 64, "height": 48}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [4, 4, 20, 20], "iscrowd": 0}],
+        "categories": [{"id": 3, "name": "car"}],
+    }
+    (folder / "instances_val2017.json").write_text(json.dumps(instances))
+    (folder / "refcoco").mkdir()
+    (folder / "refcoco" / "instances.json").write_text(json.dumps(instances))
+    refs = [{"ref_id": 1, "ann_id": 1, "image_id": 1, "split": "train", "sentences": [{"sent": "the car"}]}]
+    (folder / "refcoco" / "refs(unc).json").write_text(json.dumps(refs))
