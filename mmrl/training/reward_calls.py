@@ -19,7 +19,7 @@ import torch
 from mmrl.core.blame import is_from_outside
 from mmrl.core.loops import contain, loop
 from mmrl.core.process_state import process_state, refuse_change
-from mmrl.core.ranges import CountOrNone, NonNegative, Range, check_ranges
+from mmrl.core.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.core.workers import WorkerProcess
 from mmrl.training.reward_cache import AnswerCache, Known, RawAnswer
@@ -56,6 +56,28 @@ class Calling:
         check_ranges(self)
         if self.rest_on and not self.run_on:
             raise ValueError(f"rest_on is {self.rest_on!r}, but run_on says nothing: say where the reward computes")
+
+
+@dataclass(frozen=True)
+class Transform:
+    """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
+
+    scale: Number = 1.0
+    shift: Number = 0.0
+    low: Number | None = None
+    high: Number | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.scale == 0:
+            raise ValueError(f"{self}: scale must not be 0")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"{self}: low is above high")
+
+    def __call__(self, value: float) -> float:
+        moved = (value - self.shift) / self.scale
+        moved = moved if self.low is None else max(moved, self.low)
+        return moved if self.high is None else min(moved, self.high)
 
 
 @dataclass

@@ -20,8 +20,7 @@ from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.core.values import NoListError, count_of, number, values_of
 from mmrl.training.reward_cache import RawAnswer
-from mmrl.training.reward_calls import Calling, Meter, RewardCaller, is_same, outcome_of
-from mmrl.training.transform import Transform
+from mmrl.training.reward_calls import Calling, Meter, RewardCaller, Transform, is_same, outcome_of
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max

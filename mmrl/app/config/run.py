@@ -26,9 +26,8 @@ from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_ke
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
-from mmrl.training.reward_calls import Calling
+from mmrl.training.reward_calls import Calling, Transform
 from mmrl.training.settings import TrainSettings
-from mmrl.training.transform import Transform
 
 
 @dataclass(frozen=True)
