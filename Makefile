@@ -55,7 +55,7 @@ mutation: $(STAMP)
 
 # The site, from the repository alone: open site/index.html
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"

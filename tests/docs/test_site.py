@@ -72,7 +72,13 @@ def test_nothing_comes_from_elsewhere(site: Path):
 
 
 def test_search_works_without_a_server(site: Path):
+    """Each page brings the index as a script, and a stand-in for web workers, which browsers do not start from file://."""
     assert (site / "search" / "search_index.js").is_file(), "the plugin `offline` writes the index as a script"
+    worker = re.compile(r'<script src="([^"]*iframe-worker[^"]*)"')
+    for page in site.rglob("*.html"):
+        if page.name != "404.html":
+            (script,) = worker.findall(page.read_text(encoding="utf-8"))
+            assert (page.parent / script).resolve() == (site / "assets" / "iframe-worker.js").resolve()
 
 
 def test_a_dead_link_would_be_found(tmp_path: Path):
