@@ -26,7 +26,9 @@ app.add_typer(
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
 app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
-app.add_typer(cache, name="cache", rich_help_panel=MAKE, help="List and clear the tiny models and clips that mmrl keeps.")
+app.add_typer(
+    cache, cls=InOrder, name="cache", rich_help_panel=MAKE, help="List and clear the tiny models and clips that mmrl keeps."
+)
 app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and try out rewards.")
 
 Overrides = Annotated[
