@@ -17,11 +17,11 @@ from mmrl.core.process_state import ProcessChangedError, ProcessState, change_te
 from mmrl.core.protocols import Reward
 from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
+from mmrl.core.transform import Transform
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.core.values import NoListError, count_of, number, values_of
 from mmrl.training.reward_cache import RawAnswer
 from mmrl.training.reward_calls import Calling, Meter, RewardCaller, is_same, outcome_of
-from mmrl.training.transform import Transform
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max

@@ -24,11 +24,11 @@ from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
+from mmrl.core.transform import Transform
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling
 from mmrl.training.settings import TrainSettings
-from mmrl.training.transform import Transform
 
 
 @dataclass(frozen=True)
