@@ -65,6 +65,7 @@ class WatchedReward:
     max_failed: Share = 0.5
     """Share of a step's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
+    """How the reward is called: see `[reward.call]`."""
     transform: Transform | None = None
     """None: the reward counts as it is."""
     args: Mapping[str, object] = field(default_factory=dict)
