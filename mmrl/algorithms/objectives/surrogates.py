@@ -100,9 +100,9 @@ class Cispo(Surrogate):
     """
 
     low: Share | None = None
-    """Least weight, a ratio; none = no bound."""
+    """Least weight, a ratio; None: no bound."""
     high: NonNegative | None = 5.0
-    """Largest weight, a ratio; none = no bound."""
+    """Largest weight, a ratio; None: no bound."""
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 

@@ -32,7 +32,7 @@ COMMON: Mapping[str, Mapping[str, str]] = {
         "level": "How much noise a noisy step draws, the level in the formula of `dynamics`; wan, ode and dpm2 have none.",
         "num_steps": "Denoising steps of a rollout.",
         "seed": "Seed of the choice of steps, together with the training step.",
-        "spacing": "How the steps lie between noise and data; none = as the model's own scheduler.",
+        "spacing": "How the steps lie between noise and data; None: as the model's own scheduler.",
         "truncated_timesteps": "True: feed the network int(1000 sigma), as DanceGRPO's relatives do; steps use the exact sigma.",
     },
 }

@@ -58,7 +58,7 @@ class TextPolicyConfig:
     box_space: BoxSpaceSetting = "auto"
     """How the model writes boxes; auto = as its makers say."""
     min_pixels: Count | None = None
-    """Qwen-VL: least area of a picture, in pixels; none = as its processor says."""
+    """Qwen-VL: least area of a picture, in pixels; None: as its processor says."""
     max_pixels: Count | None = None
     """Qwen-VL: largest area of a picture, in pixels; frames of clips: see video."""
     video: VideoSettings = field(default_factory=VideoSettings)
@@ -72,7 +72,7 @@ class TextPolicyConfig:
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None
-    """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); none = its own choice."""
+    """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); None: its own choice."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
