@@ -31,7 +31,9 @@ def load(
         split: may be left out where there is one only.
         streaming: True reads rows as they are asked for and checks each then; False checks all rows first.
         columns: our name -> the data set's, for image, question, box, size, space, id.
-        box_format: xyxy or xywh.
+        box_format: xyxy (two corners) or xywh (a corner, width and height).
+        space: of the boxes: pixel, norm1000 or norm1.
+        template: the prompt's text, with {question} in it.
         image_root: where picture paths start, if the data set holds paths and not pictures.
 
     Raises:

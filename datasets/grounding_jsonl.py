@@ -32,6 +32,7 @@ def load(
         image_root: where relative picture paths start and which none leaves; the file's folder by default, and then absolute
             paths may name any picture.
         space: of the boxes: pixel, norm1000 or norm1.
+        box_format: xyxy (two corners) or xywh (a corner, width and height).
         columns: our name -> the file's, for image, question, box, size, space, id, split.
         template: the prompt's text, with {question} in it.
 

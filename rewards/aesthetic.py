@@ -35,6 +35,7 @@ class Aesthetic:
     """How beautiful people find the picture, whatever it shows."""
 
     version: Literal["v2", "v2.5"] = "v2"
+    """Which predictor, on which model's features."""
     head: str = ""
     """The predictor's file, or a folder or hub repository that holds it under its own name."""
     model: str = ""
@@ -42,7 +43,9 @@ class Aesthetic:
     scale: Positive = 1.0
     """The number that the score is divided by."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
     pointwise = True
 
     def __post_init__(self) -> None:

@@ -32,11 +32,13 @@ class ByType:
     """Scored by the column of the row. ValueError naming the row for an unknown type; a prompt without answer gets None."""
 
     column: str = "problem_type"
+    """The column of the prompts that holds their type."""
     soft: bool = False
     """True: of several right letters some are worth their share (TW-GRPO)."""
     relative: NonNegative = 0.0
     """Share of the true number by which an equal number may be off."""
     absolute: NonNegative = 0.0
+    """How far off an equal number may be, in units of the number."""
     unit: Unit = "seconds"
     """The unit of numbers without one in spans of time."""
     template: Template | None = None

@@ -30,6 +30,7 @@ class Choice:
     """
 
     kind: Literal["exact", "soft"] = "exact"
+    """All or nothing (exact), or shares of the right letters (soft)."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

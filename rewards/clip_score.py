@@ -28,10 +28,13 @@ class ClipScore:
     model: str = "openai/clip-vit-large-patch14"
     """Hub id or folder; or open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:owner/name`."""
     form: Literal["cosine", "paper"] = "cosine"
+    """The plain cosine, or CLIPScore as in its paper."""
     processor: str = ""
     """Where tokenizer and preprocessing come from, if not from the model."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

@@ -26,6 +26,7 @@ class Format:
     """1 for a text in the template's form. To gate a box reward instead of adding to it, use that reward's own `template`."""
 
     template: Template = "think"
+    """The form that the text must have."""
     needs_box: bool = False
     """True: the answer must also hold a box, or say that there is none."""
 

@@ -29,12 +29,15 @@ class HpsV2:
     """Human preference score of the picture for its prompt."""
 
     checkpoint: str = "xswu/HPSv2"
+    """Hub id, folder or file of the weights."""
     version: Literal["2.0", "2.1"] = "2.1"
     """Which file of the checkpoint's repository or folder."""
     architecture: str = "ViT-H-14"
     """A name of open_clip's, or the path of a JSON file with the settings of one."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

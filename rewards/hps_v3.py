@@ -39,12 +39,17 @@ class HpsV3:
     """Mean of the predicted human preference."""
 
     checkpoint: str = "MizzenAI/HPSv3"
+    """Hub id, folder or file of the weights."""
     base: str = "Qwen/Qwen2-VL-7B-Instruct"
+    """Hub id or folder of configuration and processor."""
     template: str = ""
     """File with the official rubric and {prompt}: INSTRUCTION and prompt_with_special_token of its data_collator_qwen.py."""
     pixels: Count = PIXELS
+    """Area that pictures are resized to, in pixels."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

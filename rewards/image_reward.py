@@ -42,9 +42,13 @@ class ImageReward:
     """How much people would like the picture for its prompt."""
 
     checkpoint: str = "THUDM/ImageReward"
+    """Hub id or folder of the weights and their configuration."""
     tokenizer: str = "google-bert/bert-base-uncased"
+    """Hub id or folder of BERT's tokenizer."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

@@ -39,7 +39,9 @@ class ImageTextProxy:
     """How close what the picture shows is to its prompt."""
 
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

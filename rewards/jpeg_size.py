@@ -25,6 +25,7 @@ class JpegSize:
     """The size of the compressed picture. ValueError for a sample without a picture."""
 
     goal: Literal["compressible", "incompressible"] = "compressible"
+    """Small files (compressible) or large ones (incompressible)."""
     scale: Positive = 1.0
     """kB that are worth 1."""
     quality: Annotated[int, Range(1, 95)] = 95

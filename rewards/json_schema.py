@@ -44,6 +44,7 @@ class JsonSchema:
     """1 for JSON that fits the schema."""
 
     schema: Mapping[str, Any] = field(default_factory=dict)
+    """The form that the answer must have, as a table in the words of JSON Schema."""
     column: str = ""
     """Where prompts bring a schema of their own; a prompt without one gets None."""
     items_of: str = ""

@@ -22,8 +22,9 @@ class Length:
     """1 inside the band of lengths. ValueError if the band is empty or a sample has no tokens."""
 
     low: CountOrNone = 0
+    """Shortest good length in tokens."""
     high: CountOrNone = 256
-    """Both in tokens, both inclusive."""
+    """Longest good length in tokens."""
     slope: CountOrNone = 64
     """Tokens over which the reward falls from 1 to 0; 0 = at once."""
 

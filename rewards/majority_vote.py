@@ -33,6 +33,7 @@ class MajorityVote:
     """1 for the group's most frequent answer."""
 
     kind: Literal["text", "number", "choice"] = "text"
+    """How answers are compared: as text, as numbers or as letters."""
     at_least: Share = 0.0
     """Where the winner has a smaller share of the group's votes nobody is rewarded: None for the whole group."""
 

@@ -32,11 +32,13 @@ class MultiBox:
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
     kind: Literal["f1", "mean_iou", "map"] = "f1"
+    """How the fit is measured: one of the three ways above."""
     threshold: Share = 0.5
     """IoU from which a pair counts; for f1."""
     labels: bool = False
     """True: only boxes with equal labels pair up. `map` always looks at labels."""
     count_penalty: NonNegative = 0.0
+    """Taken off where the number of boxes is wrong by as much as it can be."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

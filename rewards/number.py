@@ -29,9 +29,11 @@ class Number:
     """Right or near numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
 
     kind: Literal["exact", "regression", "relative"] = "exact"
+    """How nearness counts: one of the three formulas above."""
     relative: NonNegative = 0.0
     """Share of the true number by which `exact` may be off."""
     absolute: NonNegative = 0.0
+    """How far off `exact` may be, in units of the number."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -40,13 +40,17 @@ class ObjectCounts:
     detector: str = "PekingU/rtdetr_v2_r50vd"
     """Hub id or folder of transformers, or ssd_mobilenet."""
     score: Literal["dense", "strict", "correct"] = "dense"
+    """How clauses become one number: one of the three ways above."""
     threshold: Share = 0.3
+    """Confidence from which a detected object is there."""
     counting_threshold: Share = 0.9
     """For prompts tagged `counting`: GenEval's number, fitted to Mask2Former; weaker detectors want less."""
     colour: str = "lab"
     """lab = nearest mean colour of the box's middle; or a CLIP that names it, as GenEval's openai/clip-vit-large-patch14."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

@@ -39,11 +39,13 @@ class Ocr:
     engine: Literal["rapidocr", "recogniser"] = "rapidocr"
     """rapidocr: finds lines of text anywhere in the picture. recogniser: takes the whole picture for one line; much faster."""
     score: Literal["contained", "window", "ned", "cer", "f1", "exact"] = "contained"
+    """How the read text is compared: one of the six formulas above."""
     column: str = "target"
     """The column of the prompts that holds the target, where a row has it."""
     confidence: Share = 0.8
     """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
     case_sensitive: bool = False
+    """True: capitals must be right, too."""
     batch_size: Count = 32
     """Pictures of one forward of the recogniser."""
     threads: Count = 1

@@ -26,7 +26,9 @@ class OcrWer:
     """1 - WER or 1 - CER with the true text, never below 0. A prompt without answer gets None."""
 
     of: Literal["words", "characters"] = "words"
+    """Count errors in words or in characters."""
     ignore_case: bool = False
+    """True: capitals and small letters are the same."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -41,6 +41,7 @@ class PairwiseWinRate:
     scorer: Any = None
     """A reward; or anything with compare(group, pairs) -> {pair: share of the first, None where it failed}."""
     server: Endpoint | None = None
+    """The server that compares two pictures: see `[reward.server]`; None: `scorer` does."""
     template: str = ""
     """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
     opponents: CountOrNone = 0

@@ -25,12 +25,17 @@ class PickScore:
     """How likely people are to prefer the picture for its prompt."""
 
     model: str = "yuvalkirstain/PickScore_v1"
+    """Hub id or folder of the weights."""
     processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Tokenizer and preprocessing, which the model's repository lacks; empty: those of the model."""
     scale: Positive = 1.0
+    """What the score is divided by, after the shift."""
     shift: Number = 0.0
+    """Subtracted from the score first."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
+    """Pictures in one forward of the model."""
     pointwise = True
 
     __post_init__ = check_ranges

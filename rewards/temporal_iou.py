@@ -31,6 +31,7 @@ class TemporalIou:
     unit: Unit = "seconds"
     """The unit of numbers without one: seconds, frames (that the model was shown) or norm (shares of the clip)."""
     kind: Literal["iou", "time_r1", "map"] = "iou"
+    """How overlap is measured: one of the three formulas above."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -31,13 +31,17 @@ class VideoJudge:
     """A judge's opinion of the videos that a policy made."""
 
     server: Endpoint = field(default_factory=Endpoint)
+    """The server that is asked: see `[reward.server]`."""
     frames: Count = 8
     """At most so many of each video."""
     scoring: Literal["number", "yes"] = "number"
+    """Ask for a number, or for yes and no with their probabilities."""
     template: str = ""
     """A text with {prompt}, or a file with one; empty: our own words."""
     low: Number = 0.0
+    """The worst number that the judge may give."""
     high: Number = 10.0
+    """The best number that the judge may give."""
     label: str = ""
     """For `number`: the words the number stands behind, such as "Final score"."""
     pointwise = True

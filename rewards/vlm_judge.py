@@ -40,12 +40,17 @@ class VlmJudge:
     """A judge's opinion. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
 
     server: Endpoint = field(default_factory=Endpoint)
+    """The server that is asked: see `[reward.server]`."""
     scoring: Literal["number", "json", "yes"] = "number"
+    """How the judge is asked: one of the three forms above."""
     template: str = ""
     """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: our own words."""
     low: Number = 0.0
+    """The worst number that the judge may give."""
     high: Number = 10.0
+    """The best number that the judge may give."""
     key: str = "score"
+    """For `json`: the key of its answer that holds the number."""
     label: str = ""
     """For `number`: the words the number stands behind, such as "Final score"."""
     pointwise = True

@@ -33,10 +33,15 @@ class VqaScore:
     model: str = ""
     """Hub id or folder; empty: ask the server."""
     server: Endpoint = field(default_factory=Endpoint)
+    """The server that is asked where no model is named: see `[reward.server]`."""
     question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
+    """What is asked of every picture; {prompt} is its prompt."""
     among_both: bool = False
+    """True: P(yes) in shares of P(yes) + P(no)."""
     device: str = "auto"
+    """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
+    """Pictures in one forward of the model."""
 
     __post_init__ = check_ranges
     pointwise = True

@@ -43,12 +43,17 @@ class Algorithm:
     objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
     advantage: Advantage = field(default_factory=GroupNorm)
+    """How good every action was, compared with what."""
     aggregation: Weight = field(default_factory=SequenceMean)
     """The aggregation: how much every action counts."""
     importance: tuple[Weight, ...] = ()
+    """Weights beside the aggregation: they multiply credited terms only, never KL or entropy."""
     masks: tuple[Mask, ...] = ()
+    """Which actions leave the counts and do not train."""
     shaping: tuple[Shaping, ...] = ()
+    """Bonuses and penalties, added before the advantage, in this order."""
     planner: Planner = field(default_factory=Once)
+    """What to sample of every prompt, and what again once scores are known."""
     schedule: Schedule | None = None
     """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None

@@ -69,6 +69,7 @@ class MaskPatches:
     """Every patch of every picture black with a probability (PAPO, arXiv:2507.06448). For pictures, not for clips."""
 
     probability: Share = 0.6
+    """Chance of every patch to be black."""
     patch: Count = 14
     """Pixels of the picture's file."""
 

@@ -30,8 +30,11 @@ class StaticShift:
     """
 
     shift: Positive = 3.0
+    """s: the larger, the more steps lie near the noise; 1 = even."""
     train_steps: Count = 1000
+    """Entries of the scheduler's table of times, whose last one the grid ends at."""
     kind: Literal["StaticShift"] = "StaticShift"
+    """Names the spacing in a config."""
 
     __post_init__ = check_ranges
 
@@ -49,12 +52,17 @@ class DynamicShift:
     """sigma = e^mu / (e^mu + 1 / u - 1), mu linear in the number of image tokens, u from 1 to 1 / T (FLUX, Qwen-Image)."""
 
     base_shift: Number = 0.5
+    """mu at base_tokens."""
     max_shift: Number = 1.15
+    """mu at max_tokens."""
     base_tokens: Count = 256
+    """Image tokens at which mu is base_shift."""
     max_tokens: Count = 4096
+    """Image tokens at which mu is max_shift."""
     terminal: BelowOne | None = None
     """Stretch the sigmas so that the last one before 0 is this (Qwen-Image: 0.02)."""
     kind: Literal["DynamicShift"] = "DynamicShift"
+    """Names the spacing in a config."""
 
     __post_init__ = check_ranges
 
@@ -90,7 +98,9 @@ class LinearShift:
     """sigma = s u / (1 + (s - 1) u) on an even grid u from 1 to 0 (DanceGRPO, MixGRPO, BranchGRPO, Pref-GRPO)."""
 
     shift: Positive = 3.0
+    """s: the larger, the more steps lie near the noise; 1 = even."""
     kind: Literal["LinearShift"] = "LinearShift"
+    """Names the spacing in a config."""
 
     __post_init__ = check_ranges
 

@@ -25,8 +25,11 @@ class TimeSampler:
     """
 
     kind: TimeKind = "rollout"
+    """Where the times come from: one of the ways above."""
     count: Count = 9
+    """Times of every sample."""
     shift: Positive = 1.0
+    """Shift of uniform and logit_normal times; 1 = none."""
     reach: PositiveShare = 1.0
     """The part of the way from noise to data that times are taken from: discrete ones have sigma >= 1 - reach."""
 

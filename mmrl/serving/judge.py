@@ -41,6 +41,7 @@ class Endpoint:
     """A model's address and how it is asked: `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
 
     url: str = "http://127.0.0.1:8000/v1"
+    """Where the server answers, /v1 included."""
     model: str = ""
     """Empty: the first one the server lists."""
     api_key_env: str = ""
@@ -53,7 +54,9 @@ class Endpoint:
     """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses of at least a second or those the
     server asks for."""
     concurrency: Annotated[int, Range(1, 1024)] = 8
+    """Questions asked at the same time."""
     temperature: NonNegative = 0.0
+    """Temperature of the judge's sampling; 0 = greedy."""
     max_tokens: Count = 4096
     """The longest answer, thoughts included."""
     max_side: Count = 1024

@@ -30,6 +30,7 @@ class EvaluationSettings:
     num_samples: Count = 1
     """Samples per prompt, averaged."""
     seed: Seed = 1234
+    """Seed of what evaluations draw, the same every time."""
     weights: Weights = "live"
     """ema: an average of them, which the run then keeps even if its algorithm has no use for one."""
 

@@ -45,6 +45,7 @@ class HealthSettings:
     max_kl_old: Positive = 0.1
     """The same from the weights that sampled, within a step."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
+    """When a run is suspected of reward hacking."""
 
     __post_init__ = check_ranges
 

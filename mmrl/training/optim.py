@@ -16,10 +16,15 @@ class OptimizerSettings:
     """AdamW without weight decay by default: RL fine-tuning moves little and should not shrink what it does not move."""
 
     kind: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or gradient descent with momentum."""
     lr: Annotated[float, Range(above=0, high=1000)] = 1e-6
+    """Learning rate after the warm-up; with AdamW about how far an update moves a weight."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """AdamW: how much of the running means of gradient and squared gradient stays at an update."""
     eps: Positive = 1e-8
+    """AdamW: added to the root of the mean squared gradient, in its units."""
     weight_decay: Annotated[float, Range(0, high=1000)] = 0.0
+    """Share of a weight, times lr, that an update takes off."""
     momentum: BelowOne = 0.0
     """For sgd."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -12,7 +12,9 @@ class TrainSettings:
     """Counts are over all ranks; a step is one draw of prompts, their rollouts and all updates on them."""
 
     steps: CountOrNone = 100
+    """Training steps of the whole run, those before a resumption included."""
     prompts_per_step: Count = 8
+    """Prompts drawn at every step; each is sampled algorithm.group_size times."""
     micro_batch: Count = 16384
     """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank."""
     max_skipped: CountOrNone = 0
@@ -22,6 +24,7 @@ class TrainSettings:
     """Parts in which a step's prompts are sampled, whole groups each. With several, slow rewards (judges, servers, `async def`)
     of one part work while the next is sampled: n parts hide all but the last one's time, and cost the policy larger batches."""
     seed: Seed = 0
+    """Seed of all that a run draws: prompts, samples, order of minibatches."""
     deterministic: bool = False
     """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for what is not
     promised."""
@@ -48,6 +51,8 @@ class TrainSettings:
     """Warn when more than this share of a step's completions could not be parsed by a reward."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    """How weights follow gradients."""
     health: HealthSettings = field(default_factory=HealthSettings)
+    """From where on a run is called unwell."""
 
     __post_init__ = check_ranges

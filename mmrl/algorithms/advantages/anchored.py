@@ -19,6 +19,7 @@ class AnchoredNorm:
     """
 
     anchor: Number = 1.2
+    """Advantage of the injected sample, in units of the largest among the policy's own samples."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
     zero_below: NonNegative = 1e-6

@@ -44,7 +44,9 @@ class Decoupled:
     whiten: Literal["rollout", "action", "none"] = "rollout"
     """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
     whiten_eps: NonNegative = 1e-4
+    """Keeps the spread of the sum away from 0, in its units; `whiten_mode` says how."""
     whiten_mode: EpsMode = "add"
+    """Where whiten_eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""
     min_group_size = 2
 
     __post_init__ = check_ranges

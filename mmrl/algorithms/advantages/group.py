@@ -148,7 +148,9 @@ class ReinforcePlusPlus:
     """
 
     baseline: bool = False
+    """True: subtract the group's mean before whitening."""
     eps: NonNegative = 1e-8
+    """Added to the variance, in units of the reward squared."""
     singleton: Singleton = "reward"
     """With a baseline: a group of one keeps its reward before whitening, as in verl."""
 
@@ -195,7 +197,9 @@ class MedianNorm:
     """
 
     eps: NonNegative = 1e-3
+    """Added to what is divided by, in units of the reward."""
     floor: NonNegative = 0.25
+    """Least MAD that is divided by, in units of the reward; 0 = none, as in the paper's code."""
 
     __post_init__ = check_ranges
     min_group_size = 3

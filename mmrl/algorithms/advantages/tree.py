@@ -39,6 +39,7 @@ class TreeNorm:
     best_per_branch: of every branch that the last split left the best leaves, one at least. The code's transitions may be
     parts of chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
     min_group_size: Annotated[int, Range(2)] = 2
+    """Fewest samples of a group: a smaller algorithm.group_size is refused."""
 
     __post_init__ = check_ranges
 

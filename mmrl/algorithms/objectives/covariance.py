@@ -32,7 +32,9 @@ class KlCov(OfTheMinibatch):
     """
 
     fraction: Share = 2e-4
+    """Share of the minibatch's actions that are held back."""
     coef: NonNegative = 1.0
+    """Penalty of a held action per nat of |log ratio|."""
 
     __post_init__ = check_ranges
 
@@ -57,11 +59,17 @@ class ClipCov(OfTheMinibatch):
     """
 
     fraction: Share = 2e-4
+    """Share of the minibatch's actions that get no gradient, drawn among the candidates."""
     low_cov: Number = 1.0
+    """Covariance, in advantage times nats, above which an action is a candidate."""
     high_cov: Number = 5.0
+    """Covariance up to which it is one."""
     low: Annotated[float, Range(0, 1)] = 0.2
+    """PPO's clip: the ratio counts as at least 1 - low."""
     high: NonNegative = 0.2
+    """PPO's clip: the ratio counts as at most 1 + high."""
     seed: Seed = 0
+    """Seed of the draw."""
 
     __post_init__ = check_ranges
 

@@ -29,6 +29,8 @@ class FlowKL:
     """
 
     form: Literal["true", "no_dt", "mean_mse", "velocity_mse"] = "true"
+    """true: KL divergence in nats per element. no_dt: that times sigma - sigma'. mean_mse, velocity_mse: squared distances per
+    element."""
     model: Literal["ref", "ema", "old"] = "ref"
     """Whom to stay near."""
 
@@ -71,7 +73,9 @@ class RatioNorm(Surrogate):
     """
 
     low: NonNegative = 2e-6
+    """The rescaled ratio counts as at least 1 - low."""
     high: NonNegative = 2e-6
+    """The rescaled ratio counts as at most 1 + high."""
     bias: Literal["row", "batch"] = "row"
     """batch: one b for all rows of a step, as the official code takes it by accident; then a minibatch is never cut."""
 

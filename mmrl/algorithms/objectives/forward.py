@@ -27,11 +27,14 @@ class NegativeAware(Surrogate):
     """
 
     beta: Positive = 1.0
+    """How far v+ and v- lie from v_old, in units of v - v_old."""
     clip: Positive = 5.0
     """Advantages are clamped to [-clip, clip]."""
     mode: AdvantageMode = "all"
     """What becomes of the clamped A: as it is, its positive or negative part, 1 where A > 0 else 0, or its sign."""
     normalized: bool = True
+    """True: errors of the predicted data, divided by their own mean size. False: squared errors of the velocity, as in the
+    paper."""
     old: Literal["old", "ema"] = "ema"
     """The weights that sampled: an average of the policy that also samples, or (old) the policy itself."""
 
@@ -83,9 +86,13 @@ class AdvantageMatching(Surrogate):
     """
 
     weighting: Literal["uniform", "t", "t2", "huber", "ghuber"] = "ghuber"
+    """How the error m counts at time t: one of the five formulas above."""
     power: NonNegative = 0.25
+    """p, for ghuber."""
     clip: Positive = 1.0
+    """The ratio counts as at least 1 - clip and at most 1 + clip."""
     off_policy: bool = False
+    """True: ratios to the weights that sampled. False: to the policy's own present weights, so that they are 1."""
     combine: Literal["exp_first", "sum_first"] = "exp_first"
     """sum_first: one ratio per sample, of lp added up over its times; the gradient is then so many times larger."""
 

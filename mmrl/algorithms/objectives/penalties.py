@@ -25,6 +25,7 @@ class ReferenceKL:
     """
 
     estimator: KlKind = "k3"
+    """Which estimate, in nats per action: one of the formulas above."""
     log_ratio_clamp: Positive | None = None
     """d is clamped to [-c, c]; no gradient beyond."""
     value_clamp: Positive | None = None

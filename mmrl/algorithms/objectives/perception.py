@@ -23,6 +23,7 @@ class Perception:
     """
 
     view: MaskPatches = field(default_factory=MaskPatches)
+    """How the pictures are hidden in the reading that the policy is pushed away from."""
 
     @property
     def views(self) -> Mapping[str, View]:

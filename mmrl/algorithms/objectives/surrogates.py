@@ -47,8 +47,11 @@ class Clip(Surrogate):
     """
 
     low: Share = 0.2
+    """The ratio counts as at least 1 - low."""
     high: NonNegative = 0.2
+    """The ratio counts as at most 1 + high."""
     level: Level = "action"
+    """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
     token_gradient: bool = False
     """GSPO-token: the rollout's ratio as value, each action's own gradient; needed when A differs between actions."""
     delta: Annotated[float, Range(above=1)] | None = None
@@ -97,8 +100,11 @@ class Cispo(Surrogate):
     """
 
     low: Share | None = None
+    """Least weight, a ratio; None: no bound."""
     high: NonNegative | None = 5.0
+    """Largest weight, a ratio; None: no bound."""
     level: Level = "action"
+    """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 
     __post_init__ = check_ranges
 
@@ -129,8 +135,11 @@ class Sapo(Surrogate):
     """
 
     tau_positive: Positive = 1.0
+    """Steepness of the gate where A > 0; the larger, the narrower."""
     tau_negative: Positive = 1.05
+    """Steepness of the gate where A <= 0."""
     level: Level = "action"
+    """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
 
     __post_init__ = check_ranges
 
@@ -154,7 +163,9 @@ class Gmpo(Surrogate):
     """
 
     low: NonNegative = 0.4
+    """A log ratio counts as at least -low, in nats."""
     high: NonNegative = 0.4
+    """A log ratio counts as at most high, in nats."""
 
     __post_init__ = check_ranges
 
@@ -183,9 +194,13 @@ class Vespo(Surrogate):
     """
 
     k_positive: NonNegative = 2.0
+    """k where A >= 0: the larger, the less a rollout counts that became unlikely."""
     lambda_positive: NonNegative = 3.0
+    """lambda where A >= 0: the larger, the less a rollout counts that became likely."""
     k_negative: NonNegative = 3.0
+    """k where A < 0."""
     lambda_negative: NonNegative = 2.0
+    """lambda where A < 0."""
     sampler: bool = False
     """Multiply old / sampler into w (instead of a RolloutCorrection weight); needs Algorithm.old = "reread"."""
 
@@ -230,8 +245,11 @@ class Dppo(Surrogate):
     """
 
     low: NonNegative = 0.2
+    """Fall in an action's probability after which A <= 0 stops training it."""
     high: NonNegative = 0.2
+    """Rise in an action's probability after which A > 0 stops training it."""
     truncate: Positive = 20.0
+    """Largest ratio that the gradient is multiplied by."""
 
     __post_init__ = check_ranges
 
@@ -257,6 +275,7 @@ class Dro(Surrogate):
     """
 
     beta: NonNegative = 0.5
+    """Strength of the pull, per nat squared of log ratio."""
 
     __post_init__ = check_ranges
 

@@ -48,6 +48,7 @@ class DynamicSampling:
     """
 
     max_rounds: Count = 10
+    """Most rounds of sampling in one step, the first one included."""
     min_spread: NonNegative = 1e-6
     """Above 0, so that rewards which differ only by rounding do not count."""
     reward: str | None = None

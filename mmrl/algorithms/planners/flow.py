@@ -15,6 +15,7 @@ class SampleFrom:
     """Every prompt once, sampled under weights kept beside the policy: DiffusionNFT's old policy is an average of it."""
 
     model: Literal["ema", "ref"] = "ema"
+    """ema: the averaged weights; ref: the weights before training."""
 
     @property
     def max_rounds(self) -> int:

@@ -23,7 +23,9 @@ class Probed(Once):
     """
 
     share: PositiveShare = 0.5
+    """Probes in shares of group_size; at least one per prompt."""
     view: ShuffleFrames = field(default_factory=ShuffleFrames)
+    """How frames are shuffled."""
 
     __post_init__ = check_ranges
 
@@ -55,7 +57,9 @@ class WithTruth(Once):
     direct: Share = 0.0
     """Share of the prompts that end with `direct_text`; all others end with `think_text`."""
     direct_text: str = "Answer at once, without thinking."
+    """The sentence under prompts that ask for the answer alone; empty = none."""
     think_text: str = ""
+    """The sentence under all others; empty = none."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -129,13 +133,17 @@ class DifficultyAware:
     window: Count = 100
     """Rewards of single samples."""
     hint_per_reward: Number = 0.5
+    """Share of the guided completion's letters that becomes the hint, per unit of D; the whole of it at most."""
     noise_per_reward: Number = 0.5
+    """Strength of the noise, in shares of a pixel's range, per unit of |D|; 1 at most."""
     least: Share = 0.1
     """|D| below which a prompt stays as it is."""
     guides: CountOrNone = 2
     """Completions sampled with the answer shown, of which the best gives the hint."""
     guide_text: str = "The right answer is {answer}. Show how one finds it."
+    """Goes under a hard prompt; {answer} is the prompt's answer."""
     hint_text: str = "Begin like this: {hint}"
+    """Goes under a hard prompt sampled anew; {hint} is the beginning of the best guided completion."""
     memory: Memory = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

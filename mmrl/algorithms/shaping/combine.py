@@ -62,6 +62,7 @@ class Minimum:
     rewards: tuple[str, ...] = ()
     """Empty: all of non-zero weight."""
     weight: Number = 1.0
+    """Weight of the column `minimum` in the total."""
 
     __post_init__ = check_ranges
 
@@ -90,6 +91,7 @@ class Unlikeliness:
     """
 
     penalty: Annotated[float, Range(0, 1)] = 0.25
+    """Share of the reward that is lost at rank G; the likeliest sample has rank G - 1."""
 
     __post_init__ = check_ranges
 

@@ -19,6 +19,7 @@ class OverlongPenalty:
     buffer: Count | None = None
     """In actions. None: a fifth of the length, as in the paper (4096 of 20480)."""
     weight: NonNegative = 1.0
+    """Weight of the reward `overlong` in the total."""
 
     __post_init__ = check_ranges
 

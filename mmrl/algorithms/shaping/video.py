@@ -34,9 +34,13 @@ class TemporalBonus(ReadsNothing):
     reward: str | None = None
     """The accuracy; None: the first reward."""
     view: str = "shuffled"
+    """The view of the probes that are compared with."""
     bonus: Number = 0.3
+    """Added where it is earned, in units of the reward, whose weight it has too."""
     ratio: NonNegative = 0.8
+    """Share of the probes' mean that the mean of the samples in order must reach."""
     correct_above: Number = 0.1
+    """The reward above which a sample counts as correct."""
 
     __post_init__ = check_ranges
 
@@ -62,9 +66,13 @@ class LengthBonus(ReadsNothing):
     reward: str | None = None
     """The accuracy; None: the first reward."""
     low: CountOrNone = 320
+    """Fewest actions (tokens) of a rollout that earns it."""
     high: Count = 512
+    """Most actions (tokens) of a rollout that earns it."""
     bonus: Number = 0.2
+    """Added where it is earned, in units of the reward, whose weight it has too."""
     correct_above: Number = 0.1
+    """The reward above which a rollout counts as correct."""
 
     __post_init__ = check_ranges
 
@@ -90,8 +98,11 @@ class SoftReward(ReadsNothing):
     reward: str | None = None
     """None: the first reward."""
     tau: Number = 0.8
+    """The reward where the two curves meet."""
     rise: NonNegative = 0.01
+    """Slope right above tau."""
     fall: NonNegative = 1.0
+    """Bend below tau, per unit of reward: the larger, the steeper far below."""
 
     __post_init__ = check_ranges
 
@@ -111,6 +122,7 @@ class InjectedScale(ReadsNothing):
     reward: str | None = None
     """None: the first reward."""
     scale: NonNegative = 0.8
+    """Factor of an injected sample's reward."""
 
     __post_init__ = check_ranges
 
@@ -132,9 +144,13 @@ class ConsistencyBonus:
     reward: str | None = None
     """The accuracy; None: the first reward."""
     coef: NonNegative = 0.5
+    """The bonus in shares of the reward."""
     most: Number = 0.95
+    """Confidence, a probability, beyond which more does not count."""
     margin: Number = 0.01
+    """Probability by which a sample may stay below the mean confidence of the right ones."""
     correct_above: Number = 0.1
+    """The reward above which a sample counts as right."""
 
     __post_init__ = check_ranges
 

@@ -56,8 +56,11 @@ class RolloutCorrection:
     """
 
     mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "sequence_mask"
+    """token: a ratio per action; sequence: their product over the rollout. truncate: into [low, high]; mask: 0 outside."""
     low: NonNegative | None = None
+    """Least ratio; None: no bound."""
     high: Positive | None = 3.0
+    """Largest ratio; None: no bound."""
 
     __post_init__ = check_ranges
 

@@ -17,6 +17,7 @@ class Difficulty:
     """
 
     column: str = "difficulty"
+    """The column of the prompts that holds the weight, a number."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -19,6 +19,24 @@ WIDTH = 80
 WORDS: dict[object, str] = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "none", Path: "path"}
 ARGUMENT = re.compile(r"^(\w+): (.*)$")
 REQUIRED = "required"
+COMMON: Mapping[str, Mapping[str, str]] = {
+    "mmrl.algorithms.advantages": {
+        "ddof": "1 = unbiased deviation, as text code has it; 0 = population, as papers and flow code have it.",
+        "eps": "Keeps what is divided by away from 0, in units of the reward; `eps_mode`, where there is one, says how.",
+        "eps_mode": "Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps).",
+        "singleton": "Credit of a group with one scored sample: zero, or its reward as it is.",
+    },
+    "mmrl.flow.schedules": {
+        "dynamics": "How a noisy step moves; `mmrl show FlowSDE` and its neighbours have the formulas. ode and dpm2 draw no noise.",
+        "initial_noise": "Whether each sample of a group starts from noise of its own, or all start from the same.",
+        "level": "How much noise a noisy step draws, the level in the formula of `dynamics`; wan, ode and dpm2 have none.",
+        "num_steps": "Denoising steps of a rollout.",
+        "seed": "Seed of the choice of steps, together with the training step.",
+        "spacing": "How the steps lie between noise and data; None: as the model's own scheduler.",
+        "truncated_timesteps": "True: feed the network int(1000 sigma), as DanceGRPO's relatives do; steps use the exact sigma.",
+    },
+}
+"""Package -> the words for fields of its classes that mean the same in all of them and have no words of their own."""
 
 
 @runtime_checkable
@@ -146,6 +164,8 @@ def field_notes(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base is not object and is_dataclass(base):
+            package = base.__module__.rpartition(".")[0]
+            found |= {name: words for name, words in COMMON.get(package, {}).items() if name in base.__annotations__}
             found |= dict(notes_in(class_body(base)))
     return found
 

@@ -35,6 +35,7 @@ class DataConfig:
     """A data set: which plug-in, and what its `load` is called with."""
 
     use: str
+    """A name that `mmrl ls datasets` lists, or a file of your own: ./my_dataset.py."""
     args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
@@ -56,6 +57,7 @@ class WatchedReward:
     """A reward that is only looked at: which plug-in, how it is called, and its own fields."""
 
     use: str
+    """A name that `mmrl ls rewards` lists, or a file of your own: ./my_reward.py or ./my_reward.py:name."""
     name: str = ""
     """Empty: the callable's name if `use` gives one, else the file's."""
     timeout_s: Positive | None = None
@@ -63,6 +65,7 @@ class WatchedReward:
     max_failed: Share = 0.5
     """Share of a step's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
+    """How the reward is called: see `[reward.call]`."""
     transform: Transform | None = None
     """None: the reward counts as it is."""
     args: Mapping[str, object] = field(default_factory=dict)
@@ -89,6 +92,7 @@ class VariantConfig:
     """Flow only: one more way to draw the held-out prompts; its figures are eval/<name>/..."""
 
     name: str
+    """Its metrics are eval/<name>/...; a name without a slash."""
     num_steps: Count | None = None
     """None: as evaluation.num_steps."""
     guidance: Factor | None = None
@@ -155,6 +159,7 @@ class TrackerConfig:
     names: tuple[str, ...] = ()
     """Any of tensorboard, wandb, trackio."""
     project: str = "mmrl"
+    """The project that wandb and trackio put the run into."""
     num_examples: CountOrNone = 8
     """Groups shown each time."""
 

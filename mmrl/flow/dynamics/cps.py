@@ -18,6 +18,7 @@ class CPS:
     """
 
     level: float
+    """Share of the noise that is drawn anew: 0 = none, 1 = all."""
     draws_at_end = False
 
     @property

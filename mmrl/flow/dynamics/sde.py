@@ -21,6 +21,7 @@ class FlowSDE:
     """
 
     level: float
+    """The factor in s: 0 = no noise."""
     draws_at_end = True
 
     @property
@@ -48,6 +49,7 @@ class DanceSDE:
     """s = level (DanceGRPO, arXiv:2505.07818)."""
 
     level: float
+    """The diffusion coefficient s itself: 0 = no noise."""
     draws_at_end = True
 
     @property

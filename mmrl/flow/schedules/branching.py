@@ -19,6 +19,7 @@ class Branching:
 
     num_steps: Count = 10
     branches: Count = 6
+    """Noisy children of the trunk at every step it branches at."""
     at_steps: tuple[CountOrNone, ...] | None = None
     """None: all but the last; fewer cost less."""
     dynamics: DynamicsName = "flow_sde"

@@ -15,9 +15,11 @@ class Forward:
 
     num_steps: Count = 10
     solver: SolverName = "dpm2"
+    """How samples are drawn: Euler steps, DPM-Solver++ of second order, or SA-Solver."""
     level: NonNegative = 0.0
     """SA-Solver's tau between sigma 0.3 and 0.9."""
     times: TimeSampler = field(default_factory=TimeSampler)
+    """The times at which training noises a sample again."""
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
 

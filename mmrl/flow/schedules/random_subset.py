@@ -16,7 +16,9 @@ class RandomSubset:
 
     num_steps: Count = 10
     candidates: tuple[CountOrNone, ...] = (1, 2, 3, 4, 5)
+    """Steps that are chosen from, counted from 0."""
     count: Count = 2
+    """Noisy steps of a rollout."""
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     initial_noise: InitialNoise = "sample"

@@ -19,7 +19,9 @@ class Tree:
 
     num_steps: Count = 20
     split_steps: tuple[CountOrNone, ...] = (0, 3, 6, 9)
+    """Steps at which every latent has children, counted from 0."""
     factor: Annotated[int, Range(2)] = 2
+    """Children of a latent at a split."""
     split_noise: NonNegative = 4.0
     """Noise at splits, in units of S."""
     nominal_density: bool = False
@@ -27,6 +29,7 @@ class Tree:
     dynamics: DynamicsName = "dance_sde"
     level: NonNegative = 0.3
     last: Literal["ode", "trained"] = "trained"
+    """ode: the last step has no noise and does not train, unless it is a split. trained: it is as every other."""
     pruned_depths: tuple[CountOrNone, ...] = ()
     """Edges that do not train, by the depth of their child (step + 1)."""
     slide_every: CountOrNone = 0

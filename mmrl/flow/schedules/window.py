@@ -26,14 +26,19 @@ class Window:
 
     num_steps: Count = 25
     size: Count = 4
+    """Steps in the window."""
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
+    """How the window moves while training goes on: one of the four ways above."""
     dwell: Count = 25
+    """Training steps that the window stays at one place, for progressive and exp_decay."""
     stride: CountOrNone = 1
     """0: the window never moves."""
     decay: tuple[CountOrNone, CountOrNone] = (10, 1)
+    """Training steps that it stays at step 0 and at `high`, for decay."""
     low: CountOrNone = 0
+    """The first step that a window may hold, counted from 0."""
     high: CountOrNone | None = None
     """One past the last step a window may hold; None: all but the last step. MixGRPO's code: num_steps - 2."""
     roll_back: bool = True
@@ -44,6 +49,7 @@ class Window:
     """After the window take only this part of the remaining steps, with DPM-Solver++ (MixGRPO-Flash: 0.4, Flash*: 0.2)."""
     initial_noise: InitialNoise = "sample"
     share_prefix: bool = False
+    """Evaluate the steps before the window once per group, whose samples then start from the same noise."""
     spacing: Spacing | None = None
     truncated_timesteps: bool = False
     seed: Seed = 0

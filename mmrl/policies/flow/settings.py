@@ -16,6 +16,7 @@ class FlowPolicyConfig:
     height: Count = 512
     """Height of the images in pixels, while training and while evaluating."""
     width: Count = 512
+    """Width of the images in pixels, while training and while evaluating."""
     guidance: Factor | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""
     dtype: Literal["float32", "bfloat16"] = "float32"

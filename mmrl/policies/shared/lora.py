@@ -24,7 +24,9 @@ class LoraSettings:
     """Low-rank adapters (arXiv:2106.09685) by peft; the model's own weights stay as they are."""
 
     rank: Count = 16
+    """Rank of an adapter's two matrices."""
     alpha: Count = 32
+    """What an adapter adds is multiplied by alpha / rank."""
     dropout: BelowOne = 0.0
     """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
     targets: tuple[str, ...] | Literal["auto"] = "auto"

@@ -23,6 +23,7 @@ class Sampling:
     min_p: Share = 0.0
     """Keep tokens at least this likely, relative to the most likely one."""
     max_new_tokens: Count = 256
+    """Most tokens of a completion; one that is cut there counts as truncated."""
     stop: tuple[str, ...] = ()
     """A completion ends when its text holds one of these; the text of the stop stays in the completion."""
 
@@ -49,15 +50,19 @@ class TextPolicyConfig:
     prefix: Literal["auto", "shared", "repeated"] = "auto"
     """How prompts are read: once per prompt (shared) or once per row; auto shares unless gradient_checkpointing forbids it."""
     sampling: Sampling = Sampling()
+    """How completions are drawn while training."""
     system_prompt: str = ""
+    """The system message of every prompt; empty = none."""
     answer_format: str = "none"
     """none, direct, think, or a text with {question} in it."""
     box_space: BoxSpaceSetting = "auto"
     """How the model writes boxes; auto = as its makers say."""
     min_pixels: Count | None = None
+    """Qwen-VL: least area of a picture, in pixels; None: as its processor says."""
     max_pixels: Count | None = None
-    """Qwen-VL: pictures are resized to an area between these; frames of clips: see video."""
+    """Qwen-VL: largest area of a picture, in pixels; frames of clips: see video."""
     video: VideoSettings = field(default_factory=VideoSettings)
+    """How clips become frames."""
     max_prompt_tokens: Count | None = None
     """A longer prompt is an error; nothing is ever cut."""
     rollout_rows: Count = 512
@@ -67,6 +72,7 @@ class TextPolicyConfig:
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None
+    """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); None: its own choice."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

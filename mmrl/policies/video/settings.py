@@ -17,8 +17,9 @@ class VideoSettings:
     max_frames: Count = 768
     """A long clip is shown at a lower rate."""
     min_pixels: Count | None = None
+    """Qwen-VL: least area of a frame, in pixels; None: as the model's own processor says."""
     max_pixels: Count | None = None
-    """Qwen-VL: frames are resized to an area between these; unset = what the model's own processor says."""
+    """Qwen-VL: largest area of a frame, in pixels; None: as the model's own processor says."""
     total_pixels: Count | None = None
     """Qwen-VL: the frames of a clip together have at most this area; it comes before min_pixels."""
     backend: Literal["auto", "decord", "pyav"] = "auto"

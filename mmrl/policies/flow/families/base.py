@@ -32,8 +32,11 @@ class FlowFamily:
     prompt_tokens: int
     """Tokens that the long text encoder takes."""
     usual_guidance: ClassVar[float]
+    """Guidance of a run that names none; 1 = without."""
     usual_prompt_tokens: ClassVar[int]
+    """Tokens that the long text encoder takes where a run says nothing."""
     lora_targets: ClassVar[tuple[str, ...]]
+    """Linear layers of the transformer that adapters sit on with policy.lora.targets = "auto"."""
     empty_prompt: ClassVar[str] = ""
     """The text that stands for no prompt in guidance."""
     dead_ends: ClassVar[tuple[str, ...]] = ()

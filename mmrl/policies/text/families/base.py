@@ -28,9 +28,11 @@ class Family:
 
     config: Any
     media_keys: frozenset[str] = frozenset({"pixel_values"})
+    """Tensors of the processor that hold pictures and clips, and what goes with them."""
     video_keys: frozenset[str] = frozenset()
     """Those of media_keys that hold clips; empty where frames of clips are pictures among pictures."""
     sees_videos: bool = False
+    """True: takes clips as well as pictures."""
     mixes_kinds: bool = True
     """May one prompt hold pictures and clips?"""
     clips_differ: bool = False
@@ -38,8 +40,11 @@ class Family:
     frame_multiple: int = 1
     """Frames that the model merges into one; clips have a multiple of it."""
     vision: tuple[str, ...] = ("vision_tower", "vision_model", "visual")
+    """Where the weights of policy.freeze = ["vision"] lie: prefixes inside `model.model`."""
     projector: tuple[str, ...] = ("multi_modal_projector", "connector")
+    """Where those between vision and language lie."""
     language: tuple[str, ...] = ("language_model", "text_model")
+    """Where those of the language model lie."""
     box_space: str | None = None
     """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
     type_name: str = "mm_token_type_ids"
