@@ -362,19 +362,20 @@ def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, S
     return transformed, Status.OK, {**parts, "raw": value}
 
 
-def _parts(reward: NamedReward, group: Group, parts: Mapping[str, RawAnswer]) -> Mapping[str, float]:
-    if OWN_PARTS & set(parts):
-        raise RewardError(
-            f"reward {reward.name!r} answered parts named {', '.join(sorted(OWN_PARTS & set(parts)))}, which are metrics of the "
-            "run itself: give its parts other names"
-        )
+def _parts(reward: NamedReward, group: Group, parts: RawAnswer) -> Mapping[str, float]:
     try:
-        return {str(name): number(value) for name, value in parts.items()}
+        found = {str(name): number(value) for name, value in parts.items()}
     except (AttributeError, RuntimeError, TypeError, ValueError):
         raise RewardError(
             f"reward {reward.name!r} answered the parts {shown(parts)} for a sample of prompt {group.prompt.id!r}: "
             "parts are numbers by name"
         ) from None
+    if OWN_PARTS & set(found):
+        raise RewardError(
+            f"reward {reward.name!r} answered parts named {', '.join(sorted(OWN_PARTS & set(found)))}, which are metrics of the "
+            "run itself: give its parts other names"
+        )
+    return found
 
 
 @contextmanager

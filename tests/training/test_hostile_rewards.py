@@ -307,3 +307,10 @@ def test_a_slow_coroutine_still_answers_in_time():
         return [2.0, 3.0]
 
     assert run(slow, 60.0) == [2.0, 3.0]
+
+
+def test_parts_that_are_no_table_are_refused():
+    scored = Scored(1.0)
+    object.__setattr__(scored, "parts", 5)
+    with pytest.raises(RewardError, match="answered the parts 5 for a sample"):
+        run(lambda g: [scored] * 2)
