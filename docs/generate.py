@@ -1,9 +1,9 @@
 """Write the reference pages from the code: `python docs/generate.py` writes, `--check` says which pages are stale."""
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import typer
 from mmrl.app.cli import app
 from mmrl.app.commands.settings import Setting, settings_of
 from mmrl.app.commands.show import part_lines
-from mmrl.app.commands.things import Thing, classes, plug_in, things_called
+from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.run import (
     CheckpointConfig,
@@ -31,15 +31,16 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
+from mmrl.serving.judge import Endpoint
 from mmrl.training.alarm import AlarmSettings
 from mmrl.training.health import HealthSettings
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.reward_calls import Calling
+from mmrl.training.reward_calls import Calling, Transform
 from mmrl.training.settings import TrainSettings
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
-TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
+TABLES: dict[str, tuple[str, type]] = {
     "": ("The run: how long, how often, how careful.", TrainSettings),
     "[optimizer]": ("", OptimizerSettings),
     "[policy], kind = text": ("A vision-language model or video LLM.", TextPolicyConfig),
@@ -50,6 +51,8 @@ TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
     "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
+    "[reward.transform]": ("Left out: the reward counts as it is.", Transform),
+    "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
     "[sampler]": ("Which prompts come next. Other keys are the sampler's own.", SamplerConfig),
     "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
     "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
@@ -86,7 +89,7 @@ def config_page() -> Iterator[str]:
     for name, (words, cls) in TABLES.items():
         yield f"\n## {name or 'Top of the file'}\n"
         yield f"{words}\n" if words else ""
-        yield from table_of([replace(one, name=one.name.rstrip("_")) for one in settings_of(cls)], INNER)
+        yield from table_of(keys_inside(cls), INNER)
         if name == "[optimizer]":
             yield from algorithm_keys()
 
@@ -103,6 +106,15 @@ def plug_ins_page(kind: str, title: str, words: str) -> Iterator[str]:
     yield f"# {title}\n\n{words}\n"
     for listed in catalog(kind):
         yield from thing_lines(plug_in(listed.name, kind), details(listed.file))
+    yield from inner_lines("a table inside a data set" if kind == "datasets" else "")
+
+
+def inner_lines(*words: str) -> Iterator[str]:
+    """A chapter per class of these kinds, which stand inside other settings."""
+    for cls, word in inner_parts().items():
+        if word in words:
+            yield f"\n### {cls.__name__}\n\n{prose(inspect.getdoc(cls) or '')}\n"
+            yield from table_of(keys_inside(cls))
 
 
 def thing_lines(thing: Thing, facts: dict[str, str]) -> Iterator[str]:
@@ -150,6 +162,8 @@ def algorithms_page() -> Iterator[str]:
                     yield prose(thing.document)
                     yield ""
                     yield from table_of(thing.settings)
+    yield "\n## Parts inside parts\n\nDynamics are named by a word and a level, the others are tables."
+    yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
 
 
 def metrics_page() -> Iterator[str]:

@@ -31,6 +31,7 @@ class ClipStyle:
     glyph: tuple[int, int] = (20, 24)
     """Smallest and largest side of a digit in pixels, its empty margin included."""
     seconds: float | int = 8.0
+    """Length of a clip."""
     fps: int = 10
     """Frames per second of the file; borders of spans are borders of its frames."""
     time_grid: float | int = 1.0
@@ -54,6 +55,7 @@ class ClipStyle:
     num_discs: int = 1
     """Coloured discs that come and go like digits."""
     background: Literal["noise", "photo"] = "noise"
+    """noise: dark and grainy. photo: soft shades of colour, blurred shapes and grain."""
 
     def __post_init__(self) -> None:
         frames, crossing = self.seconds * self.fps, self.crossing * self.fps

@@ -63,9 +63,13 @@ class Transform:
     """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
 
     scale: Number = 1.0
+    """The divisor, after the shift; below 0 turns the reward round."""
     shift: Number = 0.0
+    """Subtracted from the reward first."""
     low: Number | None = None
+    """Least value afterwards; None: no bound."""
     high: Number | None = None
+    """Largest value afterwards; None: no bound."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

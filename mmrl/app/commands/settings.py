@@ -27,8 +27,8 @@ COMMON: Mapping[str, Mapping[str, str]] = {
         "singleton": "Credit of a group with one scored sample: zero, or its reward as it is.",
     },
     "mmrl.flow.schedules": {
-        "dynamics": "How a noisy step moves; `mmrl show FlowSDE` and its neighbours have the formulas. ode and dpm2 draw no noise.",
-        "initial_noise": "Whether each sample of a group starts from noise of its own, or all start from the same.",
+        "dynamics": "How a noisy step moves; `mmrl show FlowSDE` and its neighbours have the formulas; ode and dpm2 draw none.",
+        "initial_noise": "sample: every sample starts from noise of its own. group: all of a group start from the same.",
         "level": "How much noise a noisy step draws, the level in the formula of `dynamics`; wan, ode and dpm2 have none.",
         "num_steps": "Denoising steps of a rollout.",
         "seed": "Seed of the choice of steps, together with the training step.",

@@ -97,9 +97,9 @@ def classes_called(name: str) -> Iterator[Thing]:
             table = f'{place_of_slot(slot)} kind = "{name}" takes'
             word = "a sampler" if slot == "sampler" else f"a part of {slot}"
             yield Thing(word, name, table, cls, settings_of(cls, len(SLOTS[slot].made_with)), inspect.getdoc(cls) or "")
-    for cls in inner_parts():
+    for cls, word in inner_parts().items():
         if cls.__name__ == name:
-            yield Thing("a part inside a schedule", name, "its fields", cls, settings_of(cls), inspect.getdoc(cls) or "")
+            yield Thing(word, name, "its fields", cls, keys_inside(cls), inspect.getdoc(cls) or "")
     for word, cls in generators().items():
         kind = word.partition(".")[0]
         if name in (word, cls.__name__):
@@ -122,12 +122,25 @@ def document_of(cls: type) -> str:
     return "\n\n".join(dict.fromkeys(part for part in parts if part))
 
 
-def inner_parts() -> list[type]:
-    """Dynamics and spacings, which schedules hold."""
+def inner_parts() -> dict[type, str]:
+    """Classes that stand inside another thing's settings -> the kind they are: dynamics, spacings, views, servers, ..."""
+    from mmrl.algorithms.views import MaskPatches, ShuffleFrames
+    from mmrl.data.moving import ClipStyle
     from mmrl.flow import dynamics, sigmas, times
+    from mmrl.serving.judge import Endpoint
+    from mmrl.training.reward_calls import Transform
 
     found = [value for module in (dynamics, sigmas, times) for value in vars(module).values() if inspect.isclass(value)]
-    return [cls for cls in dict.fromkeys(found) if is_dataclass(cls) and cls.__module__.startswith("mmrl.flow")]
+    values = (dynamics.Before, dynamics.Gaussian)
+    parts = [cls for cls in found if is_dataclass(cls) and cls.__module__.startswith("mmrl.flow") and cls not in values]
+    views = dict.fromkeys((MaskPatches, ShuffleFrames), "a way to show prompts, inside a part")
+    tables = {Endpoint: "a server inside a reward", Transform: "a table inside a reward", ClipStyle: "a table inside a data set"}
+    return {**dict.fromkeys(parts, "a part inside a schedule"), **views, **tables}
+
+
+def keys_inside(cls: type) -> list[Setting]:
+    """Settings of a table inside another thing's, or of a table of mmrl itself, where no name is reserved."""
+    return [replace(one, name=one.name.rstrip("_")) for one in settings_of(cls)]
 
 
 def generators() -> dict[str, type]:
