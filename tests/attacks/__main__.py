@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import pkgutil
+import signal
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
+    for ignored in (signal.SIGHUP, signal.SIGINT):
+        # Under nohup, or behind a shell's &, every program started here would ignore them as well.
+        signal.signal(ignored, signal.SIG_DFL)
     attacks = [attack for attack in all_attacks() if arguments.area in (None, attack.area)]
     if not attacks:
         sys.exit(f"no attacks on {arguments.area}: areas are {', '.join(sorted({a.area for a in all_attacks()}))}")

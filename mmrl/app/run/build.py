@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -202,6 +202,10 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
         ValueError: listing the first prompts that cannot be trained on.
     """
     prompts = load()
+    if not isinstance(prompts, Iterable):
+        raise ValueError(
+            f"{source} gave {type(prompts).__name__} in place of prompts: return a list or an iterable of mmrl.Prompt"
+        )
     report = look_at(prompts, source)
     report.raise_if_bad()
     if report.duplicates:

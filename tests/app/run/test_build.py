@@ -237,3 +237,8 @@ def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
     assert building.tiny_model("tiny:qwen3_vl") == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
     assert not list(folder.parent.glob("*.partial"))
+
+
+def test_a_data_set_that_gives_no_prompts_at_all_is_named():
+    with pytest.raises(ValueError, match=r"\[data\] mine gave NoneType in place of prompts: return a list"):
+        building.load_prompts(lambda: None, "[data] mine")  # pyright: ignore[reportArgumentType] - a careless function
