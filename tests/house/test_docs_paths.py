@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 TOP = ("mmrl", "tests", "rewards", "datasets", "examples", "benchmarks", "configs", "docs")
 ROOMS = tuple(sorted(folder.name for folder in (ROOT / "mmrl").iterdir() if folder.is_dir() and folder.name[0] not in "._"))
 PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOP + ROOMS)})/(?:[\w-]+/)*(?:[\w-]+\.(?:py|md|toml|json|svg)\b(?:::\w+)?)?")
@@ -45,25 +45,26 @@ def wrong_modules(text: str) -> list[str]:
 
 
 def is_there(name: str) -> bool:
-    """True for a module, or a module's attribute: `mmrl.core.types`, `mmrl.Prompt`."""
+    """True for a module, or a module's attribute: `mmrl.core.types`, `mmrl.core.types.Prompt`."""
     parent, _, last = name.rpartition(".")
     try:
-        return importlib.util.find_spec(name) is not None or hasattr(importlib.import_module(parent), last)
+        module = importlib.import_module(parent)
+        return hasattr(module, last) or (hasattr(module, "__path__") and importlib.util.find_spec(name) is not None)
     except ModuleNotFoundError:
         return False
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_paths_lead_somewhere(doc: Path):
     assert wrong_paths(current_text(doc), doc.parent) == []
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_files_without_a_folder_are_somewhere(doc: Path):
     assert wrong_files(re.sub(r"```.*?```", "", current_text(doc), flags=re.DOTALL)) == []
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_modules_import(doc: Path):
     assert wrong_modules(current_text(doc)) == []
 
@@ -75,7 +76,12 @@ def test_wrong_names_would_be_found():
         "mmrl/core/gone.py",
     ]
     assert wrong_files("`types.py` and `gone.py`") == ["gone.py"]
-    assert wrong_modules("mmrl.core.types, mmrl.core.gone, mmrl.Prompt, mmrl.gone") == ["mmrl.core.gone", "mmrl.gone"]
+    there = "mmrl.core.types, mmrl.Prompt, mmrl.core.types.Prompt"
+    assert wrong_modules(f"{there}, mmrl.core.gone, mmrl.core.types.Gone, mmrl.gone") == [
+        "mmrl.core.gone",
+        "mmrl.core.types.Gone",
+        "mmrl.gone",
+    ]
 
 
 @pytest.mark.parametrize("journey", ["A prompt", "A reward", "A config key"])
