@@ -19,6 +19,7 @@ from mmrl.app.config.run import (
     DataConfig,
     EvaluationConfig,
     RewardConfig,
+    RunConfig,
     SamplerConfig,
     TrackerConfig,
     VariantConfig,
@@ -36,12 +37,11 @@ from mmrl.training.alarm import AlarmSettings
 from mmrl.training.health import HealthSettings
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.reward_calls import Calling, Transform
-from mmrl.training.settings import TrainSettings
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
 TABLES: dict[str, tuple[str, type]] = {
-    "": ("The run: how long, how often, how careful.", TrainSettings),
+    "": ("The run: how long, how often, how careful.", RunConfig),
     "[optimizer]": ("", OptimizerSettings),
     "[policy], kind = text": ("A vision-language model or video LLM.", TextPolicyConfig),
     "[policy.sampling]": ("How completions are drawn; `[evaluation.sampling]` has the same keys.", Sampling),
@@ -62,7 +62,11 @@ TABLES: dict[str, tuple[str, type]] = {
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip
 ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards")
-INNER = ("optimizer", "health", "args", "sampling", "lora", "video", "data", "reward", "also", "call", "alarm", "config")
+INNER = (
+    *("optimizer", "health", "args", "sampling", "lora", "video", "data", "reward", "also", "call", "alarm", "config"),
+    *("algorithm", "policy", "sampler", "evaluation", "checkpoint", "trackers", "transform"),
+)
+"""Keys that are tables of their own."""
 
 
 def cell(text: str) -> str:

@@ -187,6 +187,8 @@ def test_soft_rewards_take_the_place_of_the_reward():
     assert found.names[-1] == "reward_0_soft" and found.weights.tolist() == [0, 1, 3]
     assert found.total()[:2].tolist() == pytest.approx([5 + 3 * 0.8018232, 5 + 3 * 0.0867637])
     assert found.total()[2].isnan(), "a failed reward is not repaired"
+    with pytest.raises(ValueError, match="fall"):
+        SoftReward(fall=0.0)  # the curve below tau would be 0 / 0
 
 
 def test_anchored_credit_does_not_lower_the_policys_own():

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.probes import column
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Number, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Number, Positive, check_ranges
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.tensors import masked_mean, within
 from mmrl.core.types import Reading, Rollouts, Scores, Status
@@ -101,7 +101,7 @@ class SoftReward(ReadsNothing):
     """The reward where the two curves meet."""
     rise: NonNegative = 0.01
     """Slope right above tau."""
-    fall: NonNegative = 1.0
+    fall: Positive = 1.0
     """Bend below tau, per unit of reward: the larger, the steeper far below."""
 
     __post_init__ = check_ranges

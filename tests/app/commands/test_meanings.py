@@ -3,19 +3,22 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.commands.settings import COMMON, Setting, settings_of
-from mmrl.app.commands.things import CLASSES, PLUG_INS, Thing, classes, classes_called, names_of, plug_in
+from mmrl.app.commands.things import CLASSES, PLUG_INS, Thing, classes, classes_called, keys_inside, names_of, plug_in
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.run import RunConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.optim import OptimizerSettings
 
+TABLES_OF_A_RUN = {"policy", "data", "reward", "algorithm", "sampler", "evaluation", "checkpoint", "trackers"}
+INNER = {"optimizer", "health", "alarm", "args", "sampling", "lora", "video", "also", "call", "transform"}
 TABLE = re.compile(r"\btable ([A-Z]\w*)")
 
 
@@ -63,6 +66,13 @@ def test_every_key_of_a_config_has_a_meaning(cls: type):
     }  # chapters of their own
     lacking = [name for name in silent(settings_of(cls)) if not (cls is RunConfig and name in written)]
     assert lacking == [], f"{cls.__module__}.{cls.__name__} says nothing about {lacking}: write a sentence below each field"
+
+
+def test_every_key_of_a_config_stands_on_its_page():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
+    keys = [(cls.__name__, one) for cls in CONFIG for one in keys_inside(cls) if one.name not in INNER | TABLES_OF_A_RUN]
+    lacking = [f"{cls}.{one.name}" for cls, one in keys if f"| `{one.name}` | {one.type.replace('|', chr(92) + '|')}" not in page]
+    assert lacking == [], "give their class a chapter in docs/generate.py"
 
 
 @pytest.fixture(scope="module")
