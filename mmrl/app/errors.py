@@ -76,7 +76,7 @@ def words(error: BaseException) -> str:
         return f'this needs the package {error.name}: pip install "mmrl[{EXTRAS[error.name]}]"'
     if isinstance(error, ModuleNotFoundError) and error.name and not place_of(error):
         return f"the package {error.name} is not installed: pip install it first ({WHERE} it is needed)"
-    place, kind, text = place_of(error), type(error).__name__, text_of(error, 100_000)
+    place, kind, text = place_of(error), type(error).__name__, text_of(error, 10_000_000)
     worded = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("mmrl.")
     if place and not worded:
         return f"{place} raised {kind}: {text} ({WHERE})"
