@@ -42,6 +42,7 @@ WORDS = [
     ("a key of control characters", "\x1b[31mred=1", ("unknown",)),
     ("a value of control characters", "policy.kind=\x1b[2J\x07", ("policy.kind",)),
     ("a value of 100,000 letters", "policy.kind=" + "x" * 100_000, ("policy.kind",)),
+    ("a pair of nothing", "optimizer.betas=[]", ("optimizer.betas.0 is missing",)),
     ("a key of 100,000 letters", "x" * 100_000 + "=1", ("unknown",)),
 ]
 FILES = {

@@ -45,7 +45,8 @@ def problems(error: ValidationError, value: object, path: KeyPath, table: Table)
 def keys_of(location: Sequence[Any], value: Any, missing: bool) -> Iterator[str]:
     """The keys in a pydantic location, without the names of types it tried."""
     for key in location:
-        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list | tuple) and isinstance(key, int)):
+        is_entry = isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
+        if is_entry or (isinstance(value, Mapping) and key in value):
             value = value[key]
             yield str(key)
     if missing:
