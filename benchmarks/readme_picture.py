@@ -53,9 +53,9 @@ class Sheet:
 
 
 def figure(run: RunData, name: str) -> str:
-    """`IoU 0.29 to 0.71`: one figure of the report, over all held-out prompts."""
+    """`Mean IoU 0.29 to 0.71 over 256 held-out prompts`: one figure of the report."""
     (change,) = [change for change in changes(run) if change.name == name]
-    return f"{name} {change.before:.2f} to {change.after:.2f}"
+    return f"{name} {change.before:.2f} to {change.after:.2f} over {change.num_prompts} held-out prompts"
 
 
 def picture_in(run: RunData, media: dict[str, str], size: tuple[int, int]) -> Image.Image:
