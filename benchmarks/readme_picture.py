@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="the PNG to write")
     given = parser.parse_args()
     picture = draw(load(given.grounding), load(given.t2i), load(given.video))
-    picture.quantize(256, dither=Image.Dither.NONE).save(given.picture, optimize=True)
+    picture.save(given.picture, optimize=True)
     print(f"{given.picture}: {picture.width} x {picture.height}, {given.picture.stat().st_size // 1024} KB")
 
 
