@@ -53,9 +53,9 @@ class Sheet:
 
 
 def figure(run: RunData, name: str) -> str:
-    """`IoU 0.29 to 0.71`: one figure of the report, over all held-out prompts."""
+    """`Mean IoU 0.29 to 0.71 over 256 held-out prompts`: one figure of the report."""
     (change,) = [change for change in changes(run) if change.name == name]
-    return f"{name} {change.before:.2f} to {change.after:.2f}"
+    return f"{name} {change.before:.2f} to {change.after:.2f} over {change.num_prompts} held-out prompts"
 
 
 def picture_in(run: RunData, media: dict[str, str], size: tuple[int, int]) -> Image.Image:
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="the PNG to write")
     given = parser.parse_args()
     picture = draw(load(given.grounding), load(given.t2i), load(given.video))
-    picture.quantize(256, dither=Image.Dither.NONE).save(given.picture, optimize=True)
+    picture.save(given.picture, optimize=True)
     print(f"{given.picture}: {picture.width} x {picture.height}, {given.picture.stat().st_size // 1024} KB")
 
 

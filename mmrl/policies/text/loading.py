@@ -141,7 +141,7 @@ def check_head(model: Any) -> None:
     if not torch.allclose(logits, ours, atol=1e-4):
         raise ValueError(
             f"{model.config.model_type} changes its logits after the head, which mmrl does not know how to repeat: "
-            "add a family for it in mmrl/policies/families"
+            "add a family for it in mmrl/policies/text/families"
         )
 
 

@@ -76,7 +76,7 @@ class Family:
         if unknown:
             raise ValueError(
                 f"{self.config.model_type}: the processor made {', '.join(unknown)}, which the family "
-                f"{type(self).__name__} cannot batch: add a family for this model in mmrl/policies/families"
+                f"{type(self).__name__} cannot batch: add a family for this model in mmrl/policies/text/families"
             )
         return media
 
