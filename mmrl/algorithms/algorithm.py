@@ -26,7 +26,7 @@ from mmrl.core.protocols import (
     Viewing,
     Weight,
 )
-from mmrl.core.ranges import Count, Number, check_ranges
+from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
@@ -40,7 +40,7 @@ OF_THE_STEP = ("old", "rollout")
 class Algorithm:
     """loss = sum_{n,t} share[n,t] * sum_terms coef * (importance[n,t] if credited else 1) * term[n,t]."""
 
-    objective: tuple[tuple[Number, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
+    objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
     advantage: Advantage = field(default_factory=GroupNorm)
     """How good every action was, compared with what."""

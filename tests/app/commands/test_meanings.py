@@ -1,4 +1,4 @@
-"""Every key of a config, a part, a reward or a data set says what it does, in `mmrl show` and on the reference; numbers say how far."""
+"""Every key of a config, a part, a reward or a data set says what it does, and a number its range, in `mmrl show` and the reference."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -88,11 +88,11 @@ def test_every_setting_that_show_prints_has_a_meaning(things: list[Thing]):
     assert lacking == [], "write a sentence below each field, or a line under Args:\n" + "\n".join(lacking)
 
 
-def test_every_number_that_can_be_set_has_a_range(things: list[Thing]):
+def test_every_number_that_is_shown_has_a_range(things: list[Thing]):
     described = "a family of models"  # no config sets what a family says of itself
-    tables = [(cls.__name__, one) for cls in (*CONFIG, Algorithm) for one in settings_of(cls)]
-    settings = [*tables, *((thing.name, one) for thing in things if thing.kind != described for one in thing.settings)]
-    assert [f"{name}.{one.name}" for name, one in settings if NUMBER.search(one.type) and not one.range] == []
+    numbers = [(thing, one) for thing in things for one in thing.settings if NUMBER.search(one.type) and thing.kind != described]
+    assert len(numbers) > 200
+    assert [f"{thing.name}.{one.name}" for thing, one in numbers if not one.range] == []
 
 
 def test_every_table_inside_another_is_shown_too(things: list[Thing]):
