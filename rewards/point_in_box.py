@@ -30,7 +30,7 @@ class PointInBox:
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
     iou_coef: Number = 0.25
-    """What an IoU of 1 adds to the hit."""
+    """Worth of an IoU of 1, added to the hit."""
     size_coef: Number = 0.125
     """Above 0 needs the picture's size, unless the space is norm1000 or norm1."""
     points: bool = False

@@ -24,7 +24,7 @@ class Repetition:
     size: Count = 3
     """Tokens of an n-gram."""
     penalty: NonNegative = 1.0
-    """What a text loses that only repeats itself."""
+    """Loss of a text that does nothing but repeat itself."""
 
     __post_init__ = check_ranges
 

@@ -49,7 +49,7 @@ class UnifiedReward:
     server: Endpoint = field(default_factory=Endpoint)
     """The server that is asked: see `[reward.server]`."""
     form: Literal["point", "axes", "pair", "pair_axes"] = "axes"
-    """What the judge is asked for: one of the four forms above."""
+    """The question to the judge: one of the four forms above."""
     template: str = ""
     """File with the official text for this form and {prompt} where the caption goes; empty: our own words, with a warning."""
     opponents: CountOrNone = 0

@@ -35,7 +35,7 @@ class VqaScore:
     server: Endpoint = field(default_factory=Endpoint)
     """The server that is asked where no model is named: see `[reward.server]`."""
     question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
-    """What is asked of every picture; {prompt} is its prompt."""
+    """The question about every picture; {prompt} is its prompt."""
     among_both: bool = False
     """True: P(yes) in shares of P(yes) + P(no)."""
     device: str = "auto"

@@ -133,7 +133,7 @@ def evaluate(
         str, Argument(metavar="RUN|CONFIG", help="A run's folder (its newest checkpoint) or a config (the model as it is).")
     ],
     overrides: Overrides = None,
-    step: Annotated[int | None, Option(help="Of a run: this checkpoint instead of the newest.")] = None,
+    step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
 ) -> None:
     """Score held-out prompts with a run's model, or with a config's model as it is."""
     from mmrl.app.commands.train import evaluate as run_evaluation
@@ -148,7 +148,7 @@ def plan(
     calibrate: Annotated[int, Option(help="Real steps to take for the time they need; nothing of them is kept.")] = 0,
     card: Card = None,
     processes: Annotated[int, Option(help="On how many cards the run is spread.")] = 1,
-    price: Annotated[float | None, Option(help="Of an hour of all processes, to tell what the run costs.")] = None,
+    price: Annotated[float | None, Option(help="Price of an hour of all processes, to tell what the run costs.")] = None,
     strict: Annotated[bool, Option("--strict", help="Exit code 2 when it does not fit the card.")] = False,
 ) -> None:
     """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
@@ -173,7 +173,7 @@ def add_demo(name: str, summary: str) -> None:
 
     def command(
         output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
-        seed: Annotated[int, Option(help="Of imitation, data and training.")] = 0,
+        seed: Annotated[int, Option(help="Seed of imitation, data and training.")] = 0,
         overrides: Overrides = None,
     ) -> None:
         from mmrl.app.commands.demo import run
@@ -231,7 +231,7 @@ def export(
 def sample(
     run: RunFolder,
     step: Annotated[int, Option(help="Whose samples; the weights before it must be kept (save_every).")],
-    prompt: Annotated[str, Option(metavar="ID", help="As the run's samples name it.")],
+    prompt: Annotated[str, Option(metavar="ID", help="The prompt's id, as the run's samples name it.")],
     split: Annotated[Literal["train", "eval"], Option(help="Samples of training, or of held-out prompts.")] = "train",
     index: Annotated[int | None, Option("--sample", help="Show this sample alone, counted from 0.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Write what the model saw and drew as pictures.")] = None,
@@ -369,7 +369,7 @@ def show(
         Argument(metavar="NAME|CONFIG", help="A name from `mmrl ls`, or a TOML or Python file.", autocompletion=complete_name),
     ],
     overrides: Overrides = None,
-    everything: Annotated[bool, Option("--all", help="Of a config: also the options it does not set.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also the options that a config does not set.")] = False,
 ) -> None:
     """Print what a name stands for: a run or an algorithm with every value, a reward, data set or part with its settings."""
     from mmrl.app.commands.show import description

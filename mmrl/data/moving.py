@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import permutations
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
+from mmrl.core.ranges import Count, CountOrNone, Range, check_ranges
 from mmrl.data.scenes import SPLITS, Pixels, background, handwriting
 
 KINDS = ("when", "which", "how_many", "order")
@@ -26,56 +27,49 @@ _ATTEMPTS = 500
 class ClipStyle:
     """The look of clips. The smaller side, seconds and num_discs, the sooner a small model learns from them."""
 
-    side: int = 48
+    side: Annotated[int, Range(16)] = 48
     """Width and height in pixels; even, as H.264 demands."""
-    glyph: tuple[int, int] = (20, 24)
+    glyph: tuple[Annotated[int, Range(8)], Annotated[int, Range(8)]] = (20, 24)
     """Smallest and largest side of a digit in pixels, its empty margin included."""
-    seconds: float | int = 8.0
+    seconds: Annotated[float | int, Range(above=0)] = 8.0
     """Length of a clip."""
-    fps: int = 10
+    fps: Count = 10
     """Frames per second of the file; borders of spans are borders of its frames."""
-    time_grid: float | int = 1.0
+    time_grid: Annotated[float | int, Range(above=0)] = 1.0
     """Seconds. Put here the step at which the model sees time: no span begins or ends near a multiple of it."""
-    margin: float | int = 0.2
+    margin: Annotated[float | int, Range(0, below=0.5)] = 0.2
     """Borders keep this share of time_grid away from its multiples; 0 allows them there."""
-    stay: tuple[float | int, float | int] = (2.0, 5.0)
+    stay: tuple[Annotated[float | int, Range(above=0)], Annotated[float | int, Range(above=0)]] = (2.0, 5.0)
     """Shortest and longest stay of a digit, in seconds."""
-    crossing: float | int = 0.3
+    crossing: Annotated[float | int, Range(above=0)] = 0.3
     """Seconds in which a digit enters or leaves."""
-    speed: float | int = 16.0
+    speed: Annotated[float | int, Range(0)] = 16.0
     """Pixels per second, in between."""
-    digits: tuple[int, ...] = tuple(range(10))
+    digits: tuple[Annotated[int, Range(0, 9)], ...] = tuple(range(10))
     """Digits that may appear."""
-    asked: tuple[int, ...] = ()
+    asked: tuple[Annotated[int, Range(0, 9)], ...] = ()
     """Digits whose time is asked for; () = all that may appear."""
-    shown: tuple[int, int] = (2, 3)
+    shown: tuple[Count, Count] = (2, 3)
     """Fewest and most digits of a clip; no digit appears twice."""
-    num_options: int = 4
+    num_options: Annotated[int, Range(2, len(LETTERS))] = 4
     """Letters to choose from."""
-    num_discs: int = 1
+    num_discs: CountOrNone = 1
     """Coloured discs that come and go like digits."""
     background: Literal["noise", "photo"] = "noise"
     """noise: dark and grainy. photo: soft shades of colour, blurred shapes and grain."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         frames, crossing = self.seconds * self.fps, self.crossing * self.fps
         checks = {
-            "side": (self.side >= 16 and self.side % 2 == 0, "an even number from 16"),
-            "glyph": (8 <= self.glyph[0] <= self.glyph[1] <= self.side, f"(smallest, largest) in 8..{self.side}"),
-            "fps": (self.fps >= 1, "1 or more"),
+            "side": (self.side % 2 == 0, "an even number"),
+            "glyph": (self.glyph[0] <= self.glyph[1] <= self.side, f"(smallest, largest) in 8..{self.side}"),
             "seconds": (frames >= 4, "at least four frames long"),
-            "time_grid": (self.time_grid > 0, "above 0"),
-            "margin": (0 <= self.margin < 0.5, "in 0..0.5"),
-            "stay": (0 < self.stay[0] <= self.stay[1] <= self.seconds, f"(shortest, longest) up to {self.seconds} seconds"),
+            "stay": (self.stay[0] <= self.stay[1] <= self.seconds, f"(shortest, longest) up to {self.seconds} seconds"),
             "crossing": (1 <= round(crossing) <= 8, "one to eight frames long"),
-            "digits": (
-                len(set(self.digits)) == len(self.digits) >= 1 and set(self.digits) <= set(range(10)),
-                "different, of 0..9",
-            ),
+            "digits": (len(set(self.digits)) == len(self.digits) >= 1, "different digits, one at least"),
             "asked": (set(self.asked) <= set(self.digits), "some of `digits`"),
-            "shown": (1 <= self.shown[0] <= self.shown[1] <= len(self.digits), f"(fewest, most) in 1..{len(self.digits)}"),
-            "num_options": (2 <= self.num_options <= len(LETTERS), f"in 2..{len(LETTERS)}"),
-            "num_discs": (self.num_discs >= 0, "0 or more"),
+            "shown": (self.shown[0] <= self.shown[1] <= len(self.digits), f"(fewest, most) in 1..{len(self.digits)}"),
         }
         for name, (fine, wanted) in checks.items():
             if not fine:

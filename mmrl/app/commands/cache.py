@@ -21,7 +21,7 @@ def cache_ls() -> None:
 @cache.command("clear")
 def cache_clear(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="As `mmrl cache ls` prints them; all by default.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names as `mmrl cache ls` prints them; all by default.")
     ] = None,
 ) -> None:
     """Remove what is kept; it is made again when it is needed."""

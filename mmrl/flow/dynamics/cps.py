@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import data_of, like_batch, noise_of
 
@@ -17,8 +18,10 @@ class CPS:
     Coefficients-preserving sampling. Its log-density is -(x' - mean)^2, as its authors clip it.
     """
 
-    level: float
+    level: NonNegative
     """Share of the noise that is drawn anew: 0 = none, 1 = all."""
+
+    __post_init__ = check_ranges
     draws_at_end = False
 
     @property

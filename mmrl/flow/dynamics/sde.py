@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import like_batch
 
@@ -20,8 +21,10 @@ class FlowSDE:
     Flow-GRPO's.
     """
 
-    level: float
+    level: NonNegative
     """The factor in s: 0 = no noise."""
+
+    __post_init__ = check_ranges
     draws_at_end = True
 
     @property
@@ -48,8 +51,10 @@ class FlowSDE:
 class DanceSDE:
     """s = level (DanceGRPO, arXiv:2505.07818)."""
 
-    level: float
+    level: NonNegative
     """The diffusion coefficient s itself: 0 = no noise."""
+
+    __post_init__ = check_ranges
     draws_at_end = True
 
     @property

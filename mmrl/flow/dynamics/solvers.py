@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Before, at_least_float32
 from mmrl.flow.path import data_of
 
@@ -54,8 +55,10 @@ class DPM2:
 class SA:
     """DPM2 with noise sigma' sqrt(1 - e^(-2 level^2 h)) for sigma in SA_WINDOW: SA-Solver (arXiv:2309.05019); see `multistep`."""
 
-    level: float
+    level: NonNegative
     """SA-Solver's tau."""
+
+    __post_init__ = check_ranges
 
     @property
     def draws_noise(self) -> bool:

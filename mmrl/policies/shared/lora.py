@@ -26,7 +26,7 @@ class LoraSettings:
     rank: Count = 16
     """Rank of an adapter's two matrices."""
     alpha: Count = 32
-    """What an adapter adds is multiplied by alpha / rank."""
+    """Numerator of the factor alpha / rank of all that an adapter adds."""
     dropout: BelowOne = 0.0
     """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
     targets: tuple[str, ...] | Literal["auto"] = "auto"

@@ -1,4 +1,4 @@
-"""Every key of a config, a part, a reward or a data set says what it does, in `mmrl show` and on the reference's pages."""
+"""Every key of a config, a part, a reward or a data set says what it does, every number its range, in `mmrl show` and its page."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from mmrl.training.optim import OptimizerSettings
 
 TABLES_OF_A_RUN = {"policy", "data", "reward", "algorithm", "sampler", "evaluation", "checkpoint", "trackers"}
 INNER = {"optimizer", "health", "alarm", "args", "sampling", "lora", "video", "also", "call", "transform"}
+NUMBER = re.compile(r'(?<!")\b(number|integer)\b(?!")')
 TABLE = re.compile(r"\btable ([A-Z]\w*)")
 
 
@@ -85,6 +86,13 @@ def things() -> list[Thing]:
 def test_every_setting_that_show_prints_has_a_meaning(things: list[Thing]):
     lacking = [f"{thing.kind} {thing.name}: {', '.join(names)}" for thing in things if (names := silent(thing.settings))]
     assert lacking == [], "write a sentence below each field, or a line under Args:\n" + "\n".join(lacking)
+
+
+def test_every_number_that_is_shown_has_a_range(things: list[Thing]):
+    described = "a family of models"  # no config sets what a family says of itself
+    numbers = [(thing, one) for thing in things for one in thing.settings if NUMBER.search(one.type) and thing.kind != described]
+    assert len(numbers) > 200
+    assert [f"{thing.name}.{one.name}" for thing, one in numbers if not one.range] == []
 
 
 def test_every_table_inside_another_is_shown_too(things: list[Thing]):
