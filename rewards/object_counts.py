@@ -76,8 +76,7 @@ class ObjectCounts:
 
     def _score(self, picture: Any, found: Sequence[Detection], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
         by_class = [[one for one in found if one.label == clause["class"]][:MOST] for clause in include]
-        dense: list[float] = []
-        correct = True
+        dense, correct = list[float](), True
         for clause, mine in zip(include, by_class, strict=True):
             wanted = clause["count"]
             dense.append(_closeness(wanted, len(mine)))
@@ -93,10 +92,9 @@ class ObjectCounts:
                 right = bool(best and others) and all(relation in _relations(a, b) for a in best for b in others)
                 dense.append(float(right and exact))
                 correct &= right
-        strict = all(value == 1 for value in dense)
         for clause in exclude:
             correct &= sum(one.label == clause["class"] for one in found) < clause["count"]
-        parts = {"dense": sum(dense) / len(dense), "strict": float(strict), "correct": float(correct)}
+        parts = {"dense": sum(dense) / len(dense), "strict": float(all(value == 1 for value in dense)), "correct": float(correct)}
         return Scored(parts[self.score], {**parts, "objects": float(len(found))})
 
     def _colour(self, picture: Any, one: Detection) -> str:

@@ -51,5 +51,5 @@ def test_mistakes_are_named(reward):
         reward("jpeg_size")(Group(0, Prompt("p7"), (Sample("words"),)))
     with pytest.raises(ValueError, match="JpegSize"):
         reward("jpeg_size", scale=0)
-    with pytest.raises(ValueError, match="quality of 1 to 95"):
+    with pytest.raises(ValueError, match=r"JpegSize\.quality is 96: it must be 1 to 95"):
         reward("jpeg_size", quality=96)

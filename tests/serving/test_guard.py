@@ -156,7 +156,7 @@ def test_an_async_reward_that_leaves_does_not_end_the_loop_of_all(leaves: BaseEx
 
     for _ in range(2):
         reply = reward_server.answer(Served("exits", exits, ""), group_of("a"))
-        assert (reply.raised or "").startswith(type(leaves).__name__)
+        assert type(leaves).__name__ in (reply.raised or "")
     assert wait_for(goes_on(group_of("ab"))) == [2.0]
 
 

@@ -124,10 +124,10 @@ def test_checkpoints_keep_it(tmp_path):
 
 def test_impossible_settings_are_refused():
     for name, settings in (("window", {"window": 1}), ("max_kl", {"max_kl": 0.0})):
-        with pytest.raises(ValueError, match=rf"health\.{name} is"):
+        with pytest.raises(ValueError, match=rf"HealthSettings\.{name} is"):
             replace(LIMITS, **settings)
     for name, settings in (("fall_chance", {"fall_chance": 2.0}), ("least_prompts", {"least_prompts": 2})):
-        with pytest.raises(ValueError, match=rf"health\.alarm\.{name}"):
+        with pytest.raises(ValueError, match=rf"AlarmSettings\.{name} is"):
             replace(AlarmSettings(), **settings)
     assert TrainSettings(health=LIMITS).health.window == 4
 

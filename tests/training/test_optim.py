@@ -30,5 +30,5 @@ def test_nothing_to_train_is_refused():
 
 
 def test_rate_must_be_positive():
-    with pytest.raises(ValueError, match=r"optimizer\.lr is 0"):
+    with pytest.raises(ValueError, match=r"OptimizerSettings\.lr is 0"):
         OptimizerSettings(lr=0.0)

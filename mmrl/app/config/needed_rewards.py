@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name
+from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table
 
 
@@ -30,9 +31,11 @@ def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: 
     trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
     for needed in assembly.algorithm.needs_rewards:
         if needed not in trained:
+            close = next((name for name in sorted(trained) if nearest(name, [needed])), None)
+            guess = f" ({close!r}: did you mean {needed!r}?)" if close else ""
             raise ValueError(
                 f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward {needed!r}, and "
-                f"no [[reward]] with a weight above 0 is it: add [[reward]] with use = {needed!r}, or set "
+                f"no [[reward]] with a weight above 0 is it{guess}: add [[reward]] with use = {needed!r}, or set "
                 "algorithm.needs_rewards = [] where a reward of yours takes its place"
             )
 

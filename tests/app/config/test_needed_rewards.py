@@ -40,6 +40,12 @@ def test_a_method_without_its_reward_is_refused(preset: str, needed: str, other:
     assert run(preset, written, "needs_rewards = []").config.algorithm.algorithm.needs_rewards == ()
 
 
+@pytest.mark.parametrize(("preset", "needed"), NEEDED.items())
+def test_a_slip_in_its_name_is_named(preset: str, needed: str):
+    with pytest.raises(ValueError, match=rf"is it \('4{needed[1:]}': did you mean '{needed}'\?\): add"):
+        run(preset, f'[[reward]]\nuse = "4{needed[1:]}"')
+
+
 @pytest.mark.parametrize("preset", NEEDED)
 @pytest.mark.parametrize("use", ["{}", "rewards/{}.py", "rewards/{}.py:Part", "http://127.0.0.1:8700/{}"])
 def test_a_method_with_its_reward_passes(preset: str, use: str):
