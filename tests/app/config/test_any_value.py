@@ -5,8 +5,7 @@ import pytest
 from mmrl.app.config.run import load
 
 
-@pytest.mark.parametrize("value", ["[]", "[[]]", "{}", "nan", "''"])
-@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+@pytest.mark.parametrize(("name", "value"), [("tiny/image", "[[]]"), ("tiny/image", "{}"), ("tiny/flow", "[]")])
 def test_a_value_is_taken_or_refused(name: str, value: str):
     strange: dict[str, str] = {}
     for key, _, _ in load(name).rows():
