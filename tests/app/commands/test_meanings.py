@@ -1,4 +1,4 @@
-"""Every key of a config, a part, a reward or a data set says what it does, every number its range, in `mmrl show` and its page."""
+"""Every key of a config, a part, a reward or a data set has a meaning, every number a range: in `mmrl show`, on the page."""
 
 import re
 from collections.abc import Iterator, Sequence
