@@ -14,7 +14,7 @@ RUN = ["train", "tiny/image", f"data={{use='{FILE}:load'}}", f"reward=[{{use='{F
 @pytest.mark.parametrize(
     ("breaks", "words"),
     [
-        ("data", ["Traceback (most recent call last)", "the column of process 1", "mmrl, process 1 of 2 failed"]),
+        ("data", ["mmrl, process 1 of 2: command line: data: ", "raised KeyError: 'the column of process 1'"]),
         ("reward", ["mmrl, process 1 of 2: step 1", "the judge of process 1 is gone"]),
     ],
 )
@@ -22,7 +22,7 @@ def test_one_process_fails_and_all_end(tmp_path: Path, breaks: str, words: list[
     done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", BREAKS=breaks, MMRL_CACHE=str(tmp_path))
     assert done.returncode != 0
     assert all(word in done.stderr for word in words), done.stderr[-3000:]
-    assert "mmrl, process 0 of 2 failed" not in done.stderr
+    assert "mmrl, process 0 of 2" not in done.stderr
 
 
 def test_two_processes_leave_in_peace(tmp_path: Path):
