@@ -24,7 +24,7 @@ def carry_out(attack: Attack) -> tuple[bool, str]:
     """Carry out one attack in an empty folder: whether mmrl held, and the outcome."""
     with tempfile.TemporaryDirectory(prefix="mmrl-attack-", ignore_cleanup_errors=True) as folder:
         try:
-            return True, attack.run(Path(folder))
+            return True, attack.run(Path(folder)).replace(f"{folder}/", "")
         except AssertionError as broken:
             return False, str(broken) or "an assertion failed"
         except Exception as error:  # noqa: BLE001 - one broken attack must not hide the others
