@@ -70,7 +70,7 @@ def prompts() -> list[Prompt]:
 
 
 def counted_run(name: str, *words: str) -> CountedRun:
-    words = ("algorithm.group_size=3", f"algorithm.preset={name}", *words)
+    words = ("algorithm.group_size=3", f"algorithm.preset={name}", "algorithm.needs_rewards=[]", *words)
     local = with_local_model(configs.load("tiny/image", [*SMALL, *words]).config)
     algorithm = modality_of(local.policy).adapt_algorithm(local.algorithm.algorithm, local.policy, name)
     return CountedRun(local, algorithm, prompts())
