@@ -1,4 +1,4 @@
-"""What mmrl makes once and keeps, tiny models and drawn clips: listed, cleared and bounded. Standard library only."""
+"""The cache of things made once, tiny models and drawn clips: listed, cleared and bounded. Standard library only."""
 
 import logging
 import os

@@ -78,5 +78,5 @@ METRICS = (
 
 
 def metric_of(name: str) -> Metric | None:
-    """What a metric is; the most particular name goes first. None: no such metric is documented."""
+    """The metric of this name, the most particular one that fits; None: no such metric is documented."""
     return next((metric for metric in METRICS if metric.fits(name)), None)

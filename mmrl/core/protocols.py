@@ -355,7 +355,7 @@ class ComparesWithOld(Protocol):
 
     @property
     def at_first_update(self) -> str | None:
-        """What its gradient is there: `plain REINFORCE`; None: all that it is later."""
+        """The name of its gradient there: `plain REINFORCE`; None: all that it is later."""
         ...
 
 
@@ -374,7 +374,7 @@ class PromptSampler(Protocol):
 
 @runtime_checkable
 class Callback(Protocol):
-    """What a run tells whoever watches it, on its main process; a class of your own inherits it and writes what it wants to hear.
+    """Whoever watches a run, on its main process; a class of your own inherits it and writes what it wants to hear.
 
     A callback that raises ends the run. Nothing it does may change weights or prompts.
     """

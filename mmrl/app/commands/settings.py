@@ -76,7 +76,7 @@ def wrapped(text: str, first: str, later: str | None = None) -> list[str]:
 
 
 def settings_of(thing: Callable[..., Any], skip: int = 0) -> list[Setting]:
-    """What a config may say of it, in the order of its fields or arguments.
+    """The settings that a config may give it, in the order of its fields or arguments.
 
     Args:
         skip: leading arguments that the caller gives by position.
@@ -102,7 +102,7 @@ def settings_of(thing: Callable[..., Any], skip: int = 0) -> list[Setting]:
 
 
 def facts_of(cls: type) -> list[Setting]:
-    """What a class says of itself: its class variables, and its fields' defaults."""
+    """The facts that a class states: its class variables, and its fields' defaults."""
     hints, notes = get_type_hints(cls, include_extras=True), field_notes(cls)
     values = {name: getattr(cls, name) for name in hints if hasattr(cls, name) and not name.startswith("_")}
     plain = {name: get_args(hint)[0] if get_origin(hint) is ClassVar else hint for name, hint in hints.items()}

@@ -81,7 +81,7 @@ def plug_in(name: str, kind: str) -> Thing:
 
 
 def own_file(spec: str) -> Thing:
-    """What a file of the user's own offers."""
+    """The plug-in that a file of the user's own offers."""
     locate(spec, "rewards")
     found = load(spec, "rewards")
     first = next(iter(inspect.signature(found).parameters), "")

@@ -1,4 +1,4 @@
-"""What a run's config does not say: options that are off, and what its plug-ins take by default; `mmrl show CONFIG --all`."""
+"""The options that a run's config leaves out: those that are off, and its plug-ins' defaults; `mmrl show CONFIG --all`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +74,7 @@ def unset_of_sampler(sampler: SamplerConfig) -> list[Row]:
 
 
 def defaults(found: Callable[..., object], given: Mapping[str, object], path: KeyPath, name: str, skip: int = 0) -> list[Row]:
-    """What a plug-in takes without being told."""
+    """The settings that a plug-in takes without being told."""
     return [
         (dotted_key((*path, one.name)), one.default, f"default of {name}")
         for one in settings_of(found, skip)

@@ -198,7 +198,7 @@ def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> t
 
 
 def further_parameters(scorer: Callable[..., object]) -> list[inspect.Parameter]:
-    """What a scorer takes after images, prompts and metadata."""
+    """The arguments of a scorer after images, prompts and metadata."""
     try:
         return [p for p in inspect.signature(scorer).parameters.values() if p.kind not in VARIADIC][3:]
     except (TypeError, ValueError):

@@ -39,7 +39,7 @@ class Lent:
     objects: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def lend(self, function: Callable[..., Any], name: str) -> str:
-        """What `use` says for this object; a second one of the same name gets a number."""
+        """The word of `use` for this object; a second one of the same name gets a number."""
         name = re.sub(r"\W+", "_", name).strip("_") or "object"
         number, free = 1, name
         while free in self.objects:

@@ -22,7 +22,7 @@ class Run:
 
     @property
     def metrics(self) -> Sequence[Mapping[str, int | float]]:
-        """What every step and evaluation measured, in order; `step` is among it."""
+        """The metrics of every step and evaluation, in order; `step` is among them."""
         return RunDir(self.folder).read_metrics().lines
 
     @property
