@@ -22,7 +22,7 @@ LIMITS: dict[str, float] = {  # limits only ever fall
     "Any per 1,000 lines: training": 6,
     "Any per 1,000 lines: any other room": 5,
     "participles": 80,
-    "docstrings that begin with Of, As, What, Inside or Whether": 60,
+    "docstrings that begin with Of, As, What, Inside or Whether": 0,
     "words of README.md": 1000,
 }
 """The goal: 20 files, 10 `Any` in all and in every room (15 in policies, where libraries leave no choice), 60, 0."""
