@@ -13,10 +13,10 @@ BOUND = 0.15
 def gain(name: str, seed: int = 0) -> float:
     """Mean reward of the last ten steps above that of the first three; more updates per step are smaller ones.
 
-    With sixteen of full size dapo solves every prompt, and dynamic sampling then stops the run.
+    With sixteen larger ones dapo solves every prompt, and dynamic sampling then stops the run.
     """
     algorithm = PRESETS[name]
-    optimizer = OptimizerSettings(lr=2e-2 / algorithm.updates**0.5)
+    optimizer = OptimizerSettings(lr=2e-2 / algorithm.updates)
     trainer = make_trainer(algorithm, steps=STEPS, prompts_per_step=48, seed=seed, optimizer=optimizer)
     rewards = [trainer.step()["reward/letter"] for _ in range(STEPS)]
     return sum(rewards[-10:]) / 10 - sum(rewards[:3]) / 3
