@@ -47,10 +47,18 @@ def process_state() -> ProcessState:
     return ProcessState(
         working_folder(),
         str(torch.get_default_dtype()).removeprefix("torch."),
-        str(torch.get_default_device()),
+        default_device(torch),
         bool(torch.is_grad_enabled()),
         bool(torch.are_deterministic_algorithms_enabled()),
     )
+
+
+def default_device(torch: ModuleType) -> str:
+    try:
+        return str(torch.get_default_device())
+    except AttributeError:
+        # torch 2.9 cannot say once the default was taken back
+        return "cpu"
 
 
 def working_folder() -> str:
