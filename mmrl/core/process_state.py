@@ -85,6 +85,10 @@ def put_back(name: str, value: str | bool) -> None:
     elif name == "device":
         # a default device of cpu that was set is not the same as none: it wraps every function of torch
         torch.set_default_device(None if value == "cpu" else value)
+        context = vars(torch).get("_GLOBAL_DEVICE_CONTEXT")
+        if value == "cpu" and context is not None and getattr(context, "device_context", 0) is None:
+            # torch 2.9 then fails wherever anybody asks for the default device
+            del context.device_context
     elif name == "has_gradients":
         torch.set_grad_enabled(value)
     elif name == "is_deterministic":

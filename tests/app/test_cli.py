@@ -46,7 +46,7 @@ def test_an_error_of_a_plug_in_is_a_sentence_with_its_file_and_line(tmp_path: Pa
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "broken.py").write_text("def short(group):\n    return 1\n\n1 + 'a'\n")
     done = mmrl("train", "tiny/image", "reward.0.use=broken", cwd=tmp_path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"TypeError: unsupported operand type(s) for +: 'int' and 'str' ({tmp_path}/rewards/broken.py, line 4)" in done.stderr
 
 
