@@ -14,7 +14,6 @@ from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
 
-RUN, LOOK, MAKE = "Run", "Look at a run", "Find and make"
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -22,14 +21,11 @@ reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(
     demo,
     name="demo",
-    rich_help_panel=RUN,
     help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
 )
-app.add_typer(data, name="data", rich_help_panel=MAKE, help="Check, convert, split and filter data sets.")
-app.add_typer(
-    cache, cls=InOrder, name="cache", rich_help_panel=MAKE, help="List and clear the tiny models and clips that mmrl keeps."
-)
-app.add_typer(reward, name="reward", rich_help_panel=MAKE, help="Test, serve and try out rewards.")
+app.add_typer(data, name="data", help="Check, convert, split and filter data sets.")
+app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
+app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
@@ -94,7 +90,7 @@ def mmrl(
     """
 
 
-@app.command(rich_help_panel=RUN)
+@app.command()
 def train(
     arguments: Annotated[
         list[str] | None,
@@ -127,7 +123,7 @@ def train(
     run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume))
 
 
-@app.command("eval", rich_help_panel=RUN)
+@app.command("eval")
 def evaluate(
     name: Annotated[
         str, Argument(metavar="RUN|CONFIG", help="A run's folder (its newest checkpoint) or a config (the model as it is).")
@@ -141,7 +137,7 @@ def evaluate(
     run_evaluation(name, overrides or [], step)
 
 
-@app.command(rich_help_panel=RUN)
+@app.command()
 def plan(
     config: ConfigName,
     overrides: Overrides = None,
@@ -159,7 +155,7 @@ def plan(
         raise typer.Exit(2)
 
 
-@app.command(rich_help_panel=RUN)
+@app.command()
 def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
     """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 when something is wrong."""
     from mmrl.app.commands.check import check as run_check
@@ -187,7 +183,7 @@ for _name, _demo in DEMOS.items():
     add_demo(_name, _demo.summary)
 
 
-@app.command(rich_help_panel=LOOK)
+@app.command()
 def report(run: RunFolder) -> None:
     """Write the run's report.html: one file, no network."""
     from mmrl.app.report.page import write_report
@@ -195,7 +191,7 @@ def report(run: RunFolder) -> None:
     typer.echo(write_report(run))
 
 
-@app.command(rich_help_panel=LOOK)
+@app.command()
 def compare(
     first: RunFolder,
     second: RunFolder,
@@ -211,7 +207,7 @@ def compare(
         typer.echo(comparing.write_comparison(comparison, html))
 
 
-@app.command(rich_help_panel=LOOK)
+@app.command()
 def export(
     run: RunFolder,
     folder: Annotated[Path, Argument(metavar="DIR", help="Where to write; must be new or empty.")],
@@ -227,7 +223,7 @@ def export(
     typer.echo(write_model(run, folder, step=step, merge=merge, weights=weights))
 
 
-@app.command(rich_help_panel=LOOK)
+@app.command()
 def sample(
     run: RunFolder,
     step: Annotated[int, Option(help="Whose samples; the weights before it must be kept (save_every).")],
@@ -351,7 +347,7 @@ def reward_serve(
     serve(spec, host, port)
 
 
-@app.command(rich_help_panel=MAKE)
+@app.command()
 def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
 ) -> None:
@@ -362,7 +358,7 @@ def ls(
         typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
 
 
-@app.command(rich_help_panel=MAKE)
+@app.command()
 def show(
     name: Annotated[
         str,
@@ -377,7 +373,7 @@ def show(
     typer.echo(printable(description(name, overrides or [], everything)))
 
 
-@app.command(rich_help_panel=MAKE)
+@app.command()
 def cp(
     thing: Annotated[
         str, Argument(metavar="THING", help="rewards/iou, datasets/grounding_jsonl, configs/tiny/image, or the name alone.")
@@ -390,7 +386,7 @@ def cp(
     typer.echo(copy(thing, file))
 
 
-@app.command(rich_help_panel=MAKE)
+@app.command()
 def doctor() -> None:
     """Print versions, devices, memory, disk, and which extras are installed or how to get them."""
     from mmrl.app.commands.doctor import diagnosis
