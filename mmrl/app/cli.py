@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
+from mmrl.app.cli_arguments import Overrides
+from mmrl.app.cli_data import data
+from mmrl.app.cli_reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
@@ -16,8 +19,6 @@ from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, p
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
-data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
-reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(
     demo,
     name="demo",
@@ -27,14 +28,6 @@ app.add_typer(data, name="data", help="Check, convert, split and filter data set
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 
-Overrides = Annotated[
-    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
-]
-Settings = Annotated[
-    list[str] | None,
-    Argument(metavar="[KEY=VALUE]...", help="The reward's own settings, such as threshold=0.5; with a config, overrides."),
-]
-ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
 ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
@@ -240,111 +233,6 @@ def sample(
     typer.echo(printable(found.text))
     if found.differs:
         raise typer.Exit(2)
-
-
-@data.command("check")
-def data_check(
-    source: Annotated[str, Argument(metavar="FILE|CONFIG", help="A JSONL, JSON or parquet file, or a config.toml.")],
-    settings: Annotated[
-        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="How to read a file, such as box_format=xywh columns.box=bbox")
-    ] = None,
-) -> None:
-    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
-    from mmrl.app.commands.data import check
-
-    typer.echo(printable(check(source, settings or [])))
-
-
-@data.command("convert")
-def data_convert(
-    source: Annotated[Path, Argument(help="COCO: the instances JSON. RefCOCO: its folder or refs file.")],
-    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
-    kind: Annotated[str, Option(help="coco or refcoco.")],
-    image_root: ImageRoot = None,
-    question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
-) -> None:
-    """Write other people's layouts as JSONL with boxes in pixels."""
-    from mmrl.data.convert import convert
-
-    typer.echo(printable(str(convert(source, kind, file, image_root, question))))
-
-
-@data.command("split")
-def data_split(
-    source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file.")],
-    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write one JSONL file per part.")],
-    shares: Annotated[list[str], Argument(metavar="NAME=SHARE...", help="For example train=0.9 test=0.1")],
-    seed: Annotated[int, Option(help="Which pictures go where.")] = 0,
-    image_root: ImageRoot = None,
-) -> None:
-    """Cut a file into parts that share no picture."""
-    from mmrl.app.commands.data import split_by_shares
-
-    for part in split_by_shares(source, folder, shares, seed, image_root):
-        typer.echo(part)
-
-
-@data.command("filter")
-def data_filter(
-    config: Annotated[str, Argument(metavar="CONFIG", help="Whose policy samples, whose rewards score, whose data is filtered.")],
-    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
-    overrides: Overrides = None,
-    samples: Annotated[int, Option(help="Completions per prompt.")] = 8,
-    low: Annotated[float, Option(help="Drop prompts that are right less often.")] = 0.1,
-    high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
-    success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
-) -> None:
-    """Keep the pictures with boxes that the starting model gets right sometimes: those it can learn from."""
-    from mmrl.app.commands.filter import keep_by_difficulty
-
-    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
-
-
-@reward.command("test")
-def reward_test(
-    target: Annotated[
-        str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
-    ],
-    settings: Settings = None,
-    data: Annotated[str | None, Option(help="A JSONL file, a folder of pictures with prompts, or a data set's name.")] = None,
-    space: Annotated[
-        str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
-    ] = None,
-    template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
-    prompts: Annotated[int, Option(help="How many prompts to test on.")] = 32,
-    served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
-) -> None:
-    """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
-    from mmrl.app.commands.reward import test
-
-    if not test(target, settings or [], data, space, template, prompts, served):
-        raise typer.Exit(2)
-
-
-@reward.command("score")
-def reward_score(
-    target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
-    data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
-    settings: Settings = None,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
-    out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
-) -> None:
-    """Score finished pictures or completions, to see what a reward likes before training on it."""
-    from mmrl.app.commands.reward import score
-
-    score(target, settings or [], data, html, out)
-
-
-@reward.command("serve")
-def reward_serve(
-    spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],
-    host: Annotated[str | None, Option(help="Instead of the spec's (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, Option(help="Instead of the spec's (default 8500).")] = None,
-) -> None:
-    """Serve rewards over HTTP, from an environment of their own; a config uses them as http://host:port/name."""
-    from mmrl.app.commands.serve import serve
-
-    serve(spec, host, port)
 
 
 @app.command()

@@ -1,0 +1,72 @@
+"""`mmrl data`: check, convert, split and filter data sets; loads no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mmrl.app.cli_arguments import Overrides
+from mmrl.app.commands.help import InOrder
+from mmrl.app.errors import printable
+
+data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
+
+
+@data.command("check")
+def data_check(
+    source: Annotated[str, Argument(metavar="FILE|CONFIG", help="A JSONL, JSON or parquet file, or a config.toml.")],
+    settings: Annotated[
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="How to read a file, such as box_format=xywh columns.box=bbox")
+    ] = None,
+) -> None:
+    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
+    from mmrl.app.commands.data import check
+
+    typer.echo(printable(check(source, settings or [])))
+
+
+@data.command("convert")
+def data_convert(
+    source: Annotated[Path, Argument(help="COCO: the instances JSON. RefCOCO: its folder or refs file.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
+    kind: Annotated[str, Option(help="coco or refcoco.")],
+    image_root: ImageRoot = None,
+    question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
+) -> None:
+    """Write other people's layouts as JSONL with boxes in pixels."""
+    from mmrl.data.convert import convert
+
+    typer.echo(printable(str(convert(source, kind, file, image_root, question))))
+
+
+@data.command("split")
+def data_split(
+    source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write one JSONL file per part.")],
+    shares: Annotated[list[str], Argument(metavar="NAME=SHARE...", help="For example train=0.9 test=0.1")],
+    seed: Annotated[int, Option(help="Which pictures go where.")] = 0,
+    image_root: ImageRoot = None,
+) -> None:
+    """Cut a file into parts that share no picture."""
+    from mmrl.app.commands.data import split_by_shares
+
+    for part in split_by_shares(source, folder, shares, seed, image_root):
+        typer.echo(part)
+
+
+@data.command("filter")
+def data_filter(
+    config: Annotated[str, Argument(metavar="CONFIG", help="Whose policy samples, whose rewards score, whose data is filtered.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
+    overrides: Overrides = None,
+    samples: Annotated[int, Option(help="Completions per prompt.")] = 8,
+    low: Annotated[float, Option(help="Drop prompts that are right less often.")] = 0.1,
+    high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
+    success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
+) -> None:
+    """Keep the pictures with boxes that the starting model gets right sometimes: those it can learn from."""
+    from mmrl.app.commands.filter import keep_by_difficulty
+
+    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))

@@ -1,0 +1,62 @@
+"""`mmrl reward`: test, score and serve rewards; loads no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mmrl.app.commands.help import InOrder
+
+reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+Settings = Annotated[
+    list[str] | None,
+    Argument(metavar="[KEY=VALUE]...", help="The reward's own settings, such as threshold=0.5; with a config, overrides."),
+]
+
+
+@reward.command("test")
+def reward_test(
+    target: Annotated[
+        str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
+    ],
+    settings: Settings = None,
+    data: Annotated[str | None, Option(help="A JSONL file, a folder of pictures with prompts, or a data set's name.")] = None,
+    space: Annotated[
+        str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
+    ] = None,
+    template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
+    prompts: Annotated[int, Option(help="How many prompts to test on.")] = 32,
+    served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
+) -> None:
+    """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
+    from mmrl.app.commands.reward import test
+
+    if not test(target, settings or [], data, space, template, prompts, served):
+        raise typer.Exit(2)
+
+
+@reward.command("score")
+def reward_score(
+    target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
+    data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
+    settings: Settings = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
+) -> None:
+    """Score finished pictures or completions, to see what a reward likes before training on it."""
+    from mmrl.app.commands.reward import score
+
+    score(target, settings or [], data, html, out)
+
+
+@reward.command("serve")
+def reward_serve(
+    spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],
+    host: Annotated[str | None, Option(help="Instead of the spec's (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, Option(help="Instead of the spec's (default 8500).")] = None,
+) -> None:
+    """Serve rewards over HTTP, from an environment of their own; a config uses them as http://host:port/name."""
+    from mmrl.app.commands.serve import serve
+
+    serve(spec, host, port)
