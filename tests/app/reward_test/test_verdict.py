@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from mmrl import Group, Prompt, Sample
 from mmrl.answers.boxes.box import Box, Space, iou
 from mmrl.answers.boxes.parsing import parse_boxes
-from mmrl.app.cli_reward import reward as commands
+from mmrl.app.cli.reward import reward as commands
 from mmrl.app.commands import reward as tools
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test import probes

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli_arguments import Overrides
+from mmrl.app.cli.arguments import Overrides
 from mmrl.app.commands.help import InOrder
 from mmrl.app.errors import printable
 

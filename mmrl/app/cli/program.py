@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli_arguments import Overrides
-from mmrl.app.cli_data import data
-from mmrl.app.cli_reward import reward
+from mmrl.app.cli.arguments import Overrides
+from mmrl.app.cli.data import data
+from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
