@@ -20,6 +20,7 @@ from mmrl.core.protocols import (
     NeedsLength,
     Planner,
     Policy,
+    ReadsActions,
     Shaping,
     Term,
     View,
@@ -75,7 +76,12 @@ class Algorithm:
     def all_reads(self) -> tuple[Reading, ...]:
         """Every reading any part needs."""
         parts = [term for _, term in self.objective] + [self.aggregation, *self.importance, *self.shaping]
-        return tuple(dict.fromkeys(reading for part in parts for reading in part.reads))
+        return tuple(dict.fromkeys([*(reading for part in parts for reading in part.reads), *self.advantage_reads]))
+
+    @property
+    def advantage_reads(self) -> tuple[Reading, ...]:
+        """Readings of actions that the advantage looks at."""
+        return self.advantage.reads if isinstance(self.advantage, ReadsActions) else ()
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:
@@ -152,9 +158,11 @@ class Algorithm:
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
 
-        aggregation = part_with_length(self.aggregation, max_new_tokens)
         return replace(
-            self, aggregation=aggregation, shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping)
+            self,
+            aggregation=part_with_length(self.aggregation, max_new_tokens),
+            shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping),
+            objective=tuple((coef, part_with_length(term, max_new_tokens)) for coef, term in self.objective),
         )
 
     def check(self, policy: Policy[Never]) -> None:
@@ -170,12 +178,13 @@ class Algorithm:
         missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
-        for part in (self.aggregation, *self.importance, *self.shaping):
-            moving = [reading.quantity for reading in part.reads if reading.model == "policy"]
+        looking = [(part, part.reads) for part in (self.aggregation, *self.importance, *self.shaping)]
+        for part, reads in [*looking, (self.advantage, self.advantage_reads)]:
+            moving = [reading.quantity for reading in reads if reading.model == "policy"]
             if moving:
                 raise ValueError(
                     f"{type(part).__name__} reads {moving} under the policy's moving weights; "
-                    "weights and shaping are fixed before the first update: read model='old' instead"
+                    "weights, shaping and advantages are fixed before the first update: read model='old' instead"
                 )
         from_sampler = [reading.quantity for reading in self.all_reads if reading.model == "rollout"]
         if from_sampler and self.old == "recorded":

@@ -271,6 +271,14 @@ class Advantage(Protocol):
 
 
 @runtime_checkable
+class ReadsActions(Protocol):
+    """An advantage that looks at actions: in `rollouts.recorded` it finds what it reads, under weights that do not move."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]: ...
+
+
+@runtime_checkable
 class ComparesGroups(Protocol):
     """An advantage that compares the samples of a group; one that does not declare it is content with a single sample."""
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import RewardUnavailableError
-from mmrl.core.types import Batch, Credit, Examples, Rollouts, Scores
+from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
@@ -125,7 +126,7 @@ class Trainer:
                     frozen = self.reader.read(rollouts, check=self.reader.gate.closed)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             self.observe(rollouts, scores)
-            credit = self.credit(scores, rollouts)
+            credit = self.credit(scores, rollouts, frozen)
             mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
             mask = mask if credit.actions is None else mask & credit.actions
             trained = replace(rollouts, action_mask=mask)
@@ -185,9 +186,10 @@ class Trainer:
         idle = replace(cut[-1], share=torch.zeros_like(cut[-1].share))
         return cut + [idle] * (self.ranks.most(len(cut)) - len(cut))
 
-    def credit(self, scores: Scores, rollouts: Rollouts) -> Credit:
+    def credit(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Credit:
         """Advantages of this rank's rows, computed among the rows of all ranks."""
-        everyone, mine = self.ranks.all_rows(rollouts)
+        read = {reading: frozen[reading] for reading in self.algorithm.advantage_reads}
+        everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
         everywhere = replace(
             scores, values=torch.cat(self.ranks.gather(scores.values)), status=torch.cat(self.ranks.gather(scores.status))
         )

@@ -84,7 +84,7 @@ def test_a_term_without_a_clip_declares_none():
     assert not isinstance(Reinforce(), Clipping)
 
 
-UNCREDITED = {"FlowKL", "ReferenceKL", "Entropy", "Perception", "Surprise"}
+UNCREDITED = {"FlowKL", "ReferenceKL", "Entropy", "Perception", "Surprise", "KeepLikely", "OldKL", "TrustHinge"}
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 import mmrl.algorithms.presets.text
+import mmrl.algorithms.presets.text_methods
 import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
@@ -17,6 +18,7 @@ from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
 from mmrl.algorithms.presets import flow
 from mmrl.algorithms.presets.text import PRESETS as TEXT
+from mmrl.algorithms.presets.text_methods import PRESETS as METHODS
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
@@ -25,8 +27,9 @@ from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
-PRESETS = TEXT | VIDEO
-FILES = [Path(str(module.__file__)) for module in (mmrl.algorithms.presets.text, mmrl.algorithms.presets.video)]
+PRESETS = TEXT | METHODS | VIDEO
+_MODULES = (mmrl.algorithms.presets.text, mmrl.algorithms.presets.text_methods, mmrl.algorithms.presets.video)
+FILES = [Path(str(module.__file__)) for module in _MODULES]
 
 
 def offering(*quantities: str) -> FakeTextPolicy:
@@ -44,7 +47,7 @@ def documented(files: Sequence[Path] = FILES) -> dict[str, str]:
 
 def test_every_preset_is_documented_and_nothing_else():
     assert set(documented()) == set(PRESETS)
-    assert len(PRESETS) == len(TEXT) + len(VIDEO) >= 31
+    assert len(PRESETS) == len(TEXT) + len(METHODS) + len(VIDEO) >= 45
 
 
 @pytest.mark.parametrize("name", PRESETS)

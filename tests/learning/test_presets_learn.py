@@ -2,10 +2,11 @@
 
 import pytest
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import text, text_methods
 from mmrl.training.optim import OptimizerSettings
 from tests.support.trainers import make_trainer
 
+PRESETS = text.PRESETS | text_methods.PRESETS
 STEPS = 40
 BOUND = 0.15
 

@@ -4,6 +4,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from mmrl.algorithms.advantages.answers import Polychromic
+from mmrl.algorithms.advantages.asymmetric import Asymmetric
+from mmrl.algorithms.advantages.beta import BetaNorm
+from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
@@ -14,6 +18,8 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support import fakes, flow_fakes
 
+BOUNDED = (Asymmetric, BetaNorm, Polychromic, VirtualBest)
+"""Advantages of total rewards in [0, 1]."""
 NUMBERS = {field.name for field in fields(TrainSettings)}
 
 
@@ -37,7 +43,8 @@ def make_trainer(
     if algorithm.schedule is None:
         policy = policy or fakes.FakeTextPolicy()
         algorithm, prompts = algorithm.with_length(policy.length), fakes.prompts()
-        reward = NamedReward("letter", function or fakes.right_letter)
+        bounded = isinstance(getattr(algorithm.advantage, "advantage", algorithm.advantage), BOUNDED)
+        reward = NamedReward("letter", function or (at_most_one if bounded else fakes.right_letter))
         enough = next(number for number in range(4, 64) if algorithm.units(number) >= algorithm.minibatches)
         numbers: dict[str, Any] = {"steps": 5, "prompts_per_step": enough, "micro_batch": 1000}
         numbers["optimizer"] = OptimizerSettings(lr=lr or 1e-2)
@@ -48,3 +55,8 @@ def make_trainer(
     settings = TrainSettings(**numbers | {name: more.pop(name) for name in list(more) if name in NUMBERS})
     sampler = sampler or Shuffled(prompts, seed=settings.seed)
     return Trainer(policy, algorithm, sampler, RewardRunner([reward]), settings, **more)
+
+
+def at_most_one(group: Group) -> list[float]:
+    """The right letter and a stop, 1 in all."""
+    return [reward / 1.2 for reward in fakes.right_letter(group)]

@@ -1,6 +1,7 @@
 """Six steps of every preset on fake policies, number by number: a change that only moves code reproduces them.
 
-`python tests/training/test_golden.py` writes the committed numbers anew; look at the difference before committing them.
+`python tests/training/test_golden.py` writes the committed numbers anew, or with `--missing` those of new presets; look at the
+difference before committing them.
 `... --write FILE` before a move and `... --compare FILE` after it, on one machine, want the same to 1e-6, also of runs of the
 app on tiny models.
 
@@ -83,6 +84,7 @@ def makers() -> dict[str, Callable[[], Any]]:
         sys.path.insert(0, str(ROOT))
     from mmrl.algorithms.presets import flow as presets_flow
     from mmrl.algorithms.presets import text as presets
+    from mmrl.algorithms.presets import text_methods as methods
     from mmrl.algorithms.presets import video as presets_video
     from tests.flow.test_learning import small
     from tests.support import fakes
@@ -108,8 +110,9 @@ def makers() -> dict[str, Callable[[], Any]]:
             policy.ema_decay = lambda updates: decay(50 * updates)  # the presets' averages follow over hundreds of updates
         return make_trainer(algorithm, policy=policy, lr=1e-2, steps=STEPS)
 
+    texts = presets.PRESETS | methods.PRESETS
     made: dict[str, Callable[[], Any]] = {}
-    made |= {f"text/{name}": lambda name=name: of_words(presets.PRESETS[name], fakes.prompts()) for name in presets.PRESETS}
+    made |= {f"text/{name}": lambda name=name: of_words(texts[name], fakes.prompts()) for name in texts}
     made |= {f"video/{name}": lambda name=name: of_video(name) for name in presets_video.PRESETS}
     made |= {f"flow/{name}": lambda name=name: of_flow(name) for name in presets_flow.PRESETS}
     return made
@@ -269,6 +272,7 @@ def main() -> None:
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--write", type=Path, metavar="FILE", help="write all runs, those of the app too, digit by digit")
     choice.add_argument("--compare", type=Path, metavar="FILE", help="compare all runs with FILE; 1 where they differ")
+    choice.add_argument("--missing", action="store_true", help="write the runs that the committed file lacks, leave the others")
     choices = parser.parse_args()
     torch.set_num_threads(1)
     if choices.write:
@@ -278,7 +282,8 @@ def main() -> None:
         sys.stdout.write("\n".join(lines) + "\n")
         sys.exit(not same)
     else:
-        write(GOLDEN, {name: trace(name) for name in MAKERS}, digits=9)
+        kept = json.loads(GOLDEN.read_text())["traces"] if choices.missing else {}
+        write(GOLDEN, {name: kept[name] if name in kept else trace(name) for name in MAKERS}, digits=9)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,13 @@ EXEMPT = {
     "awm": "its paper takes one update, and its ratio is that of the policy with itself",
 }
 """Presets whose objective need not act as itself, and why."""
-ACTING = sorted(set(PRESETS) - set(EXEMPT))
+NO_TWIN = {
+    "disco": "what is its own needs no ratio; its hinge: tests/algorithms/test_method_parts.py",
+    "drpo": "as disco",
+    "nft_text": "its first update is GRPO's, not REINFORCE: tests/algorithms/test_method_parts.py",
+}
+"""Presets whose objective is not told apart from REINFORCE here, and where it is."""
+ACTING = sorted(set(PRESETS) - set(EXEMPT) - set(NO_TWIN))
 
 
 @dataclass(frozen=True)

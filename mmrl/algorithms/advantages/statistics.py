@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.tensors import within
@@ -29,6 +29,12 @@ def by_group(
     out = torch.zeros_like(x)
     out[keep] = within(rollouts.group_ids[keep], x[keep], f)
     return out
+
+
+def one_per_group(x: Float[Tensor, " n"], group_ids: Int[Tensor, " n"]) -> Float[Tensor, " q"]:
+    """x of the first row of every group, in the order of the ids; x is the same for all rows of a group."""
+    ids = sorted(set(map(int, group_ids)))
+    return torch.stack([x[group_ids == one][0] for one in ids]) if ids else x
 
 
 def to_credit(values: Float[Tensor, " n"], keep: Bool[Tensor, " n"], rollouts: Rollouts, scores: Scores | None = None) -> Credit:

@@ -81,6 +81,19 @@ class SequenceSum(Aggregation):
 
 
 @dataclass(frozen=True)
+class GroupSum(Aggregation):
+    """share = 1 / (Q len_n): rollouts are averaged over their actions, added up in their group, groups averaged over.
+
+    Q is the number of groups that train. For terms that compare the rollouts of a group (Discriminative). Shares add up to the
+    mean group size.
+    """
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        mask = actions(batch)
+        return mask / mask.sum(1, keepdim=True).clamp(min=1) / max(counts.groups, 1)
+
+
+@dataclass(frozen=True)
 class TokenSum(Aggregation):
     """share = 1: the sum over all actions; the learning rate must know the batch size."""
 

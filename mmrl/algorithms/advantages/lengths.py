@@ -1,0 +1,67 @@
+"""Groups weighed by whether thinking longer paid."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
+from mmrl.core.ranges import Count, NonNegative, Number, PositiveShare, check_ranges
+from mmrl.core.types import Credit, Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class WhereLengthPays:
+    """A = w (r - mean) / (deviation + eps); w = 1 where the longest right answer is longer than the mean wrong one, else `less`.
+
+    ADORA (its report has no arXiv id that could be found). Wrong answers of `cap` actions or more do not count. The two official
+    codes differ where one side is empty. `empty = "text"`: no right answer gives `less`, no wrong one 1. `empty = "vision"`: no
+    right answer gives 1, no wrong one `less`.
+    """
+
+    less: PositiveShare = 0.1
+    """Weight of a group where length did not pay."""
+    cap: Count = 4094
+    """Actions from which a wrong answer counts as cut: 4054 in the text code, 4094 in the other."""
+    correct: str = ""
+    """The reward that says what is right; empty: the total."""
+    above: Number = 0.5
+    """An answer is right where that reward is above it."""
+    empty: Literal["text", "vision"] = "vision"
+    """Whose code decides about groups without a right or without a wrong answer."""
+    eps: NonNegative = 1e-6
+    """Added to the deviation, in units of the reward."""
+
+    __post_init__ = check_ranges
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Raises ValueError when no reward has the name `correct`."""
+        totals, keep = totals_and_keep(scores)
+        rows = torch.stack([totals, self._right(scores, totals).to(totals), lengths(rollouts, totals)], dim=1)
+        return to_credit(by_group(rollouts, keep, rows, self._weigh)[:, 0], keep, rollouts, scores)
+
+    def _right(self, scores: Scores, totals: Tensor) -> Tensor:
+        if not self.correct:
+            return totals > self.above
+        if self.correct not in scores.names:
+            raise ValueError(
+                f"algorithm.advantage.correct is {self.correct!r}, not one of {', '.join(scores.names)}: name one of them"
+            )
+        column = scores.names.index(self.correct)
+        return (scores.values[:, column] > self.above) & (scores.status[:, column] == Status.OK)
+
+    def _weigh(self, rows: Tensor) -> Tensor:
+        rewards, right, length = rows.unbind(1)
+        values = standardize(rewards, ddof=1, eps=self.eps) * self.weight(right > 0, length)
+        return torch.stack([values, right, length], dim=1)
+
+    def weight(self, right: Tensor, length: Tensor) -> float:
+        """w of one group from which of its samples are right (g,) and their numbers of actions (g,)."""
+        good, bad = length[right], length[~right & (length < self.cap)]
+        if not len(good):
+            return self.less if self.empty == "text" else 1.0
+        if not len(bad):
+            return 1.0 if self.empty == "text" else self.less
+        return 1.0 if float(good.max()) > float(bad.mean()) else self.less

@@ -1,0 +1,111 @@
+"""Samples compared with the part of their group that is like them, or with the part that is not."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
+from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
+from mmrl.core.readings import OLD_ENTROPY
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Credit, Reading, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A = cross (a r - b mean of the other half) + (1 - cross) (r - mean of its own half): CANON, arXiv:2509.23962.
+
+    A group is sorted by length or by mean entropy and cut in the middle (the odd sample goes to the upper half). By length a =
+    favour for the long half and b = favour for the short one; by entropy a = favour for the low half and b = favour for the
+    high one; otherwise they are 1. The paper divides by the longest completion: take the aggregation FixedLength.
+    """
+
+    by: Literal["length", "entropy"] = "length"
+    """What tells the halves apart; entropy is the mean over the actions, under the weights that sampled."""
+    cross: Share = 0.5
+    """The part of the comparison with the other half."""
+    favour: Annotated[float, Range(0, high=10)] = 1.0
+    """Below 1 it makes long answers (or those of low entropy) worth less against the other half; 1 favours none."""
+
+    __post_init__ = check_ranges
+    min_group_size = 2
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        """Found among what `rollouts` recorded."""
+        return (OLD_ENTROPY,) if self.by == "entropy" else ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        key = lengths(rollouts, totals)
+        if self.by == "entropy":
+            key = masked_mean(rollouts.recorded[OLD_ENTROPY].to(totals), rollouts.action_mask, dim=1)
+        rows = torch.stack([totals, key], dim=1)
+        return to_credit(by_group(rollouts, keep, rows, self._compare)[:, 0], keep, rollouts, scores)
+
+    def _compare(self, rows: Tensor) -> Tensor:
+        rewards, key = rows.unbind(1)
+        if len(rewards) == 1:
+            return torch.zeros_like(rows)
+        upper = torch.zeros(len(rows), dtype=torch.bool)
+        upper[key.argsort(stable=True)[len(rows) // 2 :]] = True
+        disfavoured = upper if self.by == "length" else ~upper
+        high, low = rewards[upper].mean(), rewards[~upper].mean()
+        own, other = torch.where(upper, high, low), torch.where(upper, low, high)
+        mine = rewards * torch.where(disfavoured, self.favour, 1.0)
+        theirs = other * torch.where(disfavoured, 1.0, self.favour)
+        values = self.cross * (mine - theirs) + (1 - self.cross) * (rewards - own)
+        return torch.stack([values, key], dim=1)
+
+
+@dataclass(frozen=True)
+class Strata:
+    """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
+
+    Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made as many tool calls. A stratum is
+    the number of places where `pattern` matches the completion. The paper's share `inside` was not found, 0.8 is ours; at 1 a
+    sample that is alone in its stratum never gets anything.
+    """
+
+    pattern: str = "<tool_call>"
+    """A regular expression."""
+    inside: Share = 0.8
+    """The part of the comparison within the stratum."""
+    eps: NonNegative = 1e-8
+    """Added to the deviation, in units of the reward."""
+
+    min_group_size = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_pattern(self.pattern, "Strata.pattern")
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        counts = [len(re.findall(self.pattern, sample.text or "")) for _, sample in rollouts.samples()]
+        rows = torch.stack([totals, torch.tensor(counts).to(totals)], dim=1)
+        return to_credit(by_group(rollouts, keep, rows, self._blend)[:, 0], keep, rollouts, scores)
+
+    def _blend(self, rows: Tensor) -> Tensor:
+        rewards, stratum = rows.unbind(1)
+        inside = torch.zeros_like(rewards)
+        for one in set(map(float, stratum)):
+            inside[stratum == one] = self._standardize(rewards[stratum == one])
+        return torch.stack([self.inside * inside + (1 - self.inside) * self._standardize(rewards), stratum], dim=1)
+
+    def _standardize(self, rewards: Tensor) -> Tensor:
+        if bool((rewards == rewards[0]).all()):
+            return torch.zeros_like(rewards)
+        mean, deviation = moments(rewards, ddof=1)
+        return (rewards - mean) / (deviation + self.eps)
+
+
+def check_pattern(pattern: str, name: str) -> None:
+    """Raise ValueError where the regular expression of a setting cannot be read."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{name} is {pattern!r}, no regular expression ({error}): mend it or escape it") from error

@@ -1,0 +1,202 @@
+"""Terms for samples that other weights drew: which of them still teach, and what holds the policy near those that drew."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.surrogates import Values
+from mmrl.algorithms.objectives.terms import Surrogate, actions_only, log_ratio, ratio_metrics
+from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
+
+
+@dataclass(frozen=True)
+class Rec(Surrogate):
+    """-A w log policy where the ratio is in range, 0 elsewhere (REC, group-relative REINFORCE off-policy, arXiv:2509.24203).
+
+    Ranges: `two_sides` [1 - low, 1 + high]; `one_side` for A >= 0 only ratios up to 1 + high, for A <= 0 only ratios from 1 -
+    low; `ring` two_sides, and besides ratios up to 1 - outer_low for A >= 0 or from 1 + outer_high for A <= 0; `rollout` is
+    one_side with the ratio of the whole rollout. Unlike PPO's clip the gradient is that of log policy, not of the ratio.
+    """
+
+    kept: Literal["all", "two_sides", "one_side", "ring", "rollout"] = "one_side"
+    weight: Literal["one", "ratio", "advantage"] = "one"
+    """w: 1, policy / old without gradient, or exp(A / temperature), which is not normalized."""
+    low: Share = 0.2
+    high: NonNegative = 0.2
+    outer_low: Share = 0.6
+    outer_high: NonNegative = 2.0
+    temperature: Positive = 1.0
+    """Of exp(A / temperature), in units of the advantage."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout" if self.kept == "rollout" else "action"
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high, "rollout" if self.kept == "rollout" else "action")
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask, "rollout" if self.kept == "rollout" else "action")
+        ratio = difference.detach().exp()
+        kept = self.in_range(ratio, advantages)
+        weights = {"one": torch.ones_like(ratio), "ratio": ratio, "advantage": (advantages / self.temperature).exp()}
+        values = -advantages * weights[self.weight] * kept * actions_only(readings[LOGPROBS], mask)
+        return values, {"policy/clip_frac": (~kept).to(values.dtype), **ratio_metrics(difference)}
+
+    def in_range(self, ratio: Float[Tensor, "n t"], advantages: Float[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
+        """Which actions train."""
+        up, down = advantages >= 0, advantages <= 0
+        if self.kept == "all":
+            return torch.ones_like(ratio, dtype=torch.bool)
+        if self.kept in ("one_side", "rollout"):
+            return (up & (ratio <= 1 + self.high)) | (down & (ratio >= 1 - self.low))
+        inside = (ratio >= 1 - self.low) & (ratio <= 1 + self.high)
+        if self.kept == "two_sides":
+            return inside
+        return inside | (up & (ratio <= 1 - self.outer_low)) | (down & (ratio >= 1 + self.outer_high))
+
+
+@dataclass(frozen=True)
+class OldKL:
+    """(log policy - log old)^2, or -log policy (`forward`): what holds REC near the weights that sampled (arXiv:2509.24203).
+
+    Coefficients of the paper's regularizers are the term's own; the half of k2 is taken in, as in its code.
+    """
+
+    kind: Literal["k2", "forward"] = "k2"
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS) if self.kind == "k2" else (LOGPROBS,)
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        if self.kind == "forward":
+            return -actions_only(readings[LOGPROBS], mask), {}
+        return actions_only(readings[LOGPROBS] - readings[OLD_LOGPROBS], mask) ** 2, {}
+
+
+@dataclass(frozen=True)
+class VarianceBound(Surrogate):
+    """-ratio A + multiplier (ratio - 1)^2: the second moment of the ratio about 1 is held down (R2VPO, arXiv:2601.03320).
+
+    From two re-implementations that agree. The paper moves the multiplier by dual ascent; here it is fixed, `dual_step` says how
+    it would move.
+    """
+
+    multiplier: NonNegative = 0.04
+
+    __post_init__ = check_ranges
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        difference = log_ratio(readings, batch.rollouts.action_mask)
+        ratio = difference.exp()
+        values = -ratio * batch.advantages + self.multiplier * (ratio - 1) ** 2
+        return values, {"policy/ratio_variance": ((ratio - 1) ** 2).detach(), **ratio_metrics(difference)}
+
+
+def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> float:
+    """max(0, multiplier + rate (variance - bound)): how R2VPO's multiplier follows the mean (ratio - 1)^2 of an update."""
+    return max(0.0, multiplier + rate * (variance - bound))
+
+
+@dataclass(frozen=True)
+class KeepLikely:
+    """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: none gets rarer (LLDS).
+
+    LLDS, arXiv:2512.04220, eq. 5 as in independent re-implementations. The gate has no gradient. The paper divides by the
+    actions of rows with A >= 0, here the run's aggregation divides: its coefficient 0.1 is 0.1 times the share of such actions.
+    Nothing at a step's first update.
+    """
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    @property
+    def at_first_update(self) -> str | None:
+        return "nothing"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        loss = actions_only(readings[OLD_LOGPROBS] - readings[LOGPROBS], mask)
+        rarer = self.gate(loss)
+        good = torch.where(mask, batch.advantages, 0.0).sum(1) >= 0
+        values = loss.clamp(min=0) * (rarer & good)[:, None]
+        return values, {"policy/rarer": actions_only((rarer & good)[:, None].to(values).expand(mask.shape), mask)}
+
+    def gate(self, loss: Float[Tensor, "n t"]) -> Bool[Tensor, " n"]:
+        """Which rows became less likely as a whole."""
+        return loss.detach().sum(1) > 0
+
+
+@dataclass(frozen=True)
+class NegativeAwareText(Surrogate):
+    """-w log ratio for right answers, -w log max((1 - q ratio) / (1 - q), floor) for wrong ones; q the group's success rate.
+
+    NFT for text, arXiv:2505.18116 (another method than DiffusionNFT): what is wrong trains the model of right answers by its
+    complement. w by `normalize`: none 1, linear 1 - q, deviation sqrt((1 - q) / q), under which the first update is GRPO's. The
+    floor is straight-through: values stop there, the gradient is taken at it. q is read from the advantage: Right and wrong
+    answers must have A = 1 - q and A = -q, which GroupNorm(scale="none") gives for rewards of 0 and 1. The paper divides by
+    1000 actions: take the aggregation FixedLength.
+    """
+
+    normalize: Literal["none", "linear", "deviation"] = "deviation"
+    floor: Positive = 1.0
+    """Least proxy of a wrong answer; 1 as in the authors' script: no wrong action trains beyond the ratio 1."""
+    level: Literal["action", "rollout"] = "action"
+    """rollout: the ratio of the whole answer, the exponential of its summed log ratio, at most e^10."""
+    rates: tuple[Annotated[float, Range(above=0, below=1)], Annotated[float, Range(above=0, below=1)]] = (0.02, 0.98)
+    """q is kept between these."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def scope(self) -> Scope:
+        return self.level
+
+    @property
+    def at_first_update(self) -> str | None:
+        return "REINFORCE with its own weight" if self.normalize != "deviation" else "GRPO's gradient"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        difference = log_ratio(readings, mask)
+        if self.level == "rollout":
+            total = actions_only(readings[LOGPROBS] - readings[OLD_LOGPROBS], mask).sum(1, keepdim=True)
+            difference = total.clamp(max=10).expand_as(difference)
+        right = advantages > 0
+        rate = torch.where(right, 1 - advantages, -advantages).clamp(*self.rates)
+        proxy = (1 - rate * difference.exp()) / (1 - rate)
+        held = proxy.detach().clamp(min=self.floor)
+        values = -torch.where(right, difference, (proxy - proxy.detach() + held).log())
+        weight = {"none": torch.ones_like(rate), "linear": 1 - rate, "deviation": ((1 - rate) / rate).sqrt()}[self.normalize]
+        values = actions_only(torch.where(advantages == 0, 0.0, weight * values), mask)
+        stopped = (~right & (proxy < self.floor)).to(values)
+        return values, {"policy/clip_frac": stopped, **ratio_metrics(difference)}

@@ -1,0 +1,185 @@
+"""Advantages and terms of single papers: what their vectors do not show."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
+from mmrl.algorithms.advantages.beta import BetaNorm
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.lengths import WhereLengthPays
+from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.virtual import VirtualBest
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
+from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
+from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
+from mmrl.core.protocols import Advantage
+from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
+from mmrl.core.types import Rollouts
+from tests.support.fakes import FakeTextPolicy
+from tests.support.rows import make_batch, rollouts, scores, weighed
+from tests.support.trainers import make_trainer
+
+
+def rows_of(texts: list[str], ids: list[int] | None = None) -> Rollouts:
+    rows = rollouts(torch.ones(len(texts), 2), ids)
+    left = iter(texts)
+    groups = tuple(
+        replace(group, samples=tuple(replace(sample, text=next(left)) for sample in group.samples)) for group in rows.groups
+    )
+    return replace(rows, groups=groups)
+
+
+def values(part: Advantage, rewards: list[float], rows: Rollouts) -> Tensor:
+    return part(scores(torch.tensor(rewards, dtype=torch.float64)[:, None]), rows).values[:, 0]
+
+
+def test_a_group_of_wrong_answers_teaches_and_one_of_perfect_answers_does_not():
+    rows = rows_of(["a"] * 6, [0] * 3 + [1] * 3)
+    found = values(VirtualBest(), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], rows)
+    assert (found[:3] < -0.1).all() and (found[3:] == 0).all()
+    assert not values(GroupNorm(), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], rows).any()
+
+
+@pytest.mark.parametrize(("part", "said"), [(VirtualBest(), r"VirtualBest\.best"), (BetaNorm(), "weights of the rewards")])
+def test_rewards_beyond_one_are_refused(part: Advantage, said: str):
+    with pytest.raises(ValueError, match=said):
+        values(part, [0.0, 2.0], rows_of(["a", "b"]))
+
+
+def test_even_halves_with_even_weights_are_half_of_the_plain_difference():
+    rows = replace(rows_of(["a"] * 4), action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    plain = values(GroupNorm(scale="none"), rewards, rows)
+    torch.testing.assert_close(values(Halves(), rewards, rows), plain)
+
+
+def test_favour_tells_long_from_short_answers():
+    rows = replace(rows_of(["a"] * 4), action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
+    found = values(Halves(cross=1.0, favour=0.5), [1.0, 1.0, 1.0, 1.0], rows)
+    assert (found[:2] > 0).all() and (found[2:] < 0).all()
+
+
+def test_halves_by_entropy_read_what_was_recorded_on_any_number_of_ranks():
+    part = Halves(by="entropy")
+    assert Algorithm(advantage=part).frozen_reads == (*Algorithm().frozen_reads, OLD_ENTROPY)
+    trainer = make_trainer(Algorithm(advantage=part), policy=FakeTextPolicy())
+    assert math.isfinite(trainer.step()["loss"])
+
+
+def test_moving_readings_are_refused_in_an_advantage():
+    class Moving(Halves):
+        @property
+        def reads(self):
+            return (LOGPROBS,)
+
+    with pytest.raises(ValueError, match=r"Moving reads \['logprobs'\] under the policy's moving weights"):
+        Algorithm(advantage=Moving()).check(FakeTextPolicy())
+
+
+def test_a_lone_sample_of_a_stratum_is_compared_with_the_group_alone():
+    rows = rows_of(["<tool_call>", "", ""])
+    found = values(Strata(inside=0.8), [1.0, 0.0, 0.0], rows)
+    assert found[0] == pytest.approx(0.2 * (1 - 1 / 3) / math.sqrt(1 / 3))
+
+
+def test_answers_are_compared_without_case_and_spaces():
+    texts = ["so <answer> Two  cats</answer>", "<answer>two cats</answer>", "two cats", "<answer>3</answer>"]
+    assert answers(rows_of(texts), r"<answer>(.*?)</answer>").tolist() == [0, 0, 0, 1]
+
+
+def test_where_all_agree_prompts_are_compared_with_prompts():
+    rows = rows_of(["<answer>1</answer>"] * 4 + ["<answer>2</answer>"] * 4, [0] * 4 + [1] * 4)
+    found = values(Consistency(), [1.0] * 4 + [0.0] * 4, rows)
+    assert (found[:4] > 0.5).all() and (found[4:] < -0.5).all()
+    assert not values(GroupNorm(), [1.0] * 4 + [0.0] * 4, rows).any()
+
+
+def test_a_rare_wrong_answer_beats_a_common_wrong_one():
+    rows = rows_of([f"<answer>{x}</answer>" for x in ("a", "a", "b", "b", "b", "c")])
+    found = values(Polychromic(n=3), [1.0, 1.0, 0.0, 0.0, 0.0, 0.0], rows)
+    assert found[5] > found[2] and found.sum().abs() < 1e-12
+    assert not values(Polychromic(n=3), [0.0] * 6, rows).any()
+
+
+def test_of_many_sets_a_seeded_draw_is_looked_at():
+    part = Polychromic(n=8)
+    assert len(part.sets(24, 3)) == 1000 and part.sets(24, 3) == part.sets(24, 3) != part.sets(24, 4)
+
+
+def test_a_group_where_thinking_longer_pays_counts_in_full():
+    part, rows = WhereLengthPays(), rows_of(["a"] * 4)
+    longer = replace(rows, action_mask=torch.arange(4) < torch.tensor([[4], [1], [2], [3]]))
+    shorter = replace(rows, action_mask=torch.arange(4) < torch.tensor([[1], [2], [3], [4]]))
+    rewards = [1.0, 0.0, 0.0, 0.0]
+    torch.testing.assert_close(values(part, rewards, shorter), 0.1 * values(part, rewards, longer))
+
+
+def loss(algorithm: Algorithm, live: Tensor, old: Tensor, advantages: Tensor, ids: list[int] | None = None) -> Tensor:
+    batch = make_batch(torch.ones(live.shape), advantages, {OLD_LOGPROBS: old}, ids)
+    return algorithm.loss(weighed(algorithm, batch), {LOGPROBS: live})[0]
+
+
+def test_the_hinge_pulls_only_beyond_its_bound():
+    algorithm = Algorithm(objective=((1.0, TrustHinge(beta=10.0, delta=0.1)),), aggregation=TokenMean())
+    old, advantages = torch.zeros(2, 3), torch.zeros(2)
+    near, far = torch.full((2, 3), 0.1), torch.full((2, 3), 1.0)
+    assert loss(algorithm, near, old, advantages) == 0
+    kl = math.e - 2
+    assert loss(algorithm, far, old, advantages) == pytest.approx(10 * (kl - 0.1) * kl)
+
+
+def test_the_hinge_is_the_same_under_every_aggregation():
+    term, old = TrustHinge(beta=10.0, delta=0.01), torch.zeros(4, 3)
+    live, advantages = torch.tensor([[0.5], [0.1], [-0.3], [0.9]]).expand(4, 3), torch.zeros(4)
+    first, second = (
+        loss(Algorithm(objective=((1.0, term),), aggregation=aggregation), live, old, advantages, [0, 0, 1, 1])
+        for aggregation in (TokenMean(), GroupSum())
+    )
+    torch.testing.assert_close(first, second)
+
+
+def test_the_likeliest_wrong_answer_counts_most():
+    term = Discriminative(tau=0.1)
+    algorithm = Algorithm(objective=((1.0, term),), aggregation=GroupSum())
+    live = torch.tensor([[-1.0], [-0.5], [-2.0]], requires_grad=True)
+    loss(algorithm, live, torch.zeros(3, 1), torch.tensor([1.0, -0.5, -0.5])).backward()
+    assert live.grad is not None
+    assert live.grad[0] < 0 < live.grad[2] < live.grad[1]
+
+
+def test_short_needs_a_length():
+    algorithm = Algorithm(objective=((1.0, Discriminative(short=0.1)),), aggregation=GroupSum())
+    live, advantages = torch.zeros(2, 1), torch.tensor([1.0, -1.0])
+    with pytest.raises(ValueError, match="length is not set"):
+        loss(algorithm, live, live, advantages)
+    assert algorithm.with_length(4).objective[0][1] == Discriminative(short=0.1, length=4)
+
+
+def test_rec_stops_where_the_ratio_has_gone_far_enough():
+    ratio, up, down = torch.tensor([[0.5, 1.0, 1.5]]), torch.ones(1, 3), -torch.ones(1, 3)
+    assert Rec().in_range(ratio, up).tolist() == [[True, True, False]]
+    assert Rec().in_range(ratio, down).tolist() == [[False, True, True]]
+    assert Rec(kept="two_sides").in_range(ratio, up).tolist() == [[False, True, False]]
+
+
+def test_good_answers_that_get_rarer_are_pulled_up():
+    algorithm = Algorithm(objective=((1.0, KeepLikely()),), aggregation=TokenMean())
+    live = torch.tensor([[-2.0], [-2.0]], requires_grad=True)
+    loss(algorithm, live, torch.ones(2, 1) * -1, torch.tensor([1.0, -1.0])).backward()
+    assert live.grad is not None
+    assert live.grad[0] < 0 == live.grad[1]
+
+
+def test_at_its_first_update_nft_is_grpo():
+    right, rate = torch.tensor([1.0, 0.0, 0.0, 1.0]), 0.5
+    advantages = right - rate
+    live, old = torch.full((4, 2), -1.0, requires_grad=True), torch.full((4, 2), -1.0)
+    algorithm = Algorithm(objective=((1.0, NegativeAwareText()),), aggregation=TokenMean())
+    loss(algorithm, live, old, advantages).backward()
+    z_scores = advantages / math.sqrt(rate * (1 - rate))
+    torch.testing.assert_close(live.grad, -z_scores[:, None].expand(4, 2) / 8)
