@@ -1,0 +1,355 @@
+"""Samplers that learn from rewards which prompts, or which kinds of prompts, still teach.
+
+They keep numbers per prompt or per category, draw with them, and are told the total rewards of every prompt of a step. What is
+drawn depends on the seed, the number of draws and what was observed, so every rank draws the same and a resumed run goes on
+exactly.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mmrl.core.protocols import State
+from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
+from mmrl.core.types import Prompt
+
+
+def succeeded(totals: Sequence[float], at: float) -> list[bool]:
+    """Which samples are right; those without a total are left out."""
+    return [total >= at for total in totals if not math.isnan(total)]
+
+
+def softmax(values: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """exp(value / temperature), adding up to 1."""
+    most = max(values.values())
+    powers = {name: math.exp((value - most) / temperature) for name, value in values.items()}
+    return {name: power / sum(powers.values()) for name, power in powers.items()}
+
+
+@dataclass
+class Learning:
+    """Prompts by id, a generator per draw, and states: shared by the samplers that learn."""
+
+    prompts: Sequence[Prompt]
+    seed: Seed = 0
+    draws: int = field(default=0, init=False)
+    """How often was drawn."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not hasattr(self.prompts, "__getitem__") or not self.prompts:
+            raise ValueError(
+                f"{type(self).__name__} needs all prompts before it draws, and at least one: give it a data set that is a list, "
+                'or take sampler.kind = "Streamed"'
+            )
+        self._places = {prompt.id: i for i, prompt in reversed(list(enumerate(self.prompts)))}
+
+    def generator(self) -> random.Random:
+        """The generator of this draw; the next one has another."""
+        self.draws += 1
+        return random.Random(f"{self.seed}/{self.draws}")
+
+    def rates(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]], at: float) -> dict[int, list[bool]]:
+        """Place of a prompt -> which of its samples were right; prompts of elsewhere are left out."""
+        found: dict[int, list[bool]] = {}
+        for prompt, rewards in zip(prompts, totals, strict=True):
+            if prompt.id in self._places and (right := succeeded(rewards, at)):
+                found.setdefault(self._places[prompt.id], []).extend(right)
+        return found
+
+    def state_dict(self) -> State:
+        return {"draws": self.draws, "seed": self.seed, "num_prompts": len(self.prompts), "memory": self.memory()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when the state is of another data set or seed."""
+        for name, now in (("num_prompts", len(self.prompts)), ("seed", self.seed)):
+            if state[name] != now:
+                raise ValueError(
+                    f"the checkpoint's prompt sampler has {name} {state[name]}, this run has {now}: "
+                    "resume with the same data and seed, or start a new run from the checkpoint's weights"
+                )
+        self.draws = state["draws"]
+        self.remember(state["memory"])
+
+    def memory(self) -> State:
+        """All that was learned."""
+        raise NotImplementedError
+
+    def remember(self, memory: State) -> None:
+        """Take over what was learned."""
+        raise NotImplementedError
+
+
+@dataclass
+class Bandit(Learning):
+    """P(category) ~ exp(value / temperature), value an estimate of mean |A| in the category (SEC, DUMP).
+
+    `rule = "td"` (SEC, arXiv:2505.14970): value <- rate |A| + (1 - rate) value for the categories of a step. `rule = "ucb"`
+    (DUMP, arXiv:2504.09710): the mean of the last `window` |A| plus exploration sqrt(2 ln(N + 1) / (n + 1)), n rollouts of
+    the category among N. A is the reward standardized within its group. Within a category prompts come in shuffled epochs.
+    SEC's temperature was not found: 0.4 is ours; DUMP's is 0.1.
+    """
+
+    column: str = "category"
+    """The column of the prompts that names their category."""
+    rule: Literal["td", "ucb"] = "td"
+    temperature: Positive = 0.4
+    rate: PositiveShare = 0.5
+    """td: how much of the value a step replaces."""
+    window: Count = 300
+    """ucb: rollouts that the mean is taken over."""
+    exploration: NonNegative = 1.0
+    """ucb: how much a rarely drawn category gains."""
+    values: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    recent: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False)
+    seen: dict[str, int] = field(default_factory=dict[str, int], init=False)
+    taken: dict[str, int] = field(default_factory=dict[str, int], init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._of: dict[str, list[int]] = {}
+        for i, prompt in enumerate(self.prompts):
+            name = prompt.columns.get(self.column)
+            if name is None:
+                raise ValueError(
+                    f"prompt {prompt.id!r} has no column {self.column!r}, by which the sampler tells categories apart: "
+                    "give every row one, or name another column in sampler.column"
+                )
+            self._of.setdefault(str(name), []).append(i)
+        names = sorted(self._of)
+        self.values, self.recent = dict.fromkeys(names, 0.0), {name: [] for name in names}
+        self.seen, self.taken = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        rng, chances = self.generator(), self.chances()
+        chosen = rng.choices(list(chances), weights=list(chances.values()), k=num_prompts)
+        return [self._next(name) for name in chosen]
+
+    def _next(self, name: str) -> Prompt:
+        places = self._of[name]
+        epoch, position = divmod(self.taken[name], len(places))
+        self.taken[name] += 1
+        order = random.Random(f"{self.seed}/{name}/{epoch}").sample(places, len(places))
+        return self.prompts[order[position]]
+
+    def chances(self) -> dict[str, float]:
+        """Category -> how likely the next prompt is of it."""
+        if self.rule == "td":
+            return softmax(self.values, self.temperature)
+        everything = math.log(sum(self.seen.values()) + 1)
+        bonus = {name: self.exploration * math.sqrt(2 * everything / (n + 1)) for name, n in self.seen.items()}
+        means = {name: sum(last) / len(last) if last else 0.0 for name, last in self.recent.items()}
+        return softmax({name: means[name] + bonus[name] for name in means}, self.temperature)
+
+    def learn(self, sizes: Mapping[str, Sequence[float]]) -> None:
+        """Take in the |A| of a step's rollouts, by category."""
+        for name in sorted(sizes):
+            values = [abs(value) for value in sizes[name]]
+            if values:
+                self.values[name] = self.rate * sum(values) / len(values) + (1 - self.rate) * self.values[name]
+                self.recent[name] = [*self.recent[name], *values][-self.window :]
+                self.seen[name] += len(values)
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        sizes: dict[str, list[float]] = {}
+        for prompt, rewards in zip(prompts, totals, strict=True):
+            name = str(prompt.columns.get(self.column))
+            if name in self.values:
+                sizes.setdefault(name, []).extend(advantages([r for r in rewards if not math.isnan(r)]))
+        self.learn(sizes)
+
+    def memory(self) -> State:
+        recent = {name: list(last) for name, last in self.recent.items()}
+        return {"values": {**self.values}, "recent": recent, "seen": {**self.seen}, "taken": {**self.taken}}
+
+    def remember(self, memory: State) -> None:
+        """Raises ValueError when the categories are others."""
+        if set(memory["values"]) != set(self.values):
+            raise ValueError(
+                f"the checkpoint's categories are {sorted(memory['values'])}, this run's are {sorted(self.values)}: "
+                "resume with the same data and sampler.column"
+            )
+        self.values, self.seen, self.taken = dict(memory["values"]), dict(memory["seen"]), dict(memory["taken"])
+        self.recent = {name: list(last) for name, last in memory["recent"].items()}
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """The rewards of a group standardized by their biased deviation; 0 where they are equal."""
+    if not rewards:
+        return []
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    return [(r - mean) / deviation if deviation > 1e-6 else 0.0 for r in rewards]
+
+
+@dataclass
+class Thompson(Learning):
+    """The prompts whose p (1 - p) is largest, p drawn from Beta(right + 1, wrong + 1) with counts that fade (VADE).
+
+    VADE, arXiv:2511.18902, of which only the idea could be had: counts of a visited prompt are multiplied by `fade_visited`
+    before the step's are added, those of all others by `fade`; the score and both factors are ours. Among prompts that were
+    never drawn all are alike.
+    """
+
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+    fade_visited: PositiveShare = 0.8
+    fade: PositiveShare = 0.99
+    right: list[float] = field(default_factory=list[float], init=False)
+    """alpha of every prompt, 1 at the start."""
+    wrong: list[float] = field(default_factory=list[float], init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.right, self.wrong = [1.0] * len(self.prompts), [1.0] * len(self.prompts)
+
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        """Different prompts as long as there are enough of them."""
+        drawn: list[Prompt] = []
+        while len(drawn) < num_prompts:
+            rng = self.generator()
+            rates = [rng.betavariate(max(a, 1e-3), max(b, 1e-3)) for a, b in zip(self.right, self.wrong, strict=True)]
+            ranked = sorted(range(len(rates)), key=lambda i: (-rates[i] * (1 - rates[i]), i))
+            drawn += [self.prompts[i] for i in ranked[: num_prompts - len(drawn)]]
+        return drawn
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        self.learn(self.rates(prompts, totals, self.success_at))
+
+    def learn(self, visits: Mapping[int, Sequence[bool]]) -> None:
+        """Take in which samples of the visited prompts, by place, were right."""
+        for i in range(len(self.prompts)):
+            factor = self.fade_visited if i in visits else self.fade
+            right = sum(map(float, visits.get(i, ())))
+            self.right[i] = factor * self.right[i] + right
+            self.wrong[i] = factor * self.wrong[i] + len(visits.get(i, ())) - right
+
+    def memory(self) -> State:
+        return {"right": list(self.right), "wrong": list(self.wrong)}
+
+    def remember(self, memory: State) -> None:
+        self.right, self.wrong = list(memory["right"]), list(memory["wrong"])
+
+
+@dataclass
+class VarianceAware(Learning):
+    """A share of the draws with weights p (1 - p), with replacement; the others in shuffled epochs (MMR1, arXiv:2509.21268).
+
+    p is a prompt's success rate when it was last sampled, the weight min-max scaled over the prompts; w <- momentum w + (1 -
+    momentum) new, and prompts that were never sampled have weight 1. The paper samples the whole data set again now and then and
+    adds how different the answers are; here both come from training's own groups, and only rewards are seen.
+    """
+
+    share: Share = 0.5
+    """Of a draw's prompts, rounded down, that are drawn by weight."""
+    momentum: BelowOne = 0.0
+    """How much of the old weight stays."""
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+    weights: list[float] = field(default_factory=list[float], init=False)
+    learnability: dict[int, float] = field(default_factory=dict[int, float], init=False)
+    """p (1 - p) of the prompts that were sampled, by place."""
+    taken: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weights = [1.0] * len(self.prompts)
+
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        weighted, rng = int(num_prompts * self.share), self.generator()
+        weights = self.weights if any(self.weights) else [1.0] * len(self.weights)
+        drawn = rng.choices(self.prompts, weights=weights, k=weighted)
+        for _ in range(num_prompts - weighted):
+            epoch, position = divmod(self.taken, len(self.prompts))
+            order = random.Random(f"{self.seed}/epoch/{epoch}").sample(range(len(self.prompts)), len(self.prompts))
+            drawn.append(self.prompts[order[position]])
+            self.taken += 1
+        return drawn
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        for i, right in self.rates(prompts, totals, self.success_at).items():
+            rate = sum(right) / len(right)
+            self.learnability[i] = rate * (1 - rate)
+        if self.learnability:
+            places = sorted(self.learnability)
+            scaled = min_max([self.learnability[i] for i in places])
+            for i, new in zip(places, scaled, strict=True):
+                self.weights[i] = self.mix(self.weights[i], new)
+
+    def mix(self, old: float, new: float) -> float:
+        """The weight of a prompt after it was estimated again."""
+        return self.momentum * old + (1 - self.momentum) * new
+
+    def memory(self) -> State:
+        learned = {str(i): value for i, value in self.learnability.items()}
+        return {"weights": list(self.weights), "learnability": learned, "taken": self.taken}
+
+    def remember(self, memory: State) -> None:
+        self.weights, self.taken = list(memory["weights"]), memory["taken"]
+        self.learnability = {int(i): value for i, value in memory["learnability"].items()}
+
+
+def min_max(values: Sequence[float]) -> list[float]:
+    """Scaled so that the least is 0 and the largest 1; all 1 where they are equal."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 1.0 for value in values]
+
+
+@dataclass
+class Curriculum(Learning):
+    """The prompts with column <= edges[k], k = draws // draws_per_stage: easy ones first (CRAFT-GUI, arXiv:2508.11360).
+
+    Only the idea of the paper could be had. Each stage adds harder prompts; after the last
+    stage all are drawn. Within what is open prompts come in a shuffled order, with replacement of a whole pass.
+    """
+
+    column: str = "difficulty"
+    """The column that holds a number, the larger the harder."""
+    edges: tuple[Number, ...] = (0.33, 0.66)
+    """Largest numbers of the stages, rising."""
+    draws_per_stage: Count = 100
+    """Steps that a stage lasts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if list(self.edges) != sorted(set(self.edges)) or not self.edges:
+            raise ValueError(
+                f"sampler.edges is {list(self.edges)}: give rising numbers, the largest {self.column!r} of each stage"
+            )
+        for prompt in self.prompts:
+            if not isinstance(prompt.columns.get(self.column), int | float):
+                raise ValueError(
+                    f"prompt {prompt.id!r} has {prompt.columns.get(self.column)!r} in column {self.column!r}, by which the "
+                    "curriculum goes: give every row a number there, or name another column in sampler.column"
+                )
+        if not any(self._hardness(prompt) <= self.edges[0] for prompt in self.prompts):
+            raise ValueError(f"no prompt has {self.column!r} <= {self.edges[0]:g}, the first stage: raise sampler.edges[0]")
+
+    def _hardness(self, prompt: Prompt) -> float:
+        value = prompt.columns[self.column]
+        assert isinstance(value, int | float)
+        return float(value)
+
+    @property
+    def stage(self) -> int:
+        """The next draw belongs to it; from 0 to len(edges), when all are open."""
+        return min(self.draws // self.draws_per_stage, len(self.edges))
+
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        most = [*self.edges, math.inf][self.stage]
+        open_ones = [prompt for prompt in self.prompts if self._hardness(prompt) <= most]
+        rng, drawn = self.generator(), list[Prompt]()
+        while len(drawn) < num_prompts:
+            drawn += rng.sample(open_ones, min(len(open_ones), num_prompts - len(drawn)))
+        return drawn
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        """Learns nothing from rewards."""
+
+    def memory(self) -> State:
+        return {}
+
+    def remember(self, memory: State) -> None:
+        """There is nothing but the number of draws."""

@@ -1,0 +1,104 @@
+"""Samplers that learn: they draw what teaches, resume exactly, and refuse data they cannot tell apart."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware
+from mmrl.core.protocols import PromptSampler
+from mmrl.core.types import Prompt
+
+NUM, MIXED = 40, 4
+PROMPTS = [Prompt(str(i), columns={"category": "mixed" if i < MIXED else "easy", "difficulty": i / NUM}) for i in range(NUM)]
+MAKERS: dict[str, Callable[..., Any]] = {
+    "Bandit/td": lambda seed=0: Bandit(PROMPTS, seed),
+    "Bandit/ucb": lambda seed=0: Bandit(PROMPTS, seed, rule="ucb", temperature=0.1),
+    "Thompson": lambda seed=0: Thompson(PROMPTS, seed),
+    "VarianceAware": lambda seed=0: VarianceAware(PROMPTS, seed),
+    "Curriculum": lambda seed=0: Curriculum(PROMPTS, seed, edges=(0.2,), draws_per_stage=3),
+}
+every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def totals(prompts: Sequence[Prompt]) -> list[list[float]]:
+    """All samples of easy prompts are right, half of those of the others."""
+    return [[1.0, 1.0, 1.0, 1.0] if p.columns["category"] == "easy" else [1.0, 0.0, 1.0, 0.0] for p in prompts]
+
+
+def run(sampler: PromptSampler, steps: int, size: int = 6) -> list[list[str]]:
+    drawn: list[list[str]] = []
+    for _ in range(steps):
+        prompts = sampler.draw(size)
+        sampler.observe(prompts, totals(prompts))
+        drawn.append([prompt.id for prompt in prompts])
+    return drawn
+
+
+@every
+def test_resumed_is_uninterrupted_and_the_seed_decides(make: Callable[..., Any]):
+    whole, first, second = make(), make(), make()
+    assert isinstance(whole, PromptSampler)
+    expected = run(whole, 12)
+    run(first, 5)
+    run(second, 2)
+    second.load_state_dict(first.state_dict())
+    assert run(second, 7) == expected[5:]
+    assert run(make(1), 12) != expected
+
+
+@every
+def test_a_state_of_other_data_or_another_seed_is_refused(make: Callable[..., Any]):
+    with pytest.raises(ValueError, match="has seed 1, this run has 0"):
+        make().load_state_dict(make(1).state_dict())
+
+
+def share_of_mixed(drawn: list[list[str]]) -> float:
+    flat = [int(name) < MIXED for step in drawn for name in step]
+    return sum(flat) / len(flat)
+
+
+@pytest.mark.parametrize("name", ["Bandit/td", "Bandit/ucb", "Thompson", "VarianceAware"])
+def test_where_nine_of_ten_prompts_are_too_easy_it_draws_the_others(name: str):
+    """Plain epochs give a tenth; every seed must give at least three times as much from the thirtieth step on."""
+    plain = share_of_mixed(run(Shuffled(PROMPTS, 0), 60)[30:])
+    assert plain < 0.12
+    for seed in range(3):
+        assert share_of_mixed(run(MAKERS[name](seed), 60)[30:]) > 0.3
+
+
+def test_old_evidence_fades_so_that_prompts_come_back():
+    part = Thompson(PROMPTS[:2], fade=0.5)
+    part.learn({0: [True] * 8})
+    before = part.right[0]
+    for _ in range(6):
+        part.learn({1: [True]})
+    assert part.right[0] < before / 32
+
+
+def test_samples_without_a_total_are_no_evidence():
+    part = Thompson(PROMPTS)
+    part.observe(PROMPTS[:1], [[float("nan"), 1.0]])
+    assert (part.right[0], part.wrong[0]) == (0.8 + 1, 0.8)
+
+
+def test_a_curriculum_opens_stage_by_stage():
+    drawn = run(MAKERS["Curriculum"](), 6)
+    first, later = ({int(name) for step in steps for name in step} for steps in (drawn[:3], drawn[3:]))
+    assert max(first) <= 0.2 * NUM < max(later)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Bandit(PROMPTS, column="kind"), "no column 'kind', by which the sampler tells categories apart"),
+        (lambda: Curriculum(PROMPTS, column="kind"), "None in column 'kind', by which the curriculum goes"),
+        (lambda: Curriculum(PROMPTS, edges=(0.5, 0.2)), "give rising numbers"),
+        (lambda: Curriculum(PROMPTS, edges=(-1.0,)), "no prompt has 'difficulty' <= -1, the first stage"),
+        (lambda: Thompson([]), "needs all prompts before it draws"),
+    ],
+)
+def test_data_it_cannot_use_is_refused(make: Callable[[], Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        make()
