@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.beta import BetaNorm
+from mmrl.algorithms.advantages.entropy import EntropyControl
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
@@ -16,12 +17,15 @@ from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
+from mmrl.algorithms.planners.more import WhereUncertain
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
+from mmrl.algorithms.weights.conflict import ConflictTokens
 from mmrl.core.protocols import Advantage
 from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Rollouts
 from tests.support.fakes import FakeTextPolicy
-from tests.support.rows import make_batch, rollouts, scores, weighed
+from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
 from tests.support.trainers import make_trainer
 
 
@@ -183,3 +187,45 @@ def test_at_its_first_update_nft_is_grpo():
     loss(algorithm, live, old, advantages).backward()
     z_scores = advantages / math.sqrt(rate * (1 - rate))
     torch.testing.assert_close(live.grad, -z_scores[:, None].expand(4, 2) / 8)
+
+
+def test_more_samples_are_drawn_until_a_group_is_mixed():
+    trainer = make_trainer(PRESETS["reinforce_ada"], function=lambda group: [float(i > 8) for i in range(len(group.samples))])
+    collected = trainer.collect()
+    assert collected.rounds == 2
+    sizes = [len(group.samples) for group in collected.rollouts.groups]
+    assert sizes == [16] * len(sizes)
+    texts = [sample.text for sample in collected.rollouts.groups[0].samples]
+    assert texts[:8] != texts[8:], "the second round has random numbers of its own"
+    credit = trainer.credit(collected.scores, collected.rollouts, {})
+    assert credit.keep.sum() == 4 * len(sizes)
+
+
+def test_hard_prompts_get_more_samples():
+    hard = {"0", "2"}
+    trainer = make_trainer(
+        PRESETS["dars"], function=lambda group: [float(group.prompt.id not in hard or i == 0) for i in range(len(group.samples))]
+    )
+    sizes = {group.prompt.id: len(group.samples) for group in trainer.collect().rollouts.groups}
+    assert all((size > 8) == (name in hard) for name, size in sizes.items())
+
+
+def test_uncertain_prompts_get_more_samples():
+    part = WhereUncertain(prompts_per_round=1, bonus=0.0)
+    assert part.extra({0: [1.0, 1.0, 1.0], 1: [1.0, 0.0, 1.0]}, 0) == {1: 4}
+    assert part.extra({0: [1.0, 0.0]}, 2) == {}
+
+
+def test_entropy_removes_and_lowers():
+    rows = rollouts(torch.ones(4, 2))
+    entropy = torch.tensor([[0.1], [0.1], [2.0], [0.5]]).expand(4, 2)
+    assert float(entropy.mean()) < 0.7
+    rows = replace(rows, recorded={OLD_ENTROPY: entropy})
+    found = values(EntropyControl(GroupNorm(scale="none")), [1.0, 0.0, 1.0, 0.0], rows)
+    torch.testing.assert_close(found, torch.tensor([0.5 - 0.01, -0.5 - 0.01, 0.0, -0.5 - 0.05], dtype=torch.float64))
+
+
+def test_pictures_have_no_tokens_to_compare():
+    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {})
+    with pytest.raises(ValueError, match="it is for text"):
+        ConflictTokens()(batch, counts_of(batch))

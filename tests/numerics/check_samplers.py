@@ -1,8 +1,19 @@
 """What samplers and planners learn from rewards, against the code or formula of their papers."""
 
+from dataclasses import replace
+
+import torch
+
+from mmrl.algorithms.advantages.entropy import NoveltyBonus
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.seen import Downsampled
+from mmrl.algorithms.planners.more import WhereHard, WhereUncertain
 from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max
+from mmrl.algorithms.weights.conflict import ConflictTokens
+from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Prompt
-from tests.numerics.registry import Vector, check, close
+from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, make_batch, rollouts, scores
 
 
 def of_categories(names: list[str]) -> list[Prompt]:
@@ -60,3 +71,51 @@ def mmr1_vas(vector: Vector) -> None:
     part = VarianceAware(of_categories(list("abcd")), share=params["mixture_ratio"])
     part.draw(params["batch"])
     assert part.taken == outputs["num_uniform"] == params["batch"] - outputs["num_weighted"]
+
+
+@check("dars_extra_rollouts")
+def dars_extra_rollouts(vector: Vector) -> None:
+    num_samples = vector.params["N"]
+    for weigh, name in (("even", "ET"), ("hard", "HW")):
+        for (rate, deviation, most), expected in zip(vector.inputs["cases"], vector.outputs[name], strict=True):
+            part = WhereHard(most=most, weigh="hard" if weigh == "hard" else "even", deviation=deviation)
+            assert part.count(rate, num_samples) == expected, (name, rate, deviation, most)
+
+
+@check("xrpo")
+def xrpo(vector: Vector) -> None:
+    inputs, params, outputs = vector.inputs, vector.params, vector.outputs
+    part = WhereUncertain(bonus=params["lambda_explore"], confidence=1 - params["alpha"])
+    for expected in outputs["allocator"]:
+        rewards = [float(reward) for reward in expected["rewards"]]
+        narrower, bonus = part.gain(rewards, params["total"])
+        close(narrower, expected["reduction"], what="reduction")
+        close(bonus, expected["bonus"], what="bonus")
+    logprobs = tensor(inputs["mean_logprobs"])[:, None]
+    rows = replace(rollouts(torch.ones(len(logprobs), 1)), recorded={OLD_LOGPROBS: logprobs})
+    bonus = NoveltyBonus(GroupNorm(eps=params["eps"]), novelty=params["lambda_novelty"], most=params["kappa_clip"])
+    found = bonus(scores(tensor(inputs["rewards"])[:, None]), rows)
+    close(found.values[:, 0], outputs["advantages"], what="advantages")
+
+
+@check("reinforce_ada_advantages")
+def reinforce_ada_advantages(vector: Vector) -> None:
+    right = tensor(vector.inputs["kept_rewards"])
+    for case in vector.outputs["cases"]:
+        part = Downsampled(scale=case["norm_by_std"], eps=vector.params["eps"])
+        count = case["pos_seen"] + case["neg_seen"]
+        close(part.against(right, case["pos_seen"] / count, count), case["advantages"], 1e-6, str(case))
+        everyone = torch.cat([torch.ones(case["pos_seen"]), torch.zeros(case["neg_seen"])]).double()
+        assert part.choose(everyone).sum() == part.keep
+        close(part.compare(everyone)[:1], case["advantages"][:1], 1e-6, "over all samples")
+
+
+@check("gtpo_conflict_weights")
+def gtpo_conflict_weights(vector: Vector) -> None:
+    mask = torch.tensor(vector.inputs["mask"]) > 0
+    batch = make_batch(mask, tensor(vector.inputs["positive"]) * 2 - 1, {})
+    (group,) = batch.rollouts.groups
+    pairs = zip(group.samples, vector.inputs["ids"], mask.sum(1).tolist(), strict=True)
+    samples = tuple(replace(sample, token_ids=tuple(ids[:length])) for sample, ids, length in pairs)
+    batch = replace(batch, rollouts=replace(batch.rollouts, groups=(replace(group, samples=samples),)))
+    close(ConflictTokens(vector.params["W"])(batch, counts_of(batch)), vector.outputs["weights"])

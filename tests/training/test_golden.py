@@ -61,6 +61,10 @@ class InDouble:
 
     advantage: Any
 
+    @property
+    def reads(self) -> Any:
+        return getattr(self.advantage, "reads", ())
+
     def __call__(self, scores: Any, rollouts: Any) -> Any:
         scores = replace(scores, values=scores.values.double(), weights=scores.weights.double())
         credit = self.advantage(scores, rollouts)

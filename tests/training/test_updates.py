@@ -35,6 +35,7 @@ EXEMPT = {
     "pass_at_k": OF_ITS_ADVANTAGE,
     "gdpo": OF_ITS_ADVANTAGE,
     "mc_grpo": OF_ITS_ADVANTAGE,
+    "gtpo": "no ratio",
     "tw_grpo": "its authors' script takes one update: what is its own is the importance, see test_video_methods.py",
     "t_grpo": "its authors' code takes one update: what is its own is the bonus",
     "temp_samp_r1": "what is its own is the given sample and the bent reward",

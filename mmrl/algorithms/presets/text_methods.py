@@ -9,17 +9,21 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, SemanticEntropy
 from mmrl.algorithms.advantages.asymmetric import Asymmetric
 from mmrl.algorithms.advantages.beta import BetaNorm
+from mmrl.algorithms.advantages.entropy import EntropyControl, NoveltyBonus
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.advantages.seen import Downsampled
 from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec, VarianceBound
 from mmrl.algorithms.objectives.penalties import ReferenceKL
-from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
+from mmrl.algorithms.planners.more import UntilMixed, WhereHard, WhereUncertain
 from mmrl.algorithms.presets.text import dapo, dr_grpo, grpo
 from mmrl.algorithms.weights.aggregate import FixedLength, GroupSum, TokenMean
+from mmrl.algorithms.weights.conflict import ConflictTokens
 
 CENTRED = GroupNorm(scale="none")
 CLIPPED = replace(grpo, objective=((1.0, Clip()),), minibatches=4)
@@ -164,6 +168,40 @@ llds = replace(CLIPPED, objective=((1.0, Clip()), (0.1, KeepLikely())))
 On GRPO Collapse in Search-R1: The Lazy Likelihood-Displacement Death Spiral (LLDS), arXiv:2512.04220.
 From re-implementations; the penalty is divided as the loss is. 4 updates per step are ours; with one neither clip nor penalty
 acts. Not implemented: gates per turn, the form without the answer's tokens.
+"""
+
+reinforce_ada = replace(
+    grpo, planner=UntilMixed(), advantage=Downsampled(), objective=((1.0, Clip()),), group_size=8, minibatches=4
+)
+"""Rounds of 8 samples until two are right and two wrong; statistics of all of them, training on four.
+
+Reinforce-Ada: An Adaptive Sampling Framework for Reinforce-Style LLM Training, arXiv:2510.04996. Balanced form, at most 4
+rounds; `algorithm.planner.wrong = 0` is its form that only asks for right ones. No KL. 4 updates per step are ours; with one
+the clip never acts. Nothing else is left out.
+"""
+
+dars = replace(dr_grpo, planner=WhereHard(), aggregation=TokenMean(), epochs=2, minibatches=1)
+"""A second round of samples for prompts that are solved less than half of the time, the more the harder they are.
+
+Depth-Breadth Synergy in RLVR: Unlocking LLM Reasoning Gains with Adaptive Exploration (DARS), arXiv:2508.13755.
+All samples of a prompt are one group, so hard prompts count more. 2 updates per step, passes over the whole step, as in its
+script; with one the clip never acts. Not implemented: dropping prompts that stay all right or all wrong (their advantage is 0).
+"""
+
+xrpo = replace(CLIPPED, planner=WhereUncertain(), advantage=NoveltyBonus())
+"""More samples where the mean reward is uncertain, and a bonus for right answers that were unlikely.
+
+XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation, arXiv:2510.06672. From a review of the paper.
+Rounds add 4 samples to each of 4 prompts, twice: ours. No KL. 4 updates per step are ours; with one the clip never acts. Not
+implemented: solved examples in prompts that fail altogether.
+"""
+
+gtpo = replace(grpo, advantage=EntropyControl(), objective=((1.0, Reinforce()),), importance=(ConflictTokens(),))
+"""Tokens that right and wrong answers share are never pushed down; answers of high entropy are left out.
+
+GTPO: Trajectory-Based Policy Optimization in Large Language Models, arXiv:2508.03772. No ratio, no KL: one update per step.
+Answers above 0.7 nats are left out in steps whose mean is below, in the paper for models that begin below ln 2. Nothing else is
+left out.
 """
 
 PRESETS: dict[str, Algorithm] = {

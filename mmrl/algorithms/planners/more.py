@@ -1,0 +1,160 @@
+"""Planners that sample more of the prompts that need it: until a group is mixed, where it is hard, or where it is uncertain.
+
+All samples of a prompt are one group. The groups differ in size then, so an aggregation that averages rollouts lets hard prompts
+count more, which is what these methods want.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor
+
+from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.core.protocols import State
+from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
+from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+
+
+@dataclass(frozen=True)
+class Again:
+    """The requests and seeds of a step, so that more samples of a group have random numbers of their own."""
+
+    seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
+    """Group -> its seed, of this step."""
+
+    __post_init__ = check_ranges
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        requests = one_request_each(prompts, group_size, first_id, seed)
+        self.seeds.update({request.group_id: request.seed for request in requests})
+        return requests
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        """Ask for more samples of the groups that want some."""
+        totals = scores.total().double()
+        rewards = {group.id: [float(x) for x in totals[group_ids == group.id] if not math.isnan(float(x))] for group in groups}
+        more = self.extra(rewards, round_index)
+        asked = [
+            Request(group.prompt, more[group.id], group.id, seed=seed_of(self._seed(group.id), round_index + 1))
+            for group in groups
+            if more.get(group.id, 0) > 0
+        ]
+        return Revision(asked)
+
+    def _seed(self, group_id: int) -> int:
+        """Groups of other ranks are planned there; here their seeds are not used."""
+        return self.seeds.get(group_id, 0)
+
+    @abstractmethod
+    def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
+        """Group -> how many more samples, from the total rewards that it has so far."""
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Seeds are those of the step that is sampled."""
+        self.seeds.clear()
+
+
+@dataclass(frozen=True)
+class UntilMixed(Again):
+    """Rounds of samples for a prompt until `right` of them are right and `wrong` are wrong (Reinforce-Ada, arXiv:2510.04996).
+
+    Take the advantage Downsampled with it, which computes its statistics from all samples and trains on a few.
+    """
+
+    max_rounds: Count = 4
+    right: Annotated[int, Range(0)] = 2
+    wrong: Annotated[int, Range(0)] = 2
+    """0: its form that only asks for a right sample."""
+    per_round: Count = 8
+    """Samples of a further round."""
+    success_at: Number = 0.7
+    """Total reward above which a sample is right."""
+
+    def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
+        if round_index + 1 >= self.max_rounds:
+            return {}
+        counts = {name: sum(r > self.success_at for r in values) for name, values in rewards.items()}
+        lacking = [name for name, n in counts.items() if n < self.right or len(rewards[name]) - n < self.wrong]
+        return dict.fromkeys(lacking, self.per_round)
+
+
+@dataclass(frozen=True)
+class WhereHard(Again):
+    """A second round of ceil((peak - N S) / S) samples where p < 1/2, S = 2 p (1 - p) (DARS, arXiv:2508.13755).
+
+    p is the success rate of the first N samples, 1 / (2 N) where none was right; peak = N / 2. `deviation`: for advantages that
+    are divided by the deviation, S = 2 sqrt(p (1 - p)) and peak = N. `weigh = "hard"` (its HW) puts 2 (1 - p) peak in place of
+    peak. At most `most` samples per prompt in all.
+    """
+
+    most: Count = 32
+    """Samples of a prompt, both rounds: 32 in the paper's ET, 64 in its HW."""
+    weigh: Literal["even", "hard"] = "even"
+    deviation: bool = False
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
+        if round_index:
+            return {}
+        rates = {name: sum(r >= self.success_at for r in values) / len(values) for name, values in rewards.items() if values}
+        return {name: self.count(rate, len(rewards[name])) for name, rate in rates.items()}
+
+    def count(self, rate: float, num_samples: int) -> int:
+        """Further samples of a prompt of which `rate` of the first `num_samples` were right."""
+        rate = rate or 0.5 / num_samples
+        if rate >= 0.5:
+            return 0
+        spread = 2 * (math.sqrt(rate * (1 - rate)) if self.deviation else rate * (1 - rate))
+        peak = num_samples if self.deviation else num_samples / 2
+        wanted = (2 * (1 - rate) if self.weigh == "hard" else 1) * peak - num_samples * spread
+        # A bound that rounding lifts by an ulp must not cost a sample.
+        return max(0, min(math.ceil(wanted / spread - 1e-9), self.most - num_samples))
+
+
+@dataclass(frozen=True)
+class WhereUncertain(Again):
+    """Rounds of samples for the prompts with the largest h(n) - h(n + 1) + bonus sqrt(ln(1 + T) / n) (XRPO, arXiv:2510.06672).
+
+    h(n) = t s / sqrt(n) is half the t-interval of the mean reward, s its unbiased deviation, T the step's samples so far. From a
+    review of the paper; not implemented: solved examples in the prompts of groups that fail altogether.
+    """
+
+    max_rounds: Count = 3
+    per_round: Count = 4
+    """Samples of a prompt that a round adds."""
+    prompts_per_round: Count = 4
+    """Prompts that a round adds to."""
+    bonus: NonNegative = 1.0
+    confidence: Annotated[float, Range(above=0, below=1)] = 0.95
+
+    def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
+        if round_index + 1 >= self.max_rounds:
+            return {}
+        total = sum(map(len, rewards.values()))
+        priority = {name: sum(self.gain(values, total)) for name, values in rewards.items() if len(values) > 1}
+        ranked = sorted(priority, key=lambda name: (-priority[name], name))
+        return dict.fromkeys(ranked[: self.prompts_per_round], self.per_round)
+
+    def half_width(self, deviation: float, count: int) -> float:
+        """h(count)."""
+        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]
+        return quantile * deviation / math.sqrt(count)
+
+    def gain(self, rewards: Sequence[float], total: int) -> tuple[float, float]:
+        """By how much one more sample narrows the interval, and the bonus of a prompt with few samples."""
+        count, mean = len(rewards), sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (count - 1))
+        narrower = self.half_width(deviation, count) - self.half_width(deviation, count + 1)
+        return narrower, self.bonus * math.sqrt(math.log(1 + total) / count)

@@ -1,0 +1,64 @@
+"""Tokens that right and wrong answers of a group share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.core.types import Batch, Counts, Reading, Scope
+
+
+@dataclass(frozen=True)
+class ConflictTokens:
+    """0 where A < 0 and `boost` where A > 0, at tokens that an answer shares with one of the other sign; 1 elsewhere (GTPO).
+
+    GTPO, arXiv:2508.03772. A token is shared if the same one stands at the same place of an answer of the other sign in the
+    group, counted without a gap from the beginning, and once more from the end; where both counts reach it, weights are
+    multiplied. Only the rows of the minibatch are compared. In the authors' code a mask that was not turned round miscounts
+    such tokens in its log.
+    """
+
+    boost: NonNegative = 2.0
+    """Weight of shared tokens in answers with A > 0."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when samples have no tokens (pictures)."""
+        weights = torch.ones_like(batch.advantages)
+        mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
+        sign = torch.where(mask, batch.advantages, 0.0).sum(1).sign()
+        tokens = [self._tokens(sample.token_ids, group.prompt.id) for group, sample in batch.rollouts.samples()]
+        for i, own in enumerate(tokens):
+            if sign[i] == 0:
+                continue
+            others = [tokens[j] for j in range(len(tokens)) if ids[j] == ids[i] and sign[j] == -sign[i]]
+            factor = self.boost if sign[i] > 0 else 0.0
+            start, end = shared(own, others), shared(own[::-1], [other[::-1] for other in others])
+            weights[i, :start] *= factor
+            weights[i, max(0, len(own) - end) : len(own)] *= factor
+        return weights * mask
+
+    def _tokens(self, token_ids: Sequence[int] | None, prompt: str) -> Sequence[int]:
+        if token_ids is None:
+            raise ValueError(f"ConflictTokens compares tokens, and the samples of prompt {prompt!r} have none: it is for text")
+        return token_ids
+
+
+def shared(own: Sequence[int], others: Sequence[Sequence[int]]) -> int:
+    """How many tokens from the beginning on each stand at the same place of some other row."""
+    for place, token in enumerate(own):
+        if not any(place < len(other) and other[place] == token for other in others):
+            return place
+    return len(own)
