@@ -80,7 +80,7 @@ class Again:
         trace: TextTrace | None = None,
         mask: Tensor | None = None,
         *,
-        shared: bool | None = None,
+        packed: bool | None = None,
         single: bool = False,
         calm: bool = False,
     ) -> Float[Tensor, "n t"]:
@@ -88,18 +88,16 @@ class Again:
 
         Args:
             trace: other rows than these, or these with something changed.
-            shared: prompts are read once each; None: as the policy does.
+            packed: prompts are read once each; None: as the policy does.
             single: token after token is fed, as sampling does.
             calm: in evaluation mode always.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
-        once = self.policy.shares_prompts(grad) if shared is None else shared
-        least, logits = (2 if self.policy.ranks.is_sharded else 1), config.logit_chunk
-        if single:
-            # Sharded weights need all processes to make the same number of forwards.
-            once, least = True, self.policy.ranks.forwards(max(least, trace.tokens.shape[1]))
-        work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), shared=once, logits=logits, least=least)
+        trace = replace(trace, packed=not single and (trace.packed if packed is None else packed))
+        # Sharded weights need all processes to make the same number of forwards.
+        least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
+        work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
         net.train(not calm and grad and config.gradient_checkpointing)
         try:
             values = self.policy.run(Replay(**vars(work)) if single else work)["logprobs"]
@@ -143,7 +141,7 @@ class Again:
 class Replay(Evaluation):
     """Evaluates as sampling does: the prompt once, then token after token from the cache."""
 
-    def after_shared_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+    def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
         last, cache = net.prefill(self.prompts)
         hidden = [last.index_select(0, self.prompt_index)[:, None]]
         cache.reorder_cache(self.prompt_index)
@@ -294,13 +292,13 @@ def reading_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
         lambda: again.under(holding(net, "banned", torch.zeros_like(net.banned))),
     )
-    way = not policy.shares_prompts(torch.is_grad_enabled())
-    yield Hypothesis(
-        PREFIX,
-        f"with prompts read {'once per prompt' if way else 'once per row'}",
-        "Set policy.prefix so that both sides read prompts in one way, or try another policy.attn_implementation",
-        lambda: again(shared=way),
-    )
+    if policy.packs:
+        yield Hypothesis(
+            PREFIX,
+            f"with prompts read {'once per row' if trace.packed else 'once per prompt'}",
+            "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+            lambda: again(packed=not trace.packed),
+        )
     yield Hypothesis(
         CACHE,
         "token after token from the cache",

@@ -50,6 +50,11 @@ class TextHost(Protocol):
     def weights(self) -> Weights: ...
 
     @property
+    def packs(self) -> bool:
+        """May rows be read behind their prompt in one packed row?"""
+        ...
+
+    @property
     def ranks(self) -> Ranks:
         """The other processes."""
         ...
@@ -64,8 +69,4 @@ class TextHost(Protocol):
 
     def decode(self, tokens: list[list[int]]) -> list[str]:
         """The texts of rows of tokens, without special ones."""
-        ...
-
-    def shares_prompts(self, grad: bool) -> bool:
-        """Does a reading read every prompt once, and not once per row?"""
         ...
