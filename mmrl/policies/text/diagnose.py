@@ -94,7 +94,7 @@ class Again:
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
-        trace = replace(trace, packed=not single and (trace.packed if packed is None else packed))
+        trace = replace(trace, packed=not single and (self.policy.reads_packed(trace) if packed is None else packed))
         # Sharded weights need all processes to make the same number of forwards.
         least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
@@ -195,16 +195,21 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
         yield Hypothesis(
             DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading"
         )
-    for name in ("float32", "bfloat16", "float16"):
-        single = name != "float32"
+    yield precision(again, "float32")
+    packed = policy.reads_packed(again.trace)
+    if policy.packs:
         yield Hypothesis(
-            PRECISION,
-            f"in {name}" + (" autocast" if single else " without autocast"),
-            "Sample and train with the same policy.dtype, autocast and TF32 settings",
-            lambda name=name, single=single: again.under(in_precision(net, name), single=single),
-            shrinks=3.0,
+            PREFIX,
+            f"with prompts read {'once per row' if packed else 'once per prompt'}",
+            "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+            partial(again, packed=not packed),
         )
     remedy = "Remove what mixes rows (batch statistics, padding that is attended to), or use float32"
+    if policy.packs:
+        # A packed row is alone in its batch, so nothing that mixes rows shows in it.
+        change = "with every completion in a row of its own"
+        yield Hypothesis(BATCH, change, remedy, partial(again, packed=False), must_equal="reading")
+    yield from (precision(again, name) for name in ("bfloat16", "float16"))
     for change, read in (("one row at a time", again.one_by_one), ("all together", again)):
         yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
     remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
@@ -215,6 +220,18 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
     for on in (False, True):
         change = f"with the adapter switched {'on' if on else 'off'}"
         yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(switch_adapters(adapter_layers(net.modules()), on)))
+
+
+def precision(again: Again, name: str) -> Hypothesis:
+    """Rounding to this dtype: in half of them token by token, as sampling does."""
+    single = name != "float32"
+    return Hypothesis(
+        PRECISION,
+        f"in {name}" + (" autocast" if single else " without autocast"),
+        "Sample and train with the same policy.dtype, autocast and TF32 settings",
+        lambda: again.under(in_precision(again.policy.net, name), single=single),
+        shrinks=3.0,
+    )
 
 
 def prompt_hypotheses(again: Again) -> Iterator[Hypothesis]:
@@ -292,13 +309,6 @@ def reading_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
         lambda: again.under(holding(net, "banned", torch.zeros_like(net.banned))),
     )
-    if policy.packs:
-        yield Hypothesis(
-            PREFIX,
-            f"with prompts read {'once per row' if trace.packed else 'once per prompt'}",
-            "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
-            lambda: again(packed=not trace.packed),
-        )
     yield Hypothesis(
         CACHE,
         "token after token from the cache",

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mmrl.core.ranks import Ranks
+from mmrl.core.types import Trace
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.encode import Encoded, Encoder
 from mmrl.policies.text.families import Family
@@ -69,4 +70,8 @@ class TextHost(Protocol):
 
     def decode(self, tokens: list[list[int]]) -> list[str]:
         """The texts of rows of tokens, without special ones."""
+        ...
+
+    def reads_packed(self, trace: Trace) -> bool:
+        """Are rows of a trace read behind their prompt in one packed row?"""
         ...

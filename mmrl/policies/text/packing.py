@@ -28,10 +28,10 @@ class Cost:
     lengths: Sequence[int]
 
     @classmethod
-    def of(cls, trace: TextTrace) -> "Cost":
-        """The cost of rows of a trace, in the way in which it is read."""
+    def of(cls, trace: TextTrace, packed: bool) -> "Cost":
+        """The cost of rows of a trace."""
         index = trace.prompt_index.tolist()
-        return cls(trace.packed, index, [len(trace.prompts[i]) for i in index], trace.lengths.tolist())
+        return cls(packed, index, [len(trace.prompts[i]) for i in index], trace.lengths.tolist())
 
     def __call__(self, rows: Sequence[int]) -> int:
         fed = [max(0, self.lengths[i] - 1) for i in rows]
@@ -42,16 +42,16 @@ class Cost:
 
 def worth_packing(trace: TextTrace) -> bool:
     """Would rows that repeat their prompts be at least WORTH times as many positions as one packed row of them?"""
-    cost, rows = Cost.of(trace), range(len(trace))
-    return len(trace) > 0 and replace(cost, packed=False)(rows) >= WORTH * replace(cost, packed=True)(rows)
+    packed, rows = Cost.of(trace, packed=True), range(len(trace))
+    return len(trace) > 0 and replace(packed, packed=False)(rows) >= WORTH * packed(rows)
 
 
-def pack(batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
+def pack(batch: Batch, micro_batch: int, scope: Scope, packed: bool) -> Iterator[Batch]:
     """Parts of at most `micro_batch` positions. Rows of a prompt stay together while they fit; a row or a group that is larger
     than `micro_batch` makes a part of its own, because neither can be cut."""
     trace = batch.rollouts.trace
     assert isinstance(trace, TextTrace)
-    cost, index = Cost.of(trace), trace.prompt_index.tolist()
+    cost, index = Cost.of(trace, packed), trace.prompt_index.tolist()
     everything = list(range(len(batch)))
     if scope == "batch" or len(batch) <= 1 or cost(everything) <= micro_batch:
         yield batch

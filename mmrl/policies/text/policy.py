@@ -167,7 +167,7 @@ class TextPolicy:
 
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` positions, padding included; rows of a prompt stay together while they fit."""
-        return pack(batch, micro_batch, scope)
+        return pack(batch, micro_batch, scope, self.reads_packed(batch.rollouts.trace))
 
     def join(self, traces: Sequence[Trace]) -> TextTrace:
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
@@ -207,6 +207,11 @@ class TextPolicy:
     @cached_property
     def _stand_in(self) -> Encoded:
         return self.encode(stand_in_prompt())
+
+    def reads_packed(self, trace: Trace) -> bool:
+        """Are rows of a trace read behind their prompt in one packed row? The policy that wrote them settled it."""
+        assert isinstance(trace, TextTrace)
+        return self.packs and trace.packed
 
     def run(self, work: Callable[[TextNet], T]) -> T:
         """One forward of the wrapped module; without a gradient, of the module itself."""
@@ -270,7 +275,7 @@ class TextPolicy:
             # Other processes wait for this one's forward and backward.
             trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
-        trace = trace.compact()
+        trace = replace(trace.compact(), packed=self.reads_packed(trace))
         shown = [self._show(prompt, view) for prompt in trace.prompts]
         values = self.evaluator(evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk))
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}

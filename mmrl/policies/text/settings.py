@@ -79,6 +79,6 @@ class TextPolicyConfig:
         check_ranges(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
-                f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read packed rows: "
+                f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
                 "set policy.prefix = 'repeated', or leave policy.attn_implementation out"
             )
