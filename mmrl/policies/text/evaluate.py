@@ -15,6 +15,7 @@ from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.packed import PackedRow, pack_row
+from mmrl.policies.text.token_values import token_values
 from mmrl.policies.text.trace import TextTrace
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
@@ -114,10 +115,7 @@ class Evaluation:
         """The quantities of m tokens, chunk by chunk; of several chunks, the backward pass computes the logits again."""
 
         def some(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
-            logprobs = net.logits(hidden, temperature).log_softmax(-1)
-            columns = {"logprobs": lambda: logprobs.gather(-1, tokens[:, None])[:, 0]}
-            columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
-            return torch.stack([columns[name]() for name in self.token_quantities])
+            return token_values(net.logits(hidden, temperature), tokens, self.token_quantities)
 
         if len(tokens) <= self.chunk:
             return some(hidden, tokens, temperature)

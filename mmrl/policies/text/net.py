@@ -97,8 +97,8 @@ class TextNet(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "m d"], temperature: Float[Tensor, " m"]) -> Float[Tensor, "m v"]:
         """In float32, divided by the temperature; banned tokens have no probability."""
-        logits = self.model.get_output_embeddings()(hidden).float() / temperature[:, None]
-        return logits.masked_fill(self.banned, NEVER)
+        # In place: of a large vocabulary, every copy is the largest tensor of all.
+        return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
 
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
         """Hidden states of all tokens of a packed row whose prompts have these media.

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 NAME = "mmrl_packed"
 QUERIES = 1024
@@ -75,6 +76,14 @@ class PackedMask:
     rule: Rule
     vmap: bool
     made: dict[tuple[int, int], tuple[Block, ...] | None] = field(default_factory=dict)
+    lower: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def causal(self, before: int, count: int, device: torch.device) -> Bool[Tensor, "q k"]:
+        """Which of `before + count` tokens the last `count` see; made once for all layers."""
+        if (before, count) not in self.lower:
+            whole = torch.ones(count, before + count, dtype=torch.bool, device=device)
+            self.lower[before, count] = whole.tril(before)
+        return self.lower[before, count]
 
     def of(self, start: int, before: int, count: int, device: torch.device) -> tuple[Block, ...] | None:
         """The blocks of `count` tokens that follow `before` others which begin at `start`; None: plain causal."""
@@ -156,7 +165,9 @@ def look_at_prompt(
 ) -> Float[Tensor, "p h e"]:
     """What the tokens of a prompt see of it."""
     q, k, v = (x[:, :, group.start : group.middle] for x in (query, key, value))
-    return look(q, k, v, mask.of(group.start, 0, group.prompt, q.device), scale)[0].transpose(0, 1)
+    blocks = mask.of(group.start, 0, group.prompt, q.device)
+    seen = sdpa(q, k, v, None, scale) if blocks is None else look_in_blocks(q, k, v, blocks, scale)
+    return seen[0].transpose(0, 1)
 
 
 def look_at_completions(
@@ -166,16 +177,28 @@ def look_at_completions(
     if not group.fed:
         return
     blocks = mask.of(group.start, group.prompt, group.fed[0], query.device)
-    at_once = max(1, COPIES // (group.prompt + group.fed[0]))
-    at = group.middle
+
+    def some(q: Tensor, k: Tensor, v: Tensor, *prompt: Tensor) -> Tensor:
+        both = zip((x.expand(len(q), -1, -1, -1) for x in prompt), (k, v), strict=True)
+        k, v = (torch.cat(parts, 2) for parts in both)
+        if blocks is not None:
+            return look_in_blocks(q, k, v, blocks, scale)
+        count, width = q.shape[2], k.shape[2]
+        if q.is_cuda:
+            # A mask of this class lets CUDA take its fused kernels.
+            return sdpa(q, k, v, causal_lower_right(count, width), scale)
+        return sdpa(q, k, v, mask.causal(group.prompt, group.fed[0], q.device)[:count, :width], scale)
+
+    prompt = [x[:, :, group.start : group.middle] for x in (key, value)]
+    at_once, at = max(1, COPIES // (group.prompt + group.fed[0])), group.middle
     for first in range(0, len(group.fed), at_once):
         fed = group.fed[first : first + at_once]
         here = slice(at, at + sum(fed))
-        q, k, v = (side_by_side(x[0, :, here], fed) for x in (query, key, value))
-        prompt = (x[:, :, group.start : group.middle].expand(len(fed), -1, -1, -1) for x in (key, value))
-        k, v = (torch.cat(both, 2) for both in zip(prompt, (k, v), strict=True))
-        rows = look(q, k, v, blocks, scale).transpose(1, 2)
-        yield from (row[:length] for row, length in zip(rows, fed, strict=True))
+        parts = [side_by_side(x[0, :, here], fed) for x in (query, key, value)]
+        # A backward pass would keep the prompt's keys as often as there are completions, so it copies them again.
+        again = at_once < len(group.fed) and torch.is_grad_enabled()
+        rows = checkpoint(some, *parts, *prompt, use_reentrant=False) if again else some(*parts, *prompt)
+        yield from (row[:length] for row, length in zip(rows.transpose(1, 2), fed, strict=True))
         at = here.stop
 
 
@@ -184,10 +207,8 @@ def side_by_side(x: Float[Tensor, "h s d"], fed: Sequence[int]) -> Float[Tensor,
     return torch.stack([pad(one, (0, 0, 0, fed[0] - one.shape[1])) for one in x.split(list(fed), 1)])
 
 
-def look(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...] | None, scale: float | None) -> Float[Tensor, "n h q e"]:
-    """Attention of queries whose last one sees the last key; `blocks` may reach past them and are cut."""
-    if blocks is None:
-        return sdpa(q, k, v, None, scale)
+def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float | None) -> Float[Tensor, "n h q e"]:
+    """Attention by masks, which may be of more queries and keys than there are."""
     count, width = q.shape[2], k.shape[2]
     out: list[Tensor] = []
     for block in blocks:
@@ -200,13 +221,8 @@ def look(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...] | None, scal
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Float[Tensor, "n h q e"]:
-    """Causal where there is no mask: the last query sees the last key."""
-    fewer, more = q.shape[2], k.shape[2]
-    if mask is None and fewer < more:
-        # A mask of this class lets CUDA take its fused kernels; elsewhere it becomes a tensor anyway.
-        whole = torch.ones(fewer, more, dtype=torch.bool, device=q.device) if not q.is_cuda else None
-        mask = causal_lower_right(fewer, more) if whole is None else whole.tril(more - fewer)
-    grouped = q.is_cuda and not (isinstance(mask, Tensor) and mask.dtype == torch.bool)
+    """Attention of queries that share keys among heads; causal where there is no mask."""
+    grouped = q.is_cuda and (mask is None or isinstance(mask, CausalBias))
     if not grouped and k.shape[1] < q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)

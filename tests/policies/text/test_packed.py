@@ -63,7 +63,7 @@ def read(policy: TextPolicy, rollouts: Rollouts, packed: bool) -> tuple[dict[str
 
 
 def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """The largest relative difference of one weight's gradient; key biases of vision towers, whose gradient is 0, are left out."""
+    """The largest relative difference of one weight's gradient, without those that are 0: of vision towers' key biases."""
     assert mine.keys() == theirs.keys()
     largest = max(float(gradient.norm()) for gradient in theirs.values())
     real = [name for name, gradient in theirs.items() if float(gradient.norm()) > 1e-6 * largest]
@@ -165,11 +165,16 @@ def hybrid() -> Any:
     """A small Qwen3.5, most of whose layers have a state instead of attention."""
     from transformers import AutoModelForImageTextToText, Qwen3_5Config
 
-    heads = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    heads: dict[str, Any] = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+    }
     text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 300}
     text |= {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, **heads}
     vision = {"hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
-    ids = {"image_token_id": 290, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
+    ids: dict[str, Any] = {"image_token_id": 290, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
     return AutoModelForImageTextToText.from_config(Qwen3_5Config(text_config=text, vision_config=vision, **ids)).eval()
 
 
