@@ -24,7 +24,7 @@ from mmrl.policies.text.generate import Completions, Generation, LocalGenerator,
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
-from mmrl.policies.text.packable import prepare_packing
+from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig

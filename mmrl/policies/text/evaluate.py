@@ -14,7 +14,7 @@ from mmrl.policies.text.divergence import group_divergence
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
-from mmrl.policies.text.packed import PackedRow, pack_row
+from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.token_values import token_values
 from mmrl.policies.text.trace import TextTrace
 

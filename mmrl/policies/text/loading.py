@@ -16,7 +16,7 @@ from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, load_adapter, lora_config
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
-from mmrl.policies.text.packable import prepare_packing
+from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")

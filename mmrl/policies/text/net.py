@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
-from mmrl.policies.text.packed import PackedRow
-from mmrl.policies.text.packed_attention import packing
+from mmrl.policies.text.packed.attention import packing
+from mmrl.policies.text.packed.row import PackedRow
 
 T = TypeVar("T")
 NEVER = -1e20

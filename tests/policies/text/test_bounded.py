@@ -12,8 +12,8 @@ from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.evaluate import Evaluation
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.net import NEVER, TextNet
-from mmrl.policies.text.packed import pack_row
-from mmrl.policies.text.packed_attention import install
+from mmrl.policies.text.packed.attention import install
+from mmrl.policies.text.packed.row import pack_row
 from mmrl.policies.text.token_values import TokenValues, token_values
 
 VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23

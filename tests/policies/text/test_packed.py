@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mmrl.core.readings import ENTROPY, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text import packable, packed_attention
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.packable import prepare_packing
+from mmrl.policies.text.packed import attention, packable
+from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.packing import worth_packing
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -96,10 +96,10 @@ def test_windows_and_pictures_seen_in_both_directions_are_kept(tiny, monkeypatch
     rollouts = in_float64(policy)
     with torch.no_grad():
         expected = logprobs(policy, replace(rollouts, trace=replace(text_trace(rollouts.trace), packed=False)))
-        monkeypatch.setattr(packed_attention, "QUERIES", 7)
-        monkeypatch.setattr(packed_attention, "COPIES", 300)
+        monkeypatch.setattr(attention, "QUERIES", 7)
+        monkeypatch.setattr(attention, "COPIES", 300)
         torch.testing.assert_close(logprobs(policy, rollouts), expected, atol=1e-5, rtol=0)
-        monkeypatch.setattr(packed_attention.PackedMask, "of", lambda *_: None)
+        monkeypatch.setattr(attention.PackedMask, "of", lambda *_: None)
         assert (logprobs(policy, rollouts) - expected).abs().max() > 0.1
 
 
@@ -109,10 +109,10 @@ def test_sampling_and_saving_do_not_know_of_packed_rows(tiny, tmp_path: Path):
     assert [group.samples for group in one.groups] == [group.samples for group in two.groups]
     assert torch.equal(one.recorded[ROLLOUT_LOGPROBS], two.recorded[ROLLOUT_LOGPROBS])
     config = packed.net.model.config
-    assert config.text_config._attn_implementation == packed_attention.NAME
+    assert config.text_config._attn_implementation == attention.NAME
     assert config.vision_config._attn_implementation == "sdpa"
     packed.save(tmp_path)
-    assert packed_attention.NAME not in (tmp_path / "config.json").read_text()
+    assert attention.NAME not in (tmp_path / "config.json").read_text()
 
 
 def test_old_new_and_reference_take_the_way_that_was_settled_for_the_rollout(tiny):

@@ -1,14 +1,13 @@
 """Can a model read packed rows? Looked up in its config, and tried once where nobody has seen its kind."""
 
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.net import axes
-from mmrl.policies.text.packed_attention import PackedGroup, install, language_configs, packing, set_attention
+from mmrl.policies.text.packed.attention import PackedGroup, Pretrained, install, language_configs, packing, set_attention
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -20,7 +19,7 @@ PROMPT, FED = 4, 3
 """Tokens of the row that is tried: a prompt and two completions."""
 
 
-def prepare_packing(model: Any, family: Family, config: TextPolicyConfig, weights: bool = True) -> bool:
+def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig, weights: bool = True) -> bool:
     """Give a model that can read packed rows the attention for it; False where it cannot, or is not to.
 
     Args:
@@ -44,8 +43,8 @@ def prepare_packing(model: Any, family: Family, config: TextPolicyConfig, weight
     return False
 
 
-def obstacle(model: Any) -> str | None:
-    """What in a model's config keeps its language model from reading packed rows, None where nothing does."""
+def obstacle(model: Pretrained) -> str | None:
+    """A reason in a model's config why its language model cannot read packed rows, None where there is none."""
     text = model.config.get_text_config()
     if not language_configs(model):
         return "keeps its language model without a config of its own"
@@ -62,10 +61,10 @@ def obstacle(model: Any) -> str | None:
 
 
 @torch.no_grad()
-def misreading(model: Any, family: Family) -> str | None:
-    """How a packed row of ten tokens goes wrong, None where it is read as two rows are."""
-    core, axis_count = model.eval().model, 3 if hasattr(model.model, "get_rope_index") else 1
-    device = next(model.parameters()).device
+def misreading(model: Pretrained, family: Family) -> str | None:
+    """The way in which a packed row of ten tokens goes wrong, None where it is read as two rows are."""
+    core, axis_count = model.model.eval(), 3 if hasattr(model.model, "get_rope_index") else 1
+    device = next(weight for _, weight in model.named_parameters()).device
 
     def read(ids: list[int], positions: list[int]) -> Tensor:
         token_ids = torch.tensor([ids], device=device)

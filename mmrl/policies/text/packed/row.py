@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.packed_attention import PackedGroup
+from mmrl.policies.text.packed.attention import PackedGroup
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -23,8 +22,24 @@ QUERIES = 1024
 """Queries that one mask covers; more are looked at piece by piece."""
 COPIES = 2**16
 """Positions of keys that are copied for completions side by side, at least those of one completion."""
-Rule = Callable[..., Any]
+Rule = Callable[..., object]
 """Who sees whom: transformers' mask function of (batch, head, query, key)."""
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A model of transformers."""
+
+    config: Any
+    model: Any
+    """The model below its head."""
+    dtype: torch.dtype
+
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
+        """Let the parts of the model that a dict names by their configs compute attention so."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 @dataclass(frozen=True)
@@ -115,15 +130,17 @@ def is_causal(mask: Bool[Tensor, "1 1 q k"]) -> bool:
     return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril(keys - queries))
 
 
-def mask_of(*args: Any, mask_function: Rule | None = None, use_vmap: bool = False, **others: Any) -> Any:
+def mask_of(
+    *args: object, mask_function: Rule | None = None, use_vmap: bool = False, **others: object
+) -> PackedMask | Tensor | None:
     """Transformers' mask of SDPA; inside `packing`, the layout in place of it."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    rule = mask_function or causal_mask_function
+    rule, usual = mask_function or causal_mask_function, cast(Callable[..., Tensor | None], sdpa_mask)
     packed = CURRENT.get()
     if packed is not None:
         return PackedMask(packed, rule, use_vmap)
-    return sdpa_mask(*args, mask_function=rule, use_vmap=use_vmap, **others)
+    return usual(*args, mask_function=rule, use_vmap=use_vmap, **others)
 
 
 def attend(
@@ -134,7 +151,7 @@ def attend(
     attention_mask: Tensor | PackedMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **others: Any,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """softmax(q k / sqrt(d)) v -> (b, q, h, e): inside each group, a completion sees its prompt and itself.
 
@@ -146,7 +163,7 @@ def attend(
     if not isinstance(attention_mask, PackedMask):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        usual = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        usual = cast(Callable[..., tuple[Tensor, None]], ALL_ATTENTION_FUNCTIONS["sdpa"])
         return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     if dropout or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
         raise NotImplementedError("attention with dropout, capped logits, sinks or a position bias cannot read a packed row")
@@ -163,7 +180,7 @@ def attend(
 def look_at_prompt(
     group: PackedGroup, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float | None
 ) -> Float[Tensor, "p h e"]:
-    """What the tokens of a prompt see of it."""
+    """Attention of a prompt's tokens to each other."""
     q, k, v = (x[:, :, group.start : group.middle] for x in (query, key, value))
     blocks = mask.of(group.start, 0, group.prompt, q.device)
     seen = sdpa(q, k, v, None, scale) if blocks is None else look_in_blocks(q, k, v, blocks, scale)
@@ -173,7 +190,7 @@ def look_at_prompt(
 def look_at_completions(
     group: PackedGroup, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float | None
 ) -> Iterator[Float[Tensor, "r h e"]]:
-    """What the tokens of each completion see: their prompt, and what was written before."""
+    """Attention of each completion's tokens: to their prompt, and to what was written before."""
     if not group.fed:
         return
     blocks = mask.of(group.start, group.prompt, group.fed[0], query.device)
@@ -185,7 +202,9 @@ def look_at_completions(
             return look_in_blocks(q, k, v, blocks, scale)
         count, width = q.shape[2], k.shape[2]
         if q.is_cuda:
-            # A mask of this class lets CUDA take its fused kernels.
+            # A mask of this class lets CUDA take its fused kernels. Its module is slow to import.
+            from torch.nn.attention.bias import causal_lower_right
+
             return sdpa(q, k, v, causal_lower_right(count, width), scale)
         return sdpa(q, k, v, mask.causal(group.prompt, group.fed[0], q.device)[:count, :width], scale)
 
@@ -222,7 +241,7 @@ def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], s
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Float[Tensor, "n h q e"]:
     """Attention of queries that share keys among heads; causal where there is no mask."""
-    grouped = q.is_cuda and (mask is None or isinstance(mask, CausalBias))
+    grouped = q.is_cuda and (mask is None or type(mask) is not Tensor)
     if not grouped and k.shape[1] < q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
@@ -248,7 +267,7 @@ def packing(groups: Sequence[PackedGroup], layers: int) -> Iterator[None]:
         )
 
 
-def install(model: Any) -> None:
+def install(model: Pretrained) -> None:
     """Give the language model of a model this attention. Its vision part keeps its own, and config.json does not name it."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -258,12 +277,12 @@ def install(model: Any) -> None:
     set_attention(model, NAME)
 
 
-def set_attention(model: Any, name: str) -> None:
+def set_attention(model: Pretrained, name: str) -> None:
     """Let the language model of a model, and nothing else of it, compute attention by this name."""
     model.set_attn_implementation(dict.fromkeys(language_configs(model), name))
 
 
-def language_configs(model: Any) -> list[str]:
+def language_configs(model: Pretrained) -> list[str]:
     """Under which names a model's config holds that of its language model."""
     text = model.config.get_text_config()
     return [name for name in model.config.sub_configs if getattr(model.config, name) is text]
