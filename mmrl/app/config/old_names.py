@@ -1,6 +1,6 @@
 """Keys and kinds of configs that were called otherwise: refused where a hand wrote them, mapped where a run saved them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ KEYS: dict[KeyPath, KeyPath] = {
     ("algorithm", "share"): ("algorithm", "aggregation"),
 }
 """Old key -> the key now."""
+WORDS: dict[KeyPath, dict[str, str]] = {("policy", "prefix"): {"shared": "packed"}}
+"""Key -> old word of it -> the word now."""
 KINDS = {"SamplerCorrection": "RolloutCorrection"}
 """Old kind of a part of an algorithm -> the kind now."""
 
@@ -24,6 +26,9 @@ def refuse_old_names(table: Table) -> None:
     for old, new in KEYS.items():
         if has(table.values, old):
             raise ValueError(f"{table.at(old)} is called {dotted_key(new)} now: write {new[-1]} in its place")
+
+    for path, old, new in old_words(table):
+        raise ValueError(f"{table.at(path)} is {old!r}, which is called {new!r} now: write {new!r}")
 
     def refuse(path: KeyPath, kind: str) -> str:
         raise ValueError(f"{table.at(path)} is {kind!r}, which is called {KINDS[kind]} now: write {KINDS[kind]!r}")
@@ -42,7 +47,19 @@ def translate(table: Table) -> None:
             value = holder.pop(old[-1])
             table.origins = {path: by for path, by in table.origins.items() if path[: len(old)] != old}
             table.set(new, value, origin)
+    for path, _, word in list(old_words(table)):
+        table.set(path, word, table.origin(path) or "config")
     map_kinds(table.values.get("algorithm"), ("algorithm",), lambda _, kind: KINDS[kind])
+
+
+def old_words(table: Table) -> Iterator[tuple[KeyPath, str, str]]:
+    """(path, old word, the word now) of every value that is called otherwise now."""
+    for path, words in WORDS.items():
+        value: Any = table.values
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, str) and value in words:
+            yield path, value, words[value]
 
 
 def is_of_a_run(file: Path) -> bool:

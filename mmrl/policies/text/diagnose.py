@@ -80,7 +80,7 @@ class Again:
         trace: TextTrace | None = None,
         mask: Tensor | None = None,
         *,
-        shared: bool | None = None,
+        packed: bool | None = None,
         single: bool = False,
         calm: bool = False,
     ) -> Float[Tensor, "n t"]:
@@ -88,18 +88,16 @@ class Again:
 
         Args:
             trace: other rows than these, or these with something changed.
-            shared: prompts are read once each; None: as the policy does.
+            packed: prompts are read once each; None: as the policy does.
             single: token after token is fed, as sampling does.
             calm: in evaluation mode always.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
-        once = self.policy.shares_prompts(grad) if shared is None else shared
-        least, logits = (2 if self.policy.ranks.is_sharded else 1), config.logit_chunk
-        if single:
-            # Sharded weights need all processes to make the same number of forwards.
-            once, least = True, self.policy.ranks.forwards(max(least, trace.tokens.shape[1]))
-        work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), shared=once, logits=logits, least=least)
+        trace = replace(trace, packed=not single and (self.policy.reads_packed(trace) if packed is None else packed))
+        # Sharded weights need all processes to make the same number of forwards.
+        least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
+        work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
         net.train(not calm and grad and config.gradient_checkpointing)
         try:
             values = self.policy.run(Replay(**vars(work)) if single else work)["logprobs"]
@@ -143,7 +141,7 @@ class Again:
 class Replay(Evaluation):
     """Evaluates as sampling does: the prompt once, then token after token from the cache."""
 
-    def after_shared_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+    def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
         last, cache = net.prefill(self.prompts)
         hidden = [last.index_select(0, self.prompt_index)[:, None]]
         cache.reorder_cache(self.prompt_index)
@@ -197,16 +195,21 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
         yield Hypothesis(
             DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading"
         )
-    for name in ("float32", "bfloat16", "float16"):
-        single = name != "float32"
+    yield precision(again, "float32")
+    packed = policy.reads_packed(again.trace)
+    if policy.packs:
         yield Hypothesis(
-            PRECISION,
-            f"in {name}" + (" autocast" if single else " without autocast"),
-            "Sample and train with the same policy.dtype, autocast and TF32 settings",
-            lambda name=name, single=single: again.under(in_precision(net, name), single=single),
-            shrinks=3.0,
+            PREFIX,
+            f"with prompts read {'once per row' if packed else 'once per prompt'}",
+            "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+            partial(again, packed=not packed),
         )
     remedy = "Remove what mixes rows (batch statistics, padding that is attended to), or use float32"
+    if policy.packs:
+        # A packed row is alone in its batch, so nothing that mixes rows shows in it.
+        change = "with every completion in a row of its own"
+        yield Hypothesis(BATCH, change, remedy, partial(again, packed=False), must_equal="reading")
+    yield from (precision(again, name) for name in ("bfloat16", "float16"))
     for change, read in (("one row at a time", again.one_by_one), ("all together", again)):
         yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
     remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
@@ -217,6 +220,18 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
     for on in (False, True):
         change = f"with the adapter switched {'on' if on else 'off'}"
         yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(switch_adapters(adapter_layers(net.modules()), on)))
+
+
+def precision(again: Again, name: str) -> Hypothesis:
+    """Rounding to this dtype: in half of them token by token, as sampling does."""
+    single = name != "float32"
+    return Hypothesis(
+        PRECISION,
+        f"in {name}" + (" autocast" if single else " without autocast"),
+        "Sample and train with the same policy.dtype, autocast and TF32 settings",
+        lambda: again.under(in_precision(again.policy.net, name), single=single),
+        shrinks=3.0,
+    )
 
 
 def prompt_hypotheses(again: Again) -> Iterator[Hypothesis]:
@@ -293,13 +308,6 @@ def reading_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "with no token forbidden",
         "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
         lambda: again.under(holding(net, "banned", torch.zeros_like(net.banned))),
-    )
-    way = not policy.shares_prompts(torch.is_grad_enabled())
-    yield Hypothesis(
-        PREFIX,
-        f"with prompts read {'once per prompt' if way else 'once per row'}",
-        "Set policy.prefix so that both sides read prompts in one way, or try another policy.attn_implementation",
-        lambda: again(shared=way),
     )
     yield Hypothesis(
         CACHE,

@@ -24,6 +24,7 @@ from mmrl.policies.text.generate import Completions, Generation, LocalGenerator,
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -40,8 +41,8 @@ def load_meta(config: TextPolicyConfig) -> Loaded:
         ValueError: a model that takes no pictures, or of which nothing would train.
     """
     model, family = meta_model(config)
-    processor = load_processor(config, family)
-    return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer))
+    processor, packs = load_processor(config, family), prepare_packing(model, family, config, weights=False)
+    return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
 def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
@@ -141,8 +142,7 @@ class DryEvaluator:
     """By phase."""
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        passes = 1 + (work.tokens.shape[1] > 1) if work.shared else 1
-        if self.log.note(passes, num_kinds(self.family, work.prompts), len(work.prompt_index), positions_of(work)):
+        if self.log.note(1, num_kinds(self.family, work.prompts), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
         return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
 
@@ -220,13 +220,6 @@ class TextDryRun:
             at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
             found["logits that exist at one time"] = 4 * vocabulary * at_once
         return found
-
-
-def positions_of(work: Evaluation) -> int:
-    """Tokens that a forward is given, padding included; the last one of a completion predicts nothing."""
-    rows, longest = work.tokens.shape
-    prompts, length = work.prompts.token_ids.shape
-    return (prompts if work.shared else rows) * length + rows * (longest - 1)
 
 
 def num_kinds(family: Family, prompts: PromptBatch) -> int:

@@ -14,6 +14,8 @@ from mmrl.policies.text.divergence import group_divergence
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
+from mmrl.policies.text.packed.row import PackedRow, pack_row
+from mmrl.policies.text.token_values import token_values
 from mmrl.policies.text.trace import TextTrace
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
@@ -23,9 +25,10 @@ QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 class Evaluation:
     """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Evaluation(...)(net)` gives {quantity: (n, t)}.
 
-    Two exact ways. Shared: every prompt is read once, with gradient, and its cache expanded to its rows. Repeated: every
-    row holds its prompt; pictures still pass the vision tower once per prompt. Logits exist only where `mask` is True, and
-    for `chunk` positions at a time; elsewhere values are 0. `group_divergence` takes all rows for one group.
+    Two exact ways. Packed: one row holds every prompt once, followed by its completions. Repeated: every row holds its prompt
+    and padding. Either is one forward of the language model, and pictures pass the vision tower once per prompt. Logits exist
+    only where `mask` is True, and for `chunk` positions at a time; elsewhere values are 0. `group_divergence` takes all rows
+    for one group.
     """
 
     prompts: PromptBatch
@@ -35,13 +38,14 @@ class Evaluation:
     temperature: Float[Tensor, " n"]
     mask: Bool[Tensor, "n t"]
     quantities: tuple[str, ...] = ("logprobs",)
-    shared: bool = True
+    row: PackedRow | None = None
+    """None: prompts are repeated."""
     chunk: int = 512
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
         # In the order of processes that do have pictures: the vision part first.
         idle = net.idle_vision(self.prompts.media)
-        hidden = self.after_shared_prompts(net) if self.shared else self.after_repeated_prompts(net)
+        hidden, place = self.read(net)
         chosen = self.mask
         if not bool(chosen.any()):
             # Wrappers for many processes wait for every gradient, also from a part nobody trains on.
@@ -50,13 +54,13 @@ class Evaluation:
         rows = chosen.nonzero()[:, 0]
         out: dict[str, Tensor] = {}
         if self.token_quantities:
-            values = self.evaluate(net, hidden[chosen], self.tokens[chosen], self.temperature[rows]) + idle
+            values = self.evaluate(net, hidden[place[chosen]], self.tokens[chosen], self.temperature[rows]) + idle
             empty = values.new_zeros(self.mask.shape)
             out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
         if "group_divergence" in self.quantities:
             with torch.no_grad():
-                allowed = ~net.banned
-                out["group_divergence"] = group_divergence(net.logits, hidden, self.temperature, self.mask, allowed, self.chunk)
+                allowed, states = ~net.banned, hidden[place]
+                out["group_divergence"] = group_divergence(net.logits, states, self.temperature, self.mask, allowed, self.chunk)
         return out
 
     @property
@@ -69,6 +73,13 @@ class Evaluation:
         """The tokens that predict another one: all but the last."""
         return self.tokens[:, :-1]
 
+    @property
+    def positions_fed(self) -> int:
+        """Tokens that the forward is given, padding included."""
+        if self.row is not None:
+            return self.row.token_ids.numel()
+        return len(self.tokens) * (self.prompts.token_ids.shape[1] + self.fed.shape[1])
+
     def attention(self) -> Int[Tensor, "n k"]:
         steps = torch.arange(self.fed.shape[1], device=self.fed.device)
         return torch.cat([self.prompts.attention[self.prompt_index], (steps < self.lengths[:, None]).long()], dim=1)
@@ -76,16 +87,16 @@ class Evaluation:
     def positions(self) -> Int[Tensor, "a n r"]:
         return self.prompts.next_positions[:, self.prompt_index] + torch.arange(self.fed.shape[1], device=self.fed.device)
 
-    def after_shared_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
-        """Hidden states that predict each token; the first one's is the end of the prompt."""
-        last, cache = net.prefill(self.prompts)
-        first = last.index_select(0, self.prompt_index)[:, None]
-        if self.fed.shape[1] == 0:
-            return first
-        cache.reorder_cache(self.prompt_index)
-        return torch.cat([first, net.extend(cache, self.fed, self.positions(), self.attention())], dim=1)
+    def read(self, net: TextNet) -> tuple[Float[Tensor, "s d"], Int[Tensor, "n t"]]:
+        """Hidden states, and which of them predicts each token."""
+        if self.row is not None:
+            return net.read_packed(self.row, self.prompts.media), self.row.place
+        hidden = self.after_repeated_prompts(net)
+        places = torch.arange(self.tokens.numel(), device=hidden.device)
+        return hidden.flatten(0, 1), places.reshape(self.tokens.shape)
 
     def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+        """Hidden states that predict each token; the first one's is the end of the prompt."""
         index, prompts = self.prompt_index, self.prompts
         types = prompts.type_ids
         out = net.core(
@@ -104,10 +115,7 @@ class Evaluation:
         """The quantities of m tokens, chunk by chunk; of several chunks, the backward pass computes the logits again."""
 
         def some(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
-            logprobs = net.logits(hidden, temperature).log_softmax(-1)
-            columns = {"logprobs": lambda: logprobs.gather(-1, tokens[:, None])[:, 0]}
-            columns["entropy"] = lambda: -(logprobs.exp() * logprobs).sum(-1)
-            return torch.stack([columns[name]() for name in self.token_quantities])
+            return token_values(net.logits(hidden, temperature), tokens, self.token_quantities)
 
         if len(tokens) <= self.chunk:
             return some(hidden, tokens, temperature)
@@ -121,8 +129,6 @@ def evaluation_of(
     prompts: Sequence[Encoded],
     mask: Bool[Tensor, "n t"],
     quantities: tuple[str, ...],
-    *,
-    shared: bool,
     logits: int,
     least: int = 1,
 ) -> Evaluation:
@@ -139,7 +145,7 @@ def evaluation_of(
         temperature=trace.temperature.to(device),
         mask=pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]].to(device),
         quantities=quantities,
-        shared=shared,
+        row=pack_row(prompts, trace.prompt_index, tokens, trace.lengths).to(device) if trace.packed else None,
         chunk=max(1, logits // len(net.banned)),
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mmrl.core.ranks import Ranks
+from mmrl.core.types import Trace
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.encode import Encoded, Encoder
 from mmrl.policies.text.families import Family
@@ -50,6 +51,11 @@ class TextHost(Protocol):
     def weights(self) -> Weights: ...
 
     @property
+    def packs(self) -> bool:
+        """May rows be read behind their prompt in one packed row?"""
+        ...
+
+    @property
     def ranks(self) -> Ranks:
         """The other processes."""
         ...
@@ -66,6 +72,6 @@ class TextHost(Protocol):
         """The texts of rows of tokens, without special ones."""
         ...
 
-    def shares_prompts(self, grad: bool) -> bool:
-        """Does a reading read every prompt once, and not once per row?"""
+    def reads_packed(self, trace: Trace) -> bool:
+        """Are rows of a trace read behind their prompt in one packed row?"""
         ...

@@ -16,6 +16,7 @@ from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, load_adapter, lora_config
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
+from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -32,6 +33,8 @@ class Loaded:
     adapter: Any = None
     """peft's wrapper around the model, when it has adapters."""
     eos_token_ids: tuple[int, ...] = ()
+    packs: bool = False
+    """Can its language model read packed rows?"""
 
 
 def load(config: TextPolicyConfig) -> Loaded:
@@ -39,8 +42,8 @@ def load(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: a model that takes no pictures, that cannot chat, of which nothing would train, or whose checkpoint is
-            broken or not whole.
+        ValueError: a model that takes no pictures, that cannot chat, of which nothing would train, whose checkpoint is
+            broken or not whole, or that cannot read packed rows though the config wants them.
     """
     from transformers import AutoProcessor
 
@@ -61,6 +64,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     switch_off_dropout(model)
     if isinstance(family, Generic):
         check_head(model)
+    packs = prepare_packing(model, family, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
     freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
@@ -69,7 +73,7 @@ def load(config: TextPolicyConfig) -> Loaded:
         enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     model.eval()
-    return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer))
+    return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
 
 
 def load_weights(model: str, **settings: object) -> nn.Module:

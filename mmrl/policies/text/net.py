@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
+from mmrl.policies.text.packed.attention import packing
+from mmrl.policies.text.packed.row import PackedRow
 
 T = TypeVar("T")
 NEVER = -1e20
@@ -95,8 +97,26 @@ class TextNet(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "m d"], temperature: Float[Tensor, " m"]) -> Float[Tensor, "m v"]:
         """In float32, divided by the temperature; banned tokens have no probability."""
-        logits = self.model.get_output_embeddings()(hidden).float() / temperature[:, None]
-        return logits.masked_fill(self.banned, NEVER)
+        # In place: of a large vocabulary, every copy is the largest tensor of all.
+        return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
+
+    def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
+        """Hidden states of all tokens of a packed row whose prompts have these media.
+
+        Raises:
+            RuntimeError: layers that take the row for one text.
+        """
+        with packing(row.groups, self.core.config.get_text_config().num_hidden_layers):
+            out = self.core(
+                input_ids=row.token_ids,
+                # Without a mask, positions that begin again would look like padding-free batches to the model.
+                attention_mask=torch.ones_like(row.token_ids),
+                position_ids=axes(row.positions),
+                use_cache=False,
+                **self.types(row.type_ids),
+                **self.vision(media, range(len(media))),
+            )
+        return out.last_hidden_state[0]
 
     def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
         """Hidden state after each prompt, and the cache of keys and values."""

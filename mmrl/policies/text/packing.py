@@ -1,37 +1,57 @@
-"""Cutting a batch of rollouts into parts that fit one forward."""
+"""Cutting a batch of rollouts into parts that fit one forward, and whether rows that share a prompt read it once."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mmrl.core.types import Batch, Scope
 from mmrl.policies.text.trace import TextTrace
 
+WORTH = 1.1
+"""Positions of rows that repeat their prompts, over those of one packed row; below, either way is as fast as the other."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Positions of one forward over some rows: longest prompt and longest completion count for all, as padding does."""
+    """Positions of one forward over some rows, where the last token of a completion is never fed.
 
-    shared: bool
+    Packed, the sum of their prompts, each once, and of their completions. Repeated, the longest prompt and the longest
+    completion count for all rows, as padding has it.
+    """
+
+    packed: bool
     prompts: Sequence[int]
     """Row -> its prompt."""
     prompt_lengths: Sequence[int]
     """Tokens of each row's prompt."""
     lengths: Sequence[int]
 
+    @classmethod
+    def of(cls, trace: TextTrace, packed: bool) -> "Cost":
+        """The cost of rows of a trace."""
+        index = trace.prompt_index.tolist()
+        return cls(packed, index, [len(trace.prompts[i]) for i in index], trace.lengths.tolist())
+
     def __call__(self, rows: Sequence[int]) -> int:
-        num_prompts = len({self.prompts[i] for i in rows}) if self.shared else len(rows)
-        return num_prompts * max(self.prompt_lengths[i] for i in rows) + len(rows) * max(self.lengths[i] for i in rows)
+        fed = [max(0, self.lengths[i] - 1) for i in rows]
+        if self.packed:
+            return sum({self.prompts[i]: self.prompt_lengths[i] for i in rows}.values()) + sum(fed)
+        return len(rows) * (max(self.prompt_lengths[i] for i in rows) + max(fed))
 
 
-def pack(batch: Batch, micro_batch: int, scope: Scope, shared: bool) -> Iterator[Batch]:
+def worth_packing(trace: TextTrace) -> bool:
+    """Would rows that repeat their prompts be at least WORTH times as many positions as one packed row of them?"""
+    packed, rows = Cost.of(trace, packed=True), range(len(trace))
+    return len(trace) > 0 and replace(packed, packed=False)(rows) >= WORTH * packed(rows)
+
+
+def pack(batch: Batch, micro_batch: int, scope: Scope, packed: bool) -> Iterator[Batch]:
     """Parts of at most `micro_batch` positions. Rows of a prompt stay together while they fit; a row or a group that is larger
     than `micro_batch` makes a part of its own, because neither can be cut."""
     trace = batch.rollouts.trace
     assert isinstance(trace, TextTrace)
-    index = trace.prompt_index.tolist()
-    cost = Cost(shared, index, [len(trace.prompts[i]) for i in index], trace.lengths.tolist())
+    cost, index = Cost.of(trace, packed), trace.prompt_index.tolist()
     everything = list(range(len(batch)))
     if scope == "batch" or len(batch) <= 1 or cost(everything) <= micro_batch:
         yield batch

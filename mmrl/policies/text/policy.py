@@ -23,7 +23,7 @@ from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
 from mmrl.policies.text.loading import banned_tokens
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.packing import pack
+from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.rollout import (
     PromptCache,
@@ -75,7 +75,7 @@ class TextPolicy:
         loaded = parts.load(config)
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
-        self.eos_token_ids = loaded.eos_token_ids
+        self.eos_token_ids, self.packs = loaded.eos_token_ids, loaded.packs
         self.banned = banned_tokens(loaded)
         self.media_token_ids = self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
@@ -138,7 +138,9 @@ class TextPolicy:
                     versions += [self._write(chunk, prompts, sampling) for chunk in chunks]
         texts = texts_of(rows, self.decode, self.eos_token_ids)
         rollouts = assemble(rows, texts, prompts, self.family, self.media_token_ids, sampling.temperature)
-        return replace(rollouts, weights_version=min(versions))
+        assert isinstance(rollouts.trace, TextTrace)
+        packed = self.packs and (self.config.prefix == "packed" or worth_packing(rollouts.trace))
+        return replace(rollouts, trace=replace(rollouts.trace, packed=packed), weights_version=min(versions))
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
@@ -165,7 +167,7 @@ class TextPolicy:
 
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` positions, padding included; rows of a prompt stay together while they fit."""
-        return pack(batch, micro_batch, scope, self.shares_prompts(torch.is_grad_enabled()))
+        return pack(batch, micro_batch, scope, self.reads_packed(batch.rollouts.trace))
 
     def join(self, traces: Sequence[Trace]) -> TextTrace:
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
@@ -206,9 +208,10 @@ class TextPolicy:
     def _stand_in(self) -> Encoded:
         return self.encode(stand_in_prompt())
 
-    def shares_prompts(self, grad: bool) -> bool:
-        """Is every prompt read once? Checkpointing keeps no cache, so with a gradient it cannot share one."""
-        return self.config.prefix != "repeated" and not (grad and self.config.gradient_checkpointing)
+    def reads_packed(self, trace: Trace) -> bool:
+        """Are rows of a trace read behind their prompt in one packed row? The policy that wrote them settled it."""
+        assert isinstance(trace, TextTrace)
+        return self.packs and trace.packed
 
     def run(self, work: Callable[[TextNet], T]) -> T:
         """One forward of the wrapped module; without a gradient, of the module itself."""
@@ -272,13 +275,9 @@ class TextPolicy:
             # Other processes wait for this one's forward and backward.
             trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
-        trace, shared = trace.compact(), self.shares_prompts(torch.is_grad_enabled())
+        trace = replace(trace.compact(), packed=self.reads_packed(trace))
         shown = [self._show(prompt, view) for prompt in trace.prompts]
-        # One token alone needs no forward after the prompt's, but other processes may make one.
-        least, logits = 2 if self.ranks.is_sharded else 1, self.config.logit_chunk
-        values = self.evaluator(
-            evaluation_of(self.net, trace, shown, mask, quantities, shared=shared, logits=logits, least=least)
-        )
+        values = self.evaluator(evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk))
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 
 

@@ -47,8 +47,9 @@ class TextPolicyConfig:
     """Parts that do not train: vision, projector, language, or layers:0-3 of the language model (both ends included)."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
-    prefix: Literal["auto", "shared", "repeated"] = "auto"
-    """How prompts are read: once per prompt (shared) or once per row; auto shares unless gradient_checkpointing forbids it."""
+    prefix: Literal["auto", "packed", "repeated"] = "auto"
+    """How completions are read: packed behind their prompt in one row, or each with its prompt repeated; auto packs where the
+    model can and it saves a tenth of the tokens."""
     sampling: Sampling = Sampling()
     """How completions are drawn while training."""
     system_prompt: str = ""
@@ -76,8 +77,8 @@ class TextPolicyConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.prefix == "shared" and self.gradient_checkpointing:
+        if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
-                "policy.prefix is 'shared', but gradient checkpointing throws away the cache that shares it: "
-                "set policy.prefix = 'auto' or policy.gradient_checkpointing = false"
+                f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
+                "set policy.prefix = 'repeated', or leave policy.attn_implementation out"
             )

@@ -28,6 +28,9 @@ class TextTrace:
     family: Family
     media_token_ids: frozenset[int] = frozenset()
     """Tokens that no completion may hold."""
+    packed: bool = False
+    """Rows of a prompt are read behind it in one packed row. It is settled for a whole rollout, so that old, new and reference
+    log-probabilities are rounded alike however rows are cut into parts."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -66,7 +69,7 @@ def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace
 
 
 def join(traces: Sequence[TextTrace]) -> TextTrace:
-    """The rows of all, in order; a prompt that occurs in several is kept once."""
+    """The rows of all, in order; a prompt that occurs in several is kept once, and all are packed if any are."""
     place: dict[int, int] = {}
     prompts: list[Encoded] = []
     index: list[Tensor] = []
@@ -79,6 +82,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
     longest = max(trace.tokens.shape[1] for trace in traces)
     return replace(
         traces[0],
+        packed=any(trace.packed for trace in traces),
         prompts=tuple(prompts),
         prompt_index=torch.cat(index),
         tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),

@@ -19,6 +19,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.old_names import KEYS, KINDS
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir
+from mmrl.policies.text.settings import TextPolicyConfig
 
 BEFORE = Path(__file__).parent / "before_the_move"
 REWARD = "def chars(group):\n    return [len(sample.text) / 100 for sample in group.samples]\n"
@@ -44,6 +45,9 @@ def test_its_config_is_read_in_words_of_now(run: Path):
     assert resolved.config.algorithm.algorithm.importance == (RolloutCorrection(mode="sequence_mask"),)
     assert resolved.origin(("algorithm", "aggregation", "kind")) == str(run / "config.toml")
     assert configs.load(str(run / "config.toml"), ["micro_batch=7"]).config.micro_batch == 7
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace('prefix = "auto"', 'prefix = "shared"'))
+    policy = configs.load(str(run / "config.toml")).config.policy
+    assert isinstance(policy, TextPolicyConfig) and policy.prefix == "packed"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,7 @@ def test_its_config_is_read_in_words_of_now(run: Path):
             'algorithm.importance=[{kind="SamplerCorrection"}]',
             r"algorithm\.importance\.0\.kind is 'SamplerCorrection', which is called RolloutCorrection now",
         ),
+        ("policy.prefix=shared", r"command line: policy\.prefix is 'shared', which is called 'packed' now: write 'packed'"),
     ],
 )
 @pytest.mark.parametrize("name", ["tiny/image", "saved"])

@@ -9,19 +9,21 @@ import torch
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.policies.text.policy import Sampling
 from tests.support.launcher import Kind, accelerator_of, leave, renew
-from tests.support.text_policies import logprobs, make, mixed
+from tests.support.text_policies import logprobs, make, mixed, text_trace
 
 
 def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, Any]:
     """What this process reads after two updates on its share of the prompts, and the state that all hold."""
     world, rank = accelerator.num_processes, accelerator.process_index
-    policy = make(model, {"ref", "ema"}, sampling=Sampling(max_new_tokens=12, stop=tuple("eaist")))
+    sampling = Sampling(max_new_tokens=12, stop=tuple("eaist"))
+    policy = make(model, {"ref", "ema"}, sampling=sampling, gradient_checkpointing="qwen3_vl" in Path(model).name)
     policy.prepare(accelerator)
     assert (type(policy.parameters()[0]).__name__ == "DTensor") == (kind == "sharded")
     optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
     requests = mixed()[:3]  # the third has no picture
     mine = requests if world == 1 else requests[:2] if rank == 0 else requests[2:]
     rollouts = policy.rollout(mine)
+    assert text_trace(rollouts.trace).packed
     for _ in range(2):
         optimizer.zero_grad()
         accelerator.backward(-logprobs(policy, rollouts).sum() / 20 * world)

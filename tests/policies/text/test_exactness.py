@@ -27,7 +27,7 @@ from tests.support.text_policies import (
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, family):
-    shared, repeated = make(tiny(family), prefix="shared"), make(tiny(family), prefix="repeated")
+    shared, repeated = make(tiny(family), prefix="packed"), make(tiny(family), prefix="repeated")
     rollouts = shared.rollout(mixed())
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     assert rollouts.action_mask.sum() > 0
@@ -144,7 +144,7 @@ def test_logits_exist_for_one_chunk_of_trained_positions_at_a_time(tiny):
 
 
 def test_pictures_pass_the_vision_tower_once_per_prompt(tiny):
-    for prefix in ("shared", "repeated"):
+    for prefix in ("packed", "repeated"):
         policy = make(tiny("qwen3_vl"), prefix=prefix)
         patches: list[int] = []
         policy.net.core.visual.register_forward_hook(

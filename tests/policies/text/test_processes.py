@@ -1,4 +1,7 @@
-"""Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2)."""
+"""Two processes, one of them without pictures and stopping at another step, equal one: replicated (DDP) and sharded (FSDP2).
+
+They read packed rows; Qwen3-VL with gradient checkpointing, LLaVA-OneVision without.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -43,11 +43,11 @@ def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
             check_reading(LOGPROBS._replace(**change), *known)
 
 
-def test_only_a_shared_prefix_and_checkpointing_exclude_each_other():
-    TextPolicyConfig("m", prefix="shared")
-    TextPolicyConfig("m", gradient_checkpointing=True)
-    with pytest.raises(ValueError, match=r"set policy\.prefix = 'auto'"):
-        TextPolicyConfig("m", prefix="shared", gradient_checkpointing=True)
+def test_only_packed_rows_and_another_attention_exclude_each_other():
+    TextPolicyConfig("m", prefix="packed", gradient_checkpointing=True, attn_implementation="sdpa")
+    TextPolicyConfig("m", prefix="auto", attn_implementation="eager")
+    with pytest.raises(ValueError, match=r"set policy\.prefix = 'repeated'"):
+        TextPolicyConfig("m", prefix="packed", attn_implementation="eager")
 
 
 @pytest.mark.parametrize("dropout", [0.1, 1.0])

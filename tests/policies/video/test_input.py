@@ -179,7 +179,7 @@ def mixed(clips: Any, family: str) -> list[Request]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_batches_read_as_they_were_sampled_both_ways(tiny, clips, family):
-    shared, repeated = (policy_of(tiny, family, prefix=prefix) for prefix in ("shared", "repeated"))
+    shared, repeated = (policy_of(tiny, family, prefix=prefix) for prefix in ("packed", "repeated"))
     rollouts = shared.rollout(mixed(clips, family))
     audit(text_trace(rollouts.trace))
     for policy in (shared, repeated):
@@ -229,7 +229,7 @@ def test_clips_reach_their_own_prompt_and_their_order_counts(tiny, clips, family
 
 
 def test_a_clip_passes_the_vision_tower_once_per_group(tiny, clips):
-    for prefix in ("shared", "repeated"):
+    for prefix in ("packed", "repeated"):
         policy = policy_of(tiny, "qwen3_vl", prefix=prefix)
         patches: list[int] = []
         policy.net.core.visual.register_forward_hook(
@@ -320,7 +320,7 @@ def hint(prompt: Prompt, seed: int) -> Prompt:
     return Prompt(prompt.id, f"{prompt.text} It is {seed % 10}.", prompt.media, prompt.answer)
 
 
-@pytest.mark.parametrize("prefix", ["shared", "repeated"])
+@pytest.mark.parametrize("prefix", ["packed", "repeated"])
 def test_a_view_is_what_the_sampler_sees_and_readings_may(tiny, clips, prefix):
     config = TextPolicyConfig(tiny("qwen3_vl"), video=HERE, prefix=prefix, sampling=Sampling(max_new_tokens=5))
     policy = TextPolicy(config, views={"shuffled": shuffle, "hinted": hint})

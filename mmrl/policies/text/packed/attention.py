@@ -1,0 +1,288 @@
+"""Attention over one packed row [prompt 1 | its completions | prompt 2 | ...], for models with transformers' attention interface.
+
+Everything in a language model but attention is per token, so only attention must know which tokens belong together. It is
+registered under a name of its own, with a mask function that hands each layer the layout in place of a mask: no argument goes
+through the model, the vision part never sees it, and layers that are computed again for a backward pass still have it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+NAME = "mmrl_packed"
+QUERIES = 1024
+"""Queries that one mask covers; more are looked at piece by piece."""
+COPIES = 2**16
+"""Positions of keys that are copied for completions side by side, at least those of one completion."""
+Rule = Callable[..., object]
+"""Who sees whom: transformers' mask function of (batch, head, query, key)."""
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A model of transformers."""
+
+    config: Any
+    model: Any
+    """The model below its head."""
+    dtype: torch.dtype
+
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
+        """Let the parts of the model that a dict names by their configs compute attention so."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+@dataclass(frozen=True)
+class PackedGroup:
+    """A prompt and its completions, one after the other in a row."""
+
+    start: int
+    prompt: int
+    """Tokens of the prompt."""
+    fed: tuple[int, ...]
+    """Tokens of each completion, the longest first: rules are asked about the first one and cut for the others."""
+
+    @property
+    def middle(self) -> int:
+        """Where the prompt ends and its completions begin."""
+        return self.start + self.prompt
+
+    @property
+    def end(self) -> int:
+        return self.middle + sum(self.fed)
+
+
+@dataclass
+class Packed:
+    """The groups of a row, and how many layers have looked at them as such."""
+
+    groups: tuple[PackedGroup, ...]
+    obeyed: int = 0
+
+
+CURRENT: ContextVar[Packed | None] = ContextVar("packed", default=None)
+"""Read only while masks are made, never by a layer: a backward pass has no context."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some queries, the keys that any of them sees, and which of these each one sees."""
+
+    queries: slice
+    keys: slice
+    mask: Bool[Tensor, "1 1 q k"]
+
+
+@dataclass
+class PackedMask:
+    """The layout, and one kind of layer's rule (causal, sliding, pictures seen in both directions): stands for a mask."""
+
+    packed: Packed
+    rule: Rule
+    vmap: bool
+    made: dict[tuple[int, int], tuple[Block, ...] | None] = field(default_factory=dict)
+    lower: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def causal(self, before: int, count: int, device: torch.device) -> Bool[Tensor, "q k"]:
+        """Which of `before + count` tokens the last `count` see; made once for all layers."""
+        if (before, count) not in self.lower:
+            whole = torch.ones(count, before + count, dtype=torch.bool, device=device)
+            self.lower[before, count] = whole.tril(before)
+        return self.lower[before, count]
+
+    def of(self, start: int, before: int, count: int, device: torch.device) -> tuple[Block, ...] | None:
+        """The blocks of `count` tokens that follow `before` others which begin at `start`; None: plain causal."""
+        from transformers.masking_utils import causal_mask_function
+
+        if self.rule is causal_mask_function:
+            return None
+        if (start, before) not in self.made:
+            pieces = [slice(first, min(first + QUERIES, count)) for first in range(0, count, QUERIES)]
+            blocks = tuple(self._block(start, before, count, piece, device) for piece in pieces)
+            plain = all(block.keys.start == 0 and is_causal(block.mask) for block in blocks)
+            self.made[start, before] = None if plain else blocks
+        return self.made[start, before]
+
+    def _block(self, start: int, before: int, count: int, queries: slice, device: torch.device) -> Block:
+        from transformers.masking_utils import sdpa_mask
+
+        rows, options = queries.stop - queries.start, {"allow_is_causal_skip": False, "use_vmap": self.vmap, "device": device}
+        mask = sdpa_mask(1, rows, before + count, start + before + queries.start, start, self.rule, **options)
+        assert mask is not None
+        seen = mask[0, 0].any(0).nonzero()[:, 0]
+        keys = slice(int(seen[0]), int(seen[-1]) + 1)
+        return Block(queries, keys, mask[..., keys])
+
+
+def is_causal(mask: Bool[Tensor, "1 1 q k"]) -> bool:
+    """Does every query see all keys up to its own, where the last query's own is the last key?"""
+    queries, keys = mask.shape[2:]
+    return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril(keys - queries))
+
+
+def mask_of(
+    *args: object, mask_function: Rule | None = None, use_vmap: bool = False, **others: object
+) -> PackedMask | Tensor | None:
+    """Transformers' mask of SDPA; inside `packing`, the layout in place of it."""
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    rule, usual = mask_function or causal_mask_function, cast(Callable[..., Tensor | None], sdpa_mask)
+    packed = CURRENT.get()
+    if packed is not None:
+        return PackedMask(packed, rule, use_vmap)
+    return usual(*args, mask_function=rule, use_vmap=use_vmap, **others)
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Tensor, "b h q d"],
+    key: Float[Tensor, "b g k d"],
+    value: Float[Tensor, "b g k e"],
+    attention_mask: Tensor | PackedMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """softmax(q k / sqrt(d)) v -> (b, q, h, e): inside each group, a completion sees its prompt and itself.
+
+    Without a PackedMask it is transformers' own SDPA.
+
+    Raises:
+        NotImplementedError: dropout, a cap of logits, sinks or a position bias.
+    """
+    if not isinstance(attention_mask, PackedMask):
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        usual = cast(Callable[..., tuple[Tensor, None]], ALL_ATTENTION_FUNCTIONS["sdpa"])
+        return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+    if dropout or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        raise NotImplementedError("attention with dropout, capped logits, sinks or a position bias cannot read a packed row")
+    attention_mask.packed.obeyed += 1
+    # Under autocast rotary embeddings leave float32, which only plain SDPA casts.
+    q, k, v = query.to(value.dtype), key.to(value.dtype), value
+    out: list[Tensor] = []
+    for group in attention_mask.packed.groups:
+        out.append(look_at_prompt(group, q, k, v, attention_mask, scaling))
+        out += look_at_completions(group, q, k, v, attention_mask, scaling)
+    return torch.cat(out)[None], None
+
+
+def look_at_prompt(
+    group: PackedGroup, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float | None
+) -> Float[Tensor, "p h e"]:
+    """Attention of a prompt's tokens to each other."""
+    q, k, v = (x[:, :, group.start : group.middle] for x in (query, key, value))
+    blocks = mask.of(group.start, 0, group.prompt, q.device)
+    seen = sdpa(q, k, v, None, scale) if blocks is None else look_in_blocks(q, k, v, blocks, scale)
+    return seen[0].transpose(0, 1)
+
+
+def look_at_completions(
+    group: PackedGroup, query: Tensor, key: Tensor, value: Tensor, mask: PackedMask, scale: float | None
+) -> Iterator[Float[Tensor, "r h e"]]:
+    """Attention of each completion's tokens: to their prompt, and to what was written before."""
+    if not group.fed:
+        return
+    blocks = mask.of(group.start, group.prompt, group.fed[0], query.device)
+
+    def some(q: Tensor, k: Tensor, v: Tensor, *prompt: Tensor) -> Tensor:
+        both = zip((x.expand(len(q), -1, -1, -1) for x in prompt), (k, v), strict=True)
+        k, v = (torch.cat(parts, 2) for parts in both)
+        if blocks is not None:
+            return look_in_blocks(q, k, v, blocks, scale)
+        count, width = q.shape[2], k.shape[2]
+        if q.is_cuda:
+            # A mask of this class lets CUDA take its fused kernels. Its module is slow to import.
+            from torch.nn.attention.bias import causal_lower_right
+
+            return sdpa(q, k, v, causal_lower_right(count, width), scale)
+        return sdpa(q, k, v, mask.causal(group.prompt, group.fed[0], q.device)[:count, :width], scale)
+
+    prompt = [x[:, :, group.start : group.middle] for x in (key, value)]
+    at_once, at = max(1, COPIES // (group.prompt + group.fed[0])), group.middle
+    for first in range(0, len(group.fed), at_once):
+        fed = group.fed[first : first + at_once]
+        here = slice(at, at + sum(fed))
+        parts = [side_by_side(x[0, :, here], fed) for x in (query, key, value)]
+        # A backward pass would keep the prompt's keys as often as there are completions, so it copies them again.
+        again = at_once < len(group.fed) and torch.is_grad_enabled()
+        rows = checkpoint(some, *parts, *prompt, use_reentrant=False) if again else some(*parts, *prompt)
+        yield from (row[:length] for row, length in zip(rows.transpose(1, 2), fed, strict=True))
+        at = here.stop
+
+
+def side_by_side(x: Float[Tensor, "h s d"], fed: Sequence[int]) -> Float[Tensor, "g h r d"]:
+    """Completions of these lengths, padded at the end, where nothing real looks."""
+    return torch.stack([pad(one, (0, 0, 0, fed[0] - one.shape[1])) for one in x.split(list(fed), 1)])
+
+
+def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float | None) -> Float[Tensor, "n h q e"]:
+    """Attention by masks, which may be of more queries and keys than there are."""
+    count, width = q.shape[2], k.shape[2]
+    out: list[Tensor] = []
+    for block in blocks:
+        rows = slice(block.queries.start, min(block.queries.stop, count))
+        keys = slice(block.keys.start, min(block.keys.stop, width))
+        if rows.stop > rows.start:
+            mask = block.mask[:, :, : rows.stop - rows.start, : keys.stop - keys.start]
+            out.append(sdpa(q[:, :, rows], k[:, :, keys], v[:, :, keys], mask, scale))
+    return torch.cat(out, 2)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Float[Tensor, "n h q e"]:
+    """Attention of queries that share keys among heads; causal where there is no mask."""
+    grouped = q.is_cuda and (mask is None or type(mask) is not Tensor)
+    if not grouped and k.shape[1] < q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
+
+
+@contextmanager
+def packing(groups: Sequence[PackedGroup], layers: int) -> Iterator[None]:
+    """A block whose forward reads one packed row of these groups. Its backward pass needs no block.
+
+    Raises:
+        RuntimeError: not every layer looked at the groups, so completions have seen each other.
+    """
+    packed = Packed(tuple(groups))
+    token = CURRENT.set(packed)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+    if packed.obeyed != layers:
+        raise RuntimeError(
+            f"{packed.obeyed} of the model's {layers} layers can read several completions behind one prompt: "
+            "set policy.prefix = 'repeated'"
+        )
+
+
+def install(model: Pretrained) -> None:
+    """Give the language model of a model this attention. Its vision part keeps its own, and config.json does not name it."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, mask_of)
+    set_attention(model, NAME)
+
+
+def set_attention(model: Pretrained, name: str) -> None:
+    """Let the language model of a model, and nothing else of it, compute attention by this name."""
+    model.set_attn_implementation(dict.fromkeys(language_configs(model), name))
+
+
+def language_configs(model: Pretrained) -> list[str]:
+    """Under which names a model's config holds that of its language model."""
+    text = model.config.get_text_config()
+    return [name for name in model.config.sub_configs if getattr(model.config, name) is text]

@@ -1,0 +1,69 @@
+"""One row without padding that holds every prompt once, followed by all of its completions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.packed.attention import PackedGroup
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """[prompt 1 | its completions, the longest first | prompt 2 | ...]: s tokens on a axes of positions.
+
+    A completion is fed without its last token, which predicts nothing, at the positions that follow its prompt.
+    """
+
+    token_ids: Int[Tensor, "1 s"]
+    positions: Int[Tensor, "a 1 s"]
+    type_ids: Int[Tensor, "1 s"] | None
+    """0 text, 1 image, 2 video, where the model wants to know; completions are text."""
+    groups: tuple[PackedGroup, ...]
+    place: Int[Tensor, "n t"]
+    """Where in the row each token of each completion is predicted; 0 where there is none."""
+
+    def to(self, device: torch.device) -> "PackedRow":
+        """The row on another device."""
+        types = None if self.type_ids is None else self.type_ids.to(device)
+        moved = {name: getattr(self, name).to(device) for name in ("token_ids", "positions", "place")}
+        return replace(self, type_ids=types, **moved)
+
+
+def pack_row(
+    prompts: Sequence[Encoded], prompt_index: Int[Tensor, " n"], tokens: Int[Tensor, "n t"], lengths: Int[Tensor, " n"]
+) -> PackedRow:
+    """The row of these prompts, in order, and of completions that answer them: row i answers prompt `prompt_index[i]`."""
+    place = torch.zeros_like(tokens)
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    groups: list[PackedGroup] = []
+    at = 0
+    for index, prompt in enumerate(prompts):
+        rows = sorted((prompt_index == index).nonzero()[:, 0].tolist(), key=lambda row: -int(lengths[row]))
+        fed = [max(0, int(lengths[row]) - 1) for row in rows]
+        groups.append(PackedGroup(at, len(prompt), tuple(count for count in fed if count)))
+        at += len(prompt)
+        ids.append(prompt.token_ids)
+        positions.append(prompt.positions)
+        for row, count in zip(rows, fed, strict=True):
+            place[row, :1] = groups[-1].middle - 1
+            place[row, 1 : count + 1] = torch.arange(at, at + count)
+            ids.append(tokens[row, :count])
+            positions.append(prompt.positions[:, -1:] + 1 + torch.arange(count))
+            at += count
+    return PackedRow(torch.cat(ids)[None], torch.cat(positions, 1)[:, None], types_of(prompts, groups), tuple(groups), place)
+
+
+def types_of(prompts: Sequence[Encoded], groups: Sequence[PackedGroup]) -> Int[Tensor, "1 s"] | None:
+    """The types of all tokens of a row; None where no prompt has any."""
+    if all(prompt.type_ids is None for prompt in prompts):
+        return None
+    types = torch.zeros(1, groups[-1].end, dtype=torch.long)
+    for prompt, group in zip(prompts, groups, strict=True):
+        if prompt.type_ids is not None:
+            types[0, group.start : group.middle] = prompt.type_ids
+    return types

@@ -1,0 +1,154 @@
+"""Bytes of a reading: a clip of 256 frames, groups of any size, logits; counted on fake tensors and on real ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mmrl.policies.shared.meta_models import count_bytes, fake_weights
+from mmrl.policies.text.dry_run import join_windows
+from mmrl.policies.text.encode import Encoded, collate_prompts
+from mmrl.policies.text.evaluate import Evaluation
+from mmrl.policies.text.families import family_of
+from mmrl.policies.text.net import NEVER, TextNet
+from mmrl.policies.text.packed.attention import install
+from mmrl.policies.text.packed.row import pack_row
+from mmrl.policies.text.token_values import TokenValues, token_values
+
+VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23
+PER_FRAME = 128
+"""Vision features of a frame, of four patches each."""
+
+
+@pytest.fixture(scope="module")
+def net() -> TextNet:
+    """A Qwen2.5-VL without weights: narrow, with the vocabulary of the real ones, vision frozen, checkpointed."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12]},
+    }
+    text = {"hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": 2, "vocab_size": VOCABULARY, **heads}
+    vision = {"hidden_size": 64, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "fullatt_block_indexes": [1]})
+    with torch.device("meta"):
+        model: Any = Qwen2_5_VLForConditionalGeneration(config)
+    join_windows(model)
+    install(model)
+    model.model.visual.requires_grad_(False)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    fake_weights(model)
+    return TextNet(model.eval(), family_of(config), [0], 0)
+
+
+def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Evaluation:
+    """Completions behind a clip; two frames make one moment of it."""
+    count = frames // 2 * 2 * PER_FRAME
+    ids = torch.cat([torch.full((count,), net.family.config.video_token_id), torch.arange(64)])
+    types = torch.cat([torch.full((count,), 2), torch.zeros(64, dtype=torch.long)])
+    grid = torch.tensor([[frames // 2, 32, 32]])
+    media = {"pixel_values_videos": torch.zeros(int(grid.prod()), 1176), "video_grid_thw": grid}
+    prompt = Encoded("clip", ids, torch.arange(len(ids)).expand(3, -1), types, media)
+    index, lengths = torch.zeros(group_size, dtype=torch.long), torch.full((group_size,), length)
+    tokens = torch.zeros(group_size, length, dtype=torch.long)
+    return Evaluation(
+        prompts=collate_prompts([prompt], 0, torch.device("cpu")),
+        prompt_index=index,
+        tokens=tokens,
+        lengths=lengths,
+        temperature=torch.ones(group_size),
+        mask=torch.ones(group_size, length, dtype=torch.bool),
+        quantities=("logprobs", "entropy"),
+        row=pack_row([prompt], index, tokens, lengths),
+        chunk=LOGITS // VOCABULARY,
+    )
+
+
+def peak(net: TextNet, work: Evaluation, grad: bool = False) -> int:
+    """Most bytes that live at a time."""
+    net.train(grad)
+    with torch.set_grad_enabled(grad), count_bytes() as live:
+        values = net(work)
+        if grad:
+            torch.stack([value.sum() for value in values.values()]).sum().backward()
+    for weight in net.parameters():
+        weight.grad = None
+    net.eval()
+    return live.peak
+
+
+def test_256_frames_take_bytes_in_proportion_to_their_tokens(net: TextNet):
+    """32,832 tokens: neither their square nor logits of all of them, nor a copy of their keys for every completion."""
+    short, long = after_a_clip(net, 32, 4, 32), after_a_clip(net, 256, 4, 32)
+    assert long.positions_fed == 32 * 1024 + 64 + 4 * 31
+    # Eight times the tokens; less is what does not grow with them: gradients of weights and logits.
+    for grad in (False, True):
+        few, many = peak(net, short, grad), peak(net, long, grad)
+        assert many < 8 * few
+        per_token = (many - few) / (long.positions_fed - short.positions_fed)
+        # The widest things of a token in one layer are the MLP's; in the backward pass each has a gradient.
+        assert per_token < (6 if grad else 3) * 4 * (MLP + 4 * HIDDEN)
+    assert peak(net, after_a_clip(net, 256, 8, 32)) < 1.02 * peak(net, long)
+
+
+@pytest.mark.parametrize("length", [3, 200])
+def test_logits_are_bounded_in_one_chunk_and_in_many(length: int):
+    """At most four tensors of a chunk's logits live at a time, with gradients, also where all fit into one chunk."""
+    model = nn.Module()
+    model.model, head = nn.Module(), nn.Linear(8, 1000, bias=False)
+    model.get_output_embeddings = lambda: head  # type: ignore[assignment]
+    model._no_split_modules = None  # type: ignore[assignment]
+    net = TextNet(model, family_of(config_without_family()), [0], 0)
+    hidden, tokens = torch.randn(4 * length, 8, requires_grad=True), torch.ones(4 * length, dtype=torch.long)
+    chunk = 16
+    work = after_nothing(tokens, chunk)
+    with count_bytes() as live:
+        work.evaluate(net, hidden, tokens, torch.ones(len(tokens))).sum().backward()
+    at_once = min(chunk, len(tokens))
+    weights = 2 * head.weight.numel() * 4
+    assert 2 * at_once * 1000 * 4 < live.peak < 4 * at_once * 1000 * 4 + weights + 64 * len(tokens) * 4
+
+
+def after_nothing(tokens: Tensor, chunk: int) -> Evaluation:
+    """An evaluation of which only the head is asked."""
+    prompt = Encoded("p", torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
+    return Evaluation(
+        prompts=collate_prompts([prompt], 0, torch.device("cpu")),
+        prompt_index=torch.zeros(1, dtype=torch.long),
+        tokens=tokens[None],
+        lengths=torch.tensor([len(tokens)]),
+        temperature=torch.ones(1),
+        mask=torch.ones(1, len(tokens), dtype=torch.bool),
+        quantities=("logprobs", "entropy"),
+        chunk=chunk,
+    )
+
+
+def config_without_family() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(vocab_size=1000)
+
+
+def test_values_of_tokens_and_their_gradients_are_those_of_autograd():
+    logits = torch.randn(5, 7, dtype=torch.float64)
+    logits[:, 3] = NEVER
+    logits.requires_grad_()
+    tokens = torch.tensor([0, 1, 2, 4, 6])
+
+    def plain() -> Tensor:
+        logprobs = logits.log_softmax(-1)
+        return torch.stack([logprobs.gather(-1, tokens[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)])
+
+    upstream = torch.randn(2, 5, dtype=torch.float64) * torch.tensor([1e-6, 1.0, 1e3, 1e6, 1e15])
+    for quantities, rows in ((("logprobs", "entropy"), [0, 1]), (("entropy",), [1]), (("logprobs",), [0])):
+        found, expected = token_values(logits, tokens, quantities), plain()[rows]
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        mine = torch.autograd.grad((upstream[rows] * found).sum(), logits)[0]
+        theirs = torch.autograd.grad((upstream[rows] * expected).sum(), logits)[0]
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    assert TokenValues.apply(logits, tokens, False)[1].eq(0).all()  # type: ignore[no-untyped-call]
