@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.objectives.terms import MaybeSilent
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.protocols import (
@@ -28,6 +29,7 @@ from mmrl.core.protocols import (
     Weight,
 )
 from mmrl.core.ranges import Count, check_ranges
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
@@ -66,7 +68,8 @@ class Algorithm:
     minibatches: Count = 1
     """Optimizer steps per pass."""
     old: Literal["recorded", "reread"] = "recorded"
-    """Old log-probabilities: those noted by the sampler, or evaluated again before the first update."""
+    """Old log-probabilities: those noted by the sampler, or evaluated again before the first update. With one update per step
+    they are the update's own reading, whatever stands here, unless an engine samples and its record is wanted."""
     needs_rewards: tuple[str, ...] = ()
     """Rewards that the method is made of, by the names of their files: a run without one of them is refused."""
 
@@ -129,6 +132,23 @@ class Algorithm:
         """Terms that do not act as themselves because a step takes one update only, where policy and old are the same."""
         terms = [term for _, term in self.objective if isinstance(term, ComparesWithOld) and term.at_first_update is not None]
         return tuple(terms) if self.updates == 1 else ()
+
+    @property
+    def old_can_be_live(self) -> bool:
+        """Is the live reading of a step's one update, cut off from the graph, the old one as well?
+
+        Not where weights, shaping or the advantage want old log-probabilities, for these are known before the update.
+        """
+        earlier = [reading for part in (self.aggregation, *self.importance, *self.shaping) for reading in part.reads]
+        known = OLD_LOGPROBS in (*earlier, *self.advantage_reads)
+        return self.updates == 1 and LOGPROBS in self.live_reads and not known
+
+    @property
+    def leaves_rows_idle(self) -> bool:
+        """Do rows without any advantage train nothing, and may they leave a batch without changing what others give?"""
+        terms = [term for _, term in self.objective]
+        silent = all(term.credited and isinstance(term, MaybeSilent) and term.silent_without_advantage for term in terms)
+        return silent and self.scope in ("action", "rollout")
 
     def units(self, num_prompts: int) -> int:
         """Parts that a step's rollouts may be cut into for minibatches: rollouts, or whole groups where a term compares them."""

@@ -28,11 +28,15 @@ class Engine(Protocol):
 
     def step(self) -> None: ...
 
-    def state(self) -> State:
-        """The optimizer's state as one process would have it; every process must ask."""
+    def state(self, keep: bool = True) -> State:
+        """The optimizer's state as one process would have it; every process must ask, also where it is not to `keep` any."""
         ...
 
     def load(self, state: State) -> None: ...
+
+
+class OwnState(dict[str, Any]):
+    """A state whose tensors are copies on the CPU that nobody else holds: it can be kept as it is."""
 
 
 class NoTrace:
@@ -199,18 +203,32 @@ def is_sharded(accelerator: Accelerator) -> bool:
     return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
 
 
-def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> State:
-    """The optimizer's state, gathered where it is sharded: the same for any number of processes. All of them must ask."""
+def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, keep: bool = True) -> State:
+    """The optimizer's state in memory of its own, gathered where it is sharded: the same for any number of processes.
+
+    Args:
+        keep: False on processes that only help to gather; what they get has no tensors. All must ask.
+    """
     if engine is not None:
-        return engine.state()
+        return engine.state(keep)
 
     def whole(x: object) -> object:
-        gather = getattr(x, "full_tensor", None)
-        return x if gather is None else gather().cpu()
+        value = gathered(x) if isinstance(x, Tensor) and (keep or hasattr(x, "full_tensor")) else x
+        return value if keep or not isinstance(value, Tensor) else None
 
     state = optimizer.state_dict()
-    moments = {index: {name: whole(x) for name, x in own.items()} for index, own in state["state"].items()}
+    moments = {index: OwnState({name: whole(x) for name, x in own.items()}) for index, own in state["state"].items()}
     return {**state, "state": moments}
+
+
+def gathered(x: Tensor) -> Tensor:
+    """A tensor on the CPU, whole, in memory of its own."""
+    spread: Any = x.detach()
+    if not hasattr(spread, "full_tensor"):
+        return spread.to("cpu", copy=True)
+    whole, local = spread.full_tensor(), spread.to_local()
+    # Where every process has all of it, gathering copies nothing.
+    return whole.to("cpu", copy=whole.untyped_storage().data_ptr() == local.untyped_storage().data_ptr())
 
 
 def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import State
-from mmrl.core.ranks import Ranks
+from mmrl.core.ranks import OwnState, Ranks
 
 
 class DeepSpeedEngine:
@@ -70,11 +70,14 @@ class DeepSpeedEngine:
     def step(self) -> None:
         self.engine.step()
 
-    def state(self) -> State:
-        """The optimizer's state as one process would have it; every process must ask."""
+    def state(self, keep: bool = True) -> State:
+        """The optimizer's state as one process would have it; every process must ask, also where it is not to `keep` any."""
         names, numbers = self._kinds()
         group = {name: x for name, x in self.optimizer.param_groups[0].items() if name != "params"}
-        moments = {i: self._moments(weight, names) | numbers for i, weight in enumerate(self.weights)}
+        moments: dict[int, State] = {}
+        for i, weight in enumerate(self.weights):
+            found = self._moments(weight, names)
+            moments |= {i: OwnState(found | numbers)} if keep else {}
         return {
             "state": moments if names or numbers else {},
             "param_groups": [group | {"params": list(range(len(self.weights)))}],

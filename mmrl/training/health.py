@@ -44,6 +44,10 @@ class HealthSettings:
     """KL divergence from the reference, per action."""
     max_kl_old: Positive = 0.1
     """The same from the weights that sampled, within a step."""
+    max_log_ratio: Positive = 0.1
+    """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
+    log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
+    """How many times the start's that is, where it is more than a tenth of max_log_ratio."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
     """When a run is suspected of reward hacking."""
 
@@ -247,6 +251,22 @@ def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
+def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+    """The sampler's log-probabilities are far from those of the weights that train, or many times as far as at the start."""
+    gap, gain = seen.recent("rollout/log_ratio"), seen.gain("rollout/log_ratio")
+    remedy = (
+        "it samples with other weights, other numbers or a cache from before an update: restart the engine, compare the dtype on "
+        'both sides, or set algorithm.old = "reread" with a RolloutCorrection (algorithm.importance)'
+    )
+    if gap > limits.max_log_ratio:
+        yield "log_ratio", f"the sampler's log-probabilities are {gap:.3g} nats off per action, before any update: {remedy}"
+    elif gap > limits.max_log_ratio / 10 and gain > limits.log_ratio_factor:
+        yield (
+            "log_ratio_rises",
+            f"the sampler's log-probabilities are {gap:.3g} nats off per action, {gain:.3g} times the start's: {remedy}",
+        )
+
+
 CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     no_spread,
     constant_reward,
@@ -257,6 +277,7 @@ CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     clipping,
     gradient,
     divergence,
+    sampler,
 )
 
 

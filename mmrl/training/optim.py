@@ -33,6 +33,9 @@ class OptimizerSettings:
     """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
     clip_norm: NonNegative = 1.0
     """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""
+    rest: Literal["device", "cpu"] = "device"
+    """Where what the optimizer remembers lies between updates. cpu: it leaves a GPU to sampling, gradients and activations, and
+    is copied there and back at every update (8 bytes a trained weight with AdamW)."""
 
     __post_init__ = check_ranges
 
@@ -54,8 +57,13 @@ class OptimizerSettings:
             raise ValueError("the policy has no trainable parameter: unfreeze a part in policy.freeze, or set policy.lora")
         if self.kind == "adamw":
             optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                trained, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay
+                trained, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=can_fuse(trained)
             )
         else:
             optimizer = torch.optim.SGD(trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.factor(step, total_steps))
+
+
+def can_fuse(weights: Iterable[nn.Parameter]) -> bool | None:
+    """True where all weights are on a GPU, whose kernel updates them in one pass without copies; None: torch's own choice."""
+    return True if all(weight.device.type == "cuda" and weight.is_floating_point() for weight in weights) else None

@@ -1,5 +1,6 @@
 """Refuse a run that would train on nonsense."""
 
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from torch import nn
 
 from mmrl.core.protocols import Diagnosable, Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Rollouts
+from mmrl.core.types import Rollouts, Scores
 from mmrl.training.settings import TrainSettings
 
 
@@ -45,6 +46,23 @@ class Audit:
             raise TrainingStoppedError(f"step {step}: {first}")
 
 
+def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: Scores) -> None:
+    """Stop where masks and the advantage left no action of any process.
+
+    Raises:
+        TrainingStoppedError: says which of rewards, masks and lengths left nothing.
+    """
+    if ranks.sum([int(trained.action_mask.any())])[0]:
+        return
+    if not bool(scores.total().isfinite().any()):
+        reason = f"no reward ({', '.join(scores.names)}) answered for any sample: all said None or failed"
+    elif bool(trained.truncated().all()):
+        reason = "every completion was cut before it stopped and masks drop cut ones: raise max_new_tokens"
+    else:
+        reason = "masks and the advantage dropped every row: look at algorithm.masks"
+    raise TrainingStoppedError(f"step {step} has nothing to train on: {reason}")
+
+
 def one_group(rollouts: Rollouts, chance: random.Random) -> Rollouts:
     """The rows of one group."""
     ids = rollouts.group_ids.unique().tolist()
@@ -57,8 +75,8 @@ def refuse_broken_weights(parameters: Iterable[nn.Parameter], step: int, lr: flo
     Raises:
         TrainingStoppedError: the optimizer's step made some of them infinite or NaN.
     """
-    largest = [local_part(p).abs().amax() for p in parameters if p.requires_grad and local_part(p).numel()]
-    if largest and not bool(torch.stack([one.float().cpu() for one in largest]).isfinite().all()):
+    parts = [part for p in parameters if p.requires_grad and (part := local_part(p)).numel()]
+    if parts and not bool(nn.utils.get_total_norm(parts, math.inf).isfinite()):
         raise TrainingStoppedError(
             f"step {step}: the update made weights infinite or NaN at a learning rate of {lr:g}: lower optimizer.lr and "
             "start again, or resume from the last checkpoint, which is from before"

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.exactness import Rounded, SamplesElsewhere
 from mmrl.core.protocols import Clipping, Diagnosable, Hypothesis, Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
@@ -19,6 +20,20 @@ HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""
 SHARE = 0.1
 """Of a clip range; also how much of a difference something must move that explains it."""
+COARSE_SHARE = 0.2
+"""Of a clip range, where rounding is coarse: of errors as long-tailed as |log ratio|, fewer than one in a hundred is clipped."""
+NOISES = 3.0
+"""The mean bound in what rounding was measured to make: decoding and reading differ by about one."""
+FEWEST_ROUNDINGS, MOST_ROUNDINGS = 0.5, 2.0
+"""The mean bound in unit * sqrt(depth), whatever was measured. A 3B model of 36 layers in bfloat16 makes 0.7 to 1.0 of them."""
+PEAK = 20.0
+"""The largest |log ratio| that rounding makes of any action, in mean bounds; at most 1."""
+BOUND, MEAN_BOUND = 2e-5, 0.02
+"""Of float32, any action and the mean: a tenth of a clip range of 0.2."""
+ENGINE_BOUNDS = (1e-4, 2e-2)
+"""Largest |log ratio| in float32, and the least mean bound in coarser precision, where an engine samples."""
+ENGINE_LOOKS = 4
+"""Steps at whose beginning an engine is compared: caches that were not emptied show after an update only."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,17 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """The |log ratio| that is no difference: of any action, and on average."""
+
+    worst: float
+    mean: float
+
+    def hold(self, worst: float, mean: float) -> bool:
+        return worst <= self.worst and mean <= self.mean
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The finding of one process; of several the worst one's counts."""
 
@@ -59,13 +85,39 @@ class Verdict:
 
 @dataclass
 class RatioGate:
-    """Closed until the first micro-batch of a run has passed; all processes pass together or stop together."""
+    """Closed until the first micro-batch of a run has passed; all processes pass together or stop together.
+
+    Bounds that the settings leave to it ("auto") are those of float32, or what rounding is seen to make: a handful of rows is
+    read again in ways that are equal but for rounding (decoded from the cache, one by one), and the mean may be NOISES times what
+    these differ, but at most MOST_ROUNDINGS unit * sqrt(depth). Neither the sampler's numbers nor the reading that trains is
+    among them, so what is wrong with one of these widens nothing.
+    """
 
     policy: Policy
     algorithm: Algorithm
     settings: TrainSettings
     ranks: Ranks
     closed: bool = field(default=True, init=False)
+    bounds: Bounds | None = field(default=None, init=False)
+    """What held at the last look."""
+    noise: float = field(default=math.nan, init=False)
+    """Mean |difference| between readings that are equal but for rounding, once it was measured."""
+    _looks: int = field(default=0, init=False)
+
+    @property
+    def looks(self) -> bool:
+        """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
+        return self.closed or (not self.is_exact and self._looks < ENGINE_LOOKS)
+
+    @property
+    def is_exact(self) -> bool:
+        """Does the network that trains sample, too?"""
+        return not isinstance(self.policy, SamplesElsewhere) or self.policy.exact_sampler
+
+    @property
+    def is_coarse(self) -> bool:
+        """Does rounding make more than what float32's bounds allow?"""
+        return isinstance(self.policy, Rounded) and self.policy.rounding.is_coarse
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
@@ -74,44 +126,91 @@ class RatioGate:
             TrainingStoppedError: beyond `ratio_bound`, or beyond `mean_ratio_bound` on average; names the worst row's prompt
                 and the likely cause.
         """
-        return self._check("before the first update", rollouts, noted, evaluated, self.settings.mean_ratio_bound)
+        self._looks += 1
+        moment = "before the first update" if self.closed else "before this step's first update"
+        return self._check(moment, rollouts, noted, evaluated)
 
     def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
         """The same of the first micro-batch, whose forward is the one with gradient; then the gate is open.
 
-        The mean must be below a tenth of the objective's clip range besides.
+        Where old log-probabilities are not the live ones themselves, the mean must be below a tenth of the objective's clip range
+        besides, or a fifth where rounding is coarse, unless the config bounds the mean itself.
         """
         if not self.closed:
             return
         self.closed = False
-        old = micro_batch.frozen.get(OLD_LOGPROBS, micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS))
+        noted = micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
+        old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:
             return
-        ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
-        ranges = [clipped for clipped in ranges if clipped.of == "ratio"]
-        bound = min(
-            [self.settings.mean_ratio_bound, *(SHARE * clipped.narrowest for clipped in ranges if clipped.level == "action")]
-        )
         evaluated = live[LOGPROBS].detach()
-        self._check("in the first forward with a gradient", micro_batch.rollouts, old, evaluated, bound)
+        ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
+        ranges = [clipped for clipped in ranges if clipped.of == "ratio" and OLD_LOGPROBS in micro_batch.frozen]
+        share = COARSE_SHARE if self.is_coarse else SHARE
+        of_actions = [share * clipped.narrowest for clipped in ranges if clipped.level == "action"]
+        most = min(of_actions, default=math.inf) if self.settings.mean_ratio_bound == "auto" else math.inf
+        self._check("in the first forward with a gradient", micro_batch.rollouts, old, evaluated, most)
         per_rollout = [SHARE * clipped.narrowest for clipped in ranges if clipped.level == "rollout"]
         if per_rollout:
             self._check_rollouts(micro_batch.rollouts, old, evaluated, min(per_rollout))
 
-    def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, mean_bound: float) -> float:
-        gap, bound = Gap.between(rollouts.action_mask, noted, evaluated), self.settings.ratio_bound
+    def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, most: float = math.inf) -> float:
+        gap = Gap.between(rollouts.action_mask, noted, evaluated)
         worst = max(self.ranks.gather(gap.worst))
         total, count = self.ranks.sum([gap.total, int(gap.compared.sum())])
         average = total / max(1.0, count)
-        if worst <= bound and average <= mean_bound:
+        bounds = self._bounds(self.noise, most)
+        if not bounds.hold(worst, average) and self._may_measure():
+            found = [noise for noise in (self.noise, self._measure(rollouts)) if not math.isnan(noise)]
+            self.noise = max(found, default=math.nan)
+            bounds = self._bounds(self.noise, most)
+        self.bounds = bounds
+        if bounds.hold(worst, average):
             return worst
-        cause = self._cause(rollouts, noted, evaluated, gap, (bound, mean_bound))
+        cause = self._cause(rollouts, noted, evaluated, gap)
         mine = Verdict(gap.worst, worst_action(rollouts, noted, evaluated, gap), cause)
         found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
+        measured = "" if math.isnan(self.noise) else f" (equal readings differ by {self.noise:.1e} on average)"
         raise TrainingStoppedError(
             f"{moment} {found.place}: |log ratio| is {worst:.2e} at most and {average:.2e} on average, beyond "
-            f"ratio_bound = {bound:g} or mean_ratio_bound = {mean_bound:g}. {found.cause}"
+            f"ratio_bound = {bounds.worst:.3g} or mean_ratio_bound = {bounds.mean:.3g}{measured}. {found.cause}"
         )
+
+    def _bounds(self, noise: float, most: float = math.inf) -> Bounds:
+        """The settings' own bounds, and in place of "auto" those of the precision; `noise` is NaN before it was measured."""
+        rounding = self.policy.rounding if isinstance(self.policy, Rounded) else None
+        worst, mean = BOUND if rounding is None else rounding.bound, MEAN_BOUND
+        if rounding is not None and rounding.is_coarse:
+            step = rounding.unit * math.sqrt(rounding.depth)
+            measured = 0.0 if math.isnan(noise) else NOISES * noise
+            mean = min(MOST_ROUNDINGS * step, max(FEWEST_ROUNDINGS * step, measured))
+            mean = mean if self.is_exact else max(ENGINE_BOUNDS[1], MOST_ROUNDINGS * step)
+            worst = min(1.0, PEAK * mean)
+        elif not self.is_exact:
+            worst = max(worst, ENGINE_BOUNDS[0])
+        own = self.settings
+        return Bounds(
+            worst if own.ratio_bound == "auto" else own.ratio_bound,
+            min(most, mean if own.mean_ratio_bound == "auto" else own.mean_ratio_bound),
+        )
+
+    def _may_measure(self) -> bool:
+        return self.is_coarse and self.is_exact and "auto" in (self.settings.ratio_bound, self.settings.mean_ratio_bound)
+
+    def _measure(self, rollouts: Rollouts) -> float:
+        """How far the policy's equal readings of a handful of rows lie apart, as a mean over actions and ranks."""
+        fewest = -self.ranks.most(-len(rollouts))
+        if not isinstance(self.policy, Rounded) or fewest == 0:
+            return math.nan
+        rows = torch.linspace(0, len(rollouts) - 1, min(HANDFUL, fewest)).round().long()
+        some = rollouts.take(rows)
+        one, *others = self.policy.rounding.readings(some)
+        means: list[float] = []
+        for other in others:
+            gap = Gap.between(some.action_mask, one, other)
+            total, count = self.ranks.sum([gap.total, int(gap.compared.sum())])
+            means.append(total / max(1.0, count))
+        return max(means, default=math.nan)
 
     def _check_rollouts(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, bound: float) -> None:
         """The ratio of a whole rollout is the mean over its actions, with their signs."""
@@ -124,13 +223,13 @@ class RatioGate:
                 f"range of rollouts ({bound:.1e}), so clipping would act on noise: set algorithm.old = 'reread', or use float32"
             )
 
-    def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap, bounds: tuple[float, float]) -> str:
+    def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
         """A sentence on the first hypothesis that explains the worst rows, or on what was tried in vain."""
         fewest = -self.ranks.most(-len(rollouts))
         if not isinstance(self.policy, Diagnosable) or fewest == 0:
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
-        diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], bounds)
+        diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], self.bounds or self._bounds(self.noise))
         tried: list[str] = []
         answer = ""
         for hypothesis in self.policy.diagnostics.hypotheses(diagnosis.rollouts):
@@ -152,8 +251,7 @@ class Diagnosis:
     rollouts: Rollouts
     noted: Float[Tensor, "n t"]
     evaluated: Float[Tensor, "n t"]
-    bounds: tuple[float, float]
-    """(largest, mean) |log ratio| that is no difference."""
+    bounds: Bounds
     worst: float = field(init=False)
     """What is to be explained."""
     average: float = field(init=False)
@@ -176,7 +274,7 @@ class Diagnosis:
         mask = self.rollouts.action_mask
         left = Gap.between(mask, self.noted, torch.where(values.isnan(), self.noted, values))
         still = int((left.compared & ~values.isnan()).sum())
-        fits = left.worst <= self.bounds[0] and left.average <= self.bounds[1]
+        fits = self.bounds.hold(left.worst, left.average)
         shrunk = left.worst * hypothesis.shrinks <= self.worst < math.inf and left.average * hypothesis.shrinks <= self.average
         if hypothesis.control and not fits:
             # The rows differ less among themselves than among all: no change may take credit for that.
@@ -192,7 +290,7 @@ class Diagnosis:
     def explain_change(self, hypothesis: Hypothesis, values: Tensor) -> str | None:
         """A sentence if what training reads changes where it must not, by as much as the difference to be explained."""
         change = Gap.between(self.rollouts.action_mask, self.evaluated, values)
-        if change.worst <= self.bounds[0] or change.worst < SHARE * self.worst:
+        if change.worst <= self.bounds.worst or change.worst < SHARE * self.worst:
             return None
         return (
             f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(values)} worst rows change by "

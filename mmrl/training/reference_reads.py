@@ -1,7 +1,7 @@
 """Readings under weights that do not move during a step: old, reference and averaged ones."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.ratio_gate import RatioGate
+from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
 
 OF_GROUPS = "group_"
@@ -27,6 +28,7 @@ class ReferenceReads:
     algorithm: Algorithm
     settings: TrainSettings
     ranks: Ranks
+    sizes: MicroBatches
 
     @cached_property
     def gate(self) -> RatioGate:
@@ -41,16 +43,32 @@ class ReferenceReads:
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
         sampled = recorded.get(ROLLOUT_LOGPROBS)
         unknown = sampled is not None and self.ranks.most(int((sampled.isnan() & rollouts.action_mask).any())) > 0
+        wanted = tuple(reading for reading in wanted if reading != OLD_LOGPROBS or reading in recorded or not self.old_is_live)
         trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
         missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
         checked = sampled is not None and check
         extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
-        read = self.read_rows(rollouts, missing + extra) if missing or extra else {}
+        read = self.sizes.fit(lambda: self.read_rows(rollouts, missing + extra)) if missing or extra else {}
         if checked and sampled is not None:
             self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
         if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
             read[OLD_LOGPROBS] = torch.where(sampled.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], sampled)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
+
+    @property
+    def old_is_live(self) -> bool:
+        """Is a step's only update its own old reading, exactly and for nothing?
+
+        A record is wanted all the same where other weights or an engine may have sampled: the ratio then corrects for them.
+        """
+        sampled_here = self.gate.is_exact and not self.policy.shadows
+        return self.algorithm.old_can_be_live and (self.algorithm.old == "reread" or sampled_here)
+
+    def with_old(self, batch: Batch, live: Mapping[Reading, Tensor]) -> Batch:
+        """The batch with its live log-probabilities as old ones, cut off from the graph, where nobody read those before."""
+        if not self.old_is_live or OLD_LOGPROBS in batch.frozen:
+            return batch
+        return replace(batch, frozen={**batch.frozen, OLD_LOGPROBS: live[LOGPROBS].detach()})
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
         """Evaluate readings for all rows, cut to micro-batches; those that compare the rows of a group, group by group."""
@@ -61,9 +79,7 @@ class ReferenceReads:
         others = [reading for reading in readings if reading not in compared]
         read: dict[Reading, Tensor] = {}
         if others:
-            read |= self.read_micro_batches(
-                self.policy.split(whole, self.settings.micro_batch, self.algorithm.scope), others, places.shape
-            )
+            read |= self.read_micro_batches(self.policy.split(whole, self.sizes.size, self.algorithm.scope), others, places.shape)
         if compared:
             ids = rollouts.group_ids
             groups = [whole.take((ids == group_id).nonzero()[:, 0]) for group_id in ids.unique()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
-from mmrl.core.ranks import Ranks, load_whole_state, whole_state
+from mmrl.core.ranks import OwnState, Ranks, load_whole_state, whole_state
 from mmrl.training.collect import Collector
 from mmrl.training.rewards import RewardRunner
 
@@ -32,10 +32,13 @@ class RunState:
     ranks: Ranks
 
     def state_dict(self) -> State:
-        """Every process must call it. Tensors may be the live ones: `copy_state` takes a state away from them."""
+        """Every process must call it, and the main one alone gets weights and moments.
+
+        Tensors may be the live ones: `copy_state` takes a state away from them.
+        """
         return {
             "policy": self.policy.state_dict(),
-            "optimizer": whole_state(self.optimizer, self.ranks.engine),
+            "optimizer": whole_state(self.optimizer, self.ranks.engine, keep=self.ranks.is_main),
             "num_updates": self.lr_schedule.last_epoch,
             "shuffle": self.shuffle.get_state(),
             "health": state_of(self.health),
@@ -120,22 +123,26 @@ def load_rewards(runner: RewardRunner, state: State) -> None:
             lane.cache.load_state_dict(known["cache"])
 
 
-def copy_state(value: Any, where: str = "the state") -> Any:
+def copy_state(value: Any, where: str = "the state", own: bool = False) -> Any:
     """Copy a state to memory of its own on the CPU, so that training can go on while it is written.
+
+    Args:
+        own: its tensors are nobody else's already, as in an OwnState, and are not copied again.
 
     Raises:
         TypeError: something that a checkpoint cannot hold; names where it is.
     """
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().to("cpu", copy=not own)
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: copy_state(item, f"{where} {key!r}") for key, item in cast(Mapping[object, object], value).items()}
+        own, table = own or isinstance(value, OwnState), cast(Mapping[object, object], value)
+        return {key: copy_state(item, f"{where} {key!r}", own) for key, item in table.items()}
     if isinstance(value, list | tuple):
-        items = [copy_state(item, where) for item in cast(list[object], value)]
+        items = [copy_state(item, where, own) for item in cast(list[object], value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "

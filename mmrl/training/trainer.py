@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import final
 
 import torch
@@ -24,8 +25,12 @@ from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch
-from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights
+from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 from mmrl.training.reference_reads import ReferenceReads
+from mmrl.training.resources.figures import UpdateFigures
+from mmrl.training.resources.idle_rows import idle_rows, leave_out
+from mmrl.training.resources.micro_batch import MicroBatches
+from mmrl.training.resources.resting import check_rest, put_to_rest, woken
 from mmrl.training.rewards import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.state import RunState, copy_state
@@ -38,6 +43,8 @@ class Records:
 
     callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
+    sizes: Path | None = None
+    """The file that remembers how large micro-batches fit this device; None: every run finds out anew."""
 
 
 @final
@@ -80,10 +87,14 @@ class Trainer:
         self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
         drive(self.ranks, self.optimizer)
+        check_rest(settings.optimizer.rest, self.ranks)
+        self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
+        self.figures = UpdateFigures()
         self.health = Health(settings.max_unparsed, settings.health)
         self.index = 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.reader, self.audit = ReferenceReads(policy, algorithm, settings, self.ranks), Audit(policy, settings, self.ranks)
+        self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
+        self.audit = Audit(policy, settings, self.ranks)
         self.stop, self.is_stopped = Stop(), False
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
@@ -123,20 +134,21 @@ class Trainer:
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
-                    frozen = self.reader.read(rollouts, check=self.reader.gate.closed)
+                    frozen = self.reader.read(rollouts, check=self.reader.gate.looks)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             self.observe(rollouts, scores)
             credit = self.credit(scores, rollouts, frozen)
             mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
             mask = mask if credit.actions is None else mask & credit.actions
             trained = replace(rollouts, action_mask=mask)
-            self.refuse_nothing_to_train(trained, rollouts, scores)
+            refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
         self.index += 1
         metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
         metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
+        metrics |= self.figures.drain(self.ranks)
         metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
         metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
@@ -160,31 +172,36 @@ class Trainer:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; the gradient does not depend on how the policy cuts the batch."""
-        live = self.algorithm.live_reads
-        totals: dict[str, float] = {}
-        self.optimizer.zero_grad()
-        micro_batches = self.micro_batches(batch)
-        for i, micro_batch in enumerate(micro_batches, start=1):
-            values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
-            self.reader.gate.first(micro_batch, values)
-            loss, infos = self.algorithm.loss(micro_batch, values)
-            self.ranks.backward(loss, last=i == len(micro_batches))
-            for name, value in {"loss": loss.detach(), **infos}.items():
-                totals[name] = totals.get(name, 0.0) + float(value)
+        self.figures.count(batch, idle := idle_rows(batch, self.algorithm))
+        batch = leave_out(batch, idle, self.ranks)
+        totals = self.sizes.fit(lambda: self.accumulate(batch), grow=True)
+        self.figures.first = False
         totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
-        self.ranks.step(self.optimizer)
+        with woken(self.optimizer, self.settings.optimizer.rest):
+            self.ranks.step(self.optimizer)
+        # Kept until the next update, gradients would lie beside the caches of sampling.
+        self.optimizer.zero_grad(set_to_none=True)
         refuse_broken_weights(self.policy.parameters(), self.index + 1, self.optimizer.param_groups[0]["lr"])
         self.lr_schedule.step()
         self.policy.advance()
         return totals
 
-    def micro_batches(self, batch: Batch) -> list[Batch]:
-        """The batch cut to micro-batches; every rank has as many, the missing ones with no share in the loss."""
-        cut = list(self.policy.split(batch, self.settings.micro_batch, self.algorithm.scope))
-        idle = replace(cut[-1], share=torch.zeros_like(cut[-1].share))
-        return cut + [idle] * (self.ranks.most(len(cut)) - len(cut))
+    def accumulate(self, batch: Batch) -> dict[str, float]:
+        """Gradients of a batch, micro-batch by micro-batch, and the sums of this process's loss and measures."""
+        live, totals = self.algorithm.live_reads, dict[str, float]()
+        self.optimizer.zero_grad()
+        micro_batches = self.sizes.cut(batch)
+        for i, micro_batch in enumerate(micro_batches, start=1):
+            values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
+            self.reader.gate.first(micro_batch, values)
+            self.figures.compare(micro_batch, values)
+            loss, infos = self.algorithm.loss(self.reader.with_old(micro_batch, values), values)
+            self.ranks.backward(loss, last=i == len(micro_batches))
+            for name, value in {"loss": loss.detach(), **infos}.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
 
     def credit(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Credit:
         """Advantages of this rank's rows, computed among the rows of all ranks."""
@@ -205,17 +222,6 @@ class Trainer:
         mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
         pairs = [pair for part in self.ranks.gather(mine) for pair in part]
         self.sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
-
-    def refuse_nothing_to_train(self, trained: Rollouts, rollouts: Rollouts, scores: Scores) -> None:
-        if self.ranks.sum([int(trained.action_mask.any())])[0]:
-            return
-        if not bool(scores.total().isfinite().any()):
-            reason = f"no reward ({', '.join(scores.names)}) answered for any sample: all said None or failed"
-        elif bool(rollouts.truncated().all()):
-            reason = "every completion was cut before it stopped and masks drop cut ones: raise max_new_tokens"
-        else:
-            reason = "masks and the advantage dropped every row: look at algorithm.masks"
-        raise TrainingStoppedError(f"step {self.index + 1} has nothing to train on: {reason}")
 
     def refuse_nan(self, totals: Mapping[str, float], batch: Batch) -> None:
         bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
@@ -249,11 +255,14 @@ class Trainer:
 
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must ask."""
-        return {"index": self.index, "evaluated": self.evaluated, **self._run_state.state_dict()}
+        sizes = self.sizes.state_dict()
+        return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken."""
         self._run_state.load_state_dict(state)
+        self.sizes.load_state_dict(state.get("sizes", {}))
+        put_to_rest(self.optimizer, self.settings.optimizer.rest)
         self.index, self.evaluated = state["index"], state["evaluated"]
 
     @contextmanager

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, ratio_metrics
+from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, ratio_metrics
 from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.tensors import masked_mean
@@ -65,7 +65,7 @@ class FlowKL:
 
 
 @dataclass(frozen=True)
-class RatioNorm(Surrogate):
+class RatioNorm(ProportionalToAdvantage):
     """PPO's clip of log ratio = (log policy - log old + b) S, b = mean (mu - mu_old)^2 / (2 S^2) (GRPO-Guard, arXiv:2510.22319).
 
     It equals mean(noise * (mu - mu_old)): without the bias that keeps ratios below 1, and of one scale at all steps. Bounds are

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only
+from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only
 from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
@@ -77,7 +77,7 @@ class NegativeAware(Surrogate):
 
 
 @dataclass(frozen=True)
-class AdvantageMatching(Surrogate):
+class AdvantageMatching(ProportionalToAdvantage):
     """PPO's clip of ratios of lp = -weighting(m), m = mean (v - target)^2, taken for a log-likelihood (AWM, arXiv:2509.25050).
 
     uniform: m; t: t m; t2: t^2 m; huber: t (sqrt(m + 1e-10) - 1e-5); ghuber: t / p ((m + 1e-10)^p - 1e-10^p), p = power.

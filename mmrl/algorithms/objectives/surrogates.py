@@ -13,6 +13,7 @@ from mmrl.algorithms.objectives.terms import (
     LOG_RATIO_BOUND,
     PLAIN,
     Level,
+    ProportionalToAdvantage,
     Surrogate,
     actions_only,
     log_ratio,
@@ -27,7 +28,7 @@ Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Reinforce(Surrogate):
+class Reinforce(ProportionalToAdvantage):
     """-A log policy: no ratio, so only right for the first update after sampling (REINFORCE; GPG, arXiv:2504.02546)."""
 
     @property
@@ -39,7 +40,7 @@ class Reinforce(Surrogate):
 
 
 @dataclass(frozen=True)
-class Clip(Surrogate):
+class Clip(ProportionalToAdvantage):
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A): PPO's surrogate (arXiv:1707.06347).
 
     high > low is DAPO's clip-higher (arXiv:2503.14476). Level `rollout` takes one length-normalized ratio per
@@ -93,7 +94,7 @@ class Clip(Surrogate):
 
 
 @dataclass(frozen=True)
-class Cispo(Surrogate):
+class Cispo(ProportionalToAdvantage):
     """-sg[clip(ratio)] A log policy: every action keeps its gradient, its weight is bounded (CISPO, arXiv:2506.13585).
 
     The bounds are on the ratio itself: TRL's epsilon_high=5 is high=5, low=None; verl's 0.2 and 0.28 are low=0.8, high=1.28.
@@ -128,7 +129,7 @@ class Cispo(Surrogate):
 
 
 @dataclass(frozen=True)
-class Sapo(Surrogate):
+class Sapo(ProportionalToAdvantage):
     """-(4 / tau) sigmoid(tau (ratio - 1)) A: a soft gate in place of the clip (SAPO, arXiv:2511.20347).
 
     Slope 1 at ratio 1. A > 0 uses tau_positive, all others tau_negative.
@@ -156,7 +157,7 @@ class Sapo(Surrogate):
 
 
 @dataclass(frozen=True)
-class Gmpo(Surrogate):
+class Gmpo(ProportionalToAdvantage):
     """-A exp(mean_t g_t), g = min(d, clip(d)) for A > 0, max for A < 0, d = log ratio (GMPO, arXiv:2507.20673).
 
     The bounds are in log space. A is the rollout's mean advantage; every action of a rollout has the same value.
@@ -187,7 +188,7 @@ class Gmpo(Surrogate):
 
 
 @dataclass(frozen=True)
-class Vespo(Surrogate):
+class Vespo(ProportionalToAdvantage):
     """-sg[phi(w)] A log policy, log phi = lambda + k log w - lambda w, w the rollout's unnormalized ratio (VESPO).
 
     arXiv:2602.10693. phi(1) = 1. (k, lambda) are (2, 3) for A >= 0 and (3, 2) for A < 0, as in TRL 1.16.
@@ -237,7 +238,7 @@ class Vespo(Surrogate):
 
 
 @dataclass(frozen=True)
-class Dppo(Surrogate):
+class Dppo(ProportionalToAdvantage):
     """-sg[min(ratio, truncate)] A log policy where |policy - old| in probability stays within bounds, else 0 (DPPO-TV).
 
     arXiv:2602.04879. A > 0 stops once the probability rose by more than `high`, A <= 0 once it fell by more than `low`.

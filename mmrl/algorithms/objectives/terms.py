@@ -1,7 +1,7 @@
 """Tools of the terms: ratios between readings, masked means, and the declarations of most surrogates."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +17,16 @@ LOG_RATIO_BOUND = 20.0
 
 PLAIN = "plain REINFORCE"
 """A surrogate of policy / old where both are the same: its gradient is that of -A log policy."""
+
+
+@runtime_checkable
+class MaybeSilent(Protocol):
+    """A term that says whether it has nothing to say of a row without any advantage; one that does not declare it may have."""
+
+    @property
+    def silent_without_advantage(self) -> bool:
+        """Are value and gradient 0 wherever the advantage is 0, so that such rows need no forward?"""
+        ...
 
 
 class Surrogate:
@@ -35,8 +45,20 @@ class Surrogate:
         return True
 
     @property
+    def silent_without_advantage(self) -> bool:
+        return False
+
+    @property
     def at_first_update(self) -> str | None:
         return PLAIN if OLD_LOGPROBS in self.reads else None
+
+
+class ProportionalToAdvantage(Surrogate):
+    """A surrogate whose value at an action is its advantage (or its row's mean one) times something finite."""
+
+    @property
+    def silent_without_advantage(self) -> bool:
+        return True
 
 
 def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:

@@ -171,10 +171,11 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
 
 def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
     """Training must see the log-probabilities that the sampler saw."""
-    reader, config = job.trainer.reader, job.config
+    reader = job.trainer.reader
     sampled = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     reader.read(rollouts, check=True)
-    if sampled is None:
+    bounds = reader.gate.bounds
+    if sampled is None or bounds is None:
         found.add("ratio", "the method has no log-probabilities to compare")
         return
     with torch.no_grad():
@@ -182,8 +183,7 @@ def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
     gap = Gap.between(rollouts.action_mask, sampled, evaluated)
     found.add(
         "ratio",
-        f"|log ratio| {gap.worst:.1e} at most (bound {config.ratio_bound:g}), {gap.average:.1e} on average "
-        f"(bound {config.mean_ratio_bound:g})",
+        f"|log ratio| {gap.worst:.1e} at most (bound {bounds.worst:.3g}), {gap.average:.1e} on average (bound {bounds.mean:.3g})",
     )
 
 

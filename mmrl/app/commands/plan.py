@@ -11,7 +11,7 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
+from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun, counted_size
 from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, size_text
 from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import distributed_run, idle_terms, updates
@@ -152,8 +152,9 @@ def print_geometry(made: Plan) -> None:
         "samples scored per step": range_text(made.usual.scored, None if made.most is None else made.most.scored),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
-        "parts of an update": f"{update.parts / made.usual.updates:g} of at most {config.micro_batch} "
-        + ("positions" if made.is_text else "denoising steps"),
+        "parts of an update": f"{update.parts / made.usual.updates:g} of at most {counted_size(config)} "
+        + ("positions" if made.is_text else "denoising steps")
+        + (" (auto: they grow with the device)" if config.micro_batch == "auto" else ""),
         "read before updates": ", ".join(made.readings) or "nothing",
         "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
         or "none",

@@ -205,7 +205,7 @@ class Resolved:
         modality = modality_of(self.config.policy)
         if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
             return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
-        by_modality = path == ("ratio_bound",) or (path[0] == "evaluation" and path[1] in modality.evaluation_keys)
+        by_modality = path[0] == "evaluation" and path[1] in modality.evaluation_keys
         return f"default for {modality.name}" if by_modality else "default"
 
 
@@ -279,8 +279,6 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
         ValueError: [evaluation] has a key of another modality, or is not like this.
     """
     modality, found = modality_of(policy), dict[str, object]()
-    if "ratio_bound" not in table.values:
-        found["ratio_bound"] = modality.ratio_bound
     given = table.values.get("evaluation", {})
     if not isinstance(given, Mapping):
         return found

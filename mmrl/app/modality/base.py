@@ -81,11 +81,6 @@ class Modality(Protocol[Settings, Model]):
         ...
 
     @property
-    def ratio_bound(self) -> float:
-        """The bound of runs that name none; clip ranges of flow objectives are 1e-4 and less."""
-        ...
-
-    @property
     def index_file(self) -> str:
         """The file every model folder of this kind holds."""
         ...

@@ -48,7 +48,6 @@ class FlowModality:
     settings: type[FlowPolicyConfig] = FlowPolicyConfig
     evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
     output: str = "image"
-    ratio_bound: float = 1e-6
     index_file: str = "model_index.json"
     loading: Loading = LOADING
 

@@ -13,7 +13,6 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import Variant
-from mmrl.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
@@ -37,7 +36,6 @@ class TextModality:
     settings: type[TextPolicyConfig] = TextPolicyConfig
     evaluation_keys: tuple[str, ...] = ("sampling",)
     output: str = "text"
-    ratio_bound: float = TrainSettings.ratio_bound
     index_file: str = "config.json"
     loading: Loading = LOADING
 

@@ -18,6 +18,7 @@ from mmrl.core.protocols import Planner, Policy
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
 from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import USUAL_POSITIONS
 from mmrl.training.trainer import Trainer
 
 FEWEST = 32
@@ -119,7 +120,8 @@ class CountedRun:
         rewards = [
             NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(self.config.reward, stand_ins, strict=True)
         ]
-        settings = replace(self.config, prompts_per_step=self.config.prompts_per_step // self.processes)
+        size = counted_size(self.config)
+        settings = replace(self.config, micro_batch=size, prompts_per_step=self.config.prompts_per_step // self.processes)
         sampler = Shuffled(self.prompts, self.config.seed)
         # with one process's share of the prompts there may be fewer units than minibatches, of which all have at least one here
         minibatches = min(self.algorithm.minibatches, self.algorithm.units(settings.prompts_per_step))
@@ -133,6 +135,11 @@ class CountedRun:
             for stand_in in stand_ins:
                 stand_in.planner = stubborn
         return trainer, stand_ins
+
+
+def counted_size(config: RunConfig) -> int:
+    """The micro-batches that are counted; of "auto", which grows with the device, the usual ones."""
+    return USUAL_POSITIONS if config.micro_batch == "auto" else config.micro_batch
 
 
 @contextmanager

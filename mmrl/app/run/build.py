@@ -1,5 +1,7 @@
 """Config -> objects: the only place where names become things, and where what cannot train is refused before it costs time."""
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -14,7 +16,7 @@ import torch
 
 from mmrl import __version__
 from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind
-from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward
+from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward, as_table
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
@@ -282,17 +284,26 @@ def build_records(
 ) -> Records:
     if run is None:
         return Records()
-    chosen = config.checkpoint
+    chosen, sizes = config.checkpoint, sizes_file(config, ranks)
     checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous)
     if not ranks.is_main:
-        return Records(checkpoints=checkpoints)
+        return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
-    return Records([JsonlTracker(run, space), *trackers, *watchers(config)], checkpoints)
+    return Records([JsonlTracker(run, space), *trackers, *watchers(config)], checkpoints, sizes)
+
+
+def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:
+    """The file of mmrl's cache that remembers which micro-batches fit: one for every model, way to train it and device."""
+    if config.micro_batch != "auto":
+        return None
+    table = as_table(config)
+    device = "cpu" if not torch.cuda.is_available() else str(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    facts = [table["policy"], table["algorithm"], table["optimizer"], device, ranks.world, __version__]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return note_use(cache_folder() / f"micro-batch-{key}" / "size.json")
 
 
 def build_trackers(config: RunConfig, run: RunDir) -> Callback:
-    from mmrl.app.config.run import as_table
-
     settings: Mapping[str, object] = as_table(config)
     chosen = config.trackers
     return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

@@ -38,11 +38,12 @@ def check_slip(values: Mapping[str, object], wanted: str, path: KeyPath, table: 
 
 def check_scalar(kind: object, value: str | bool | int, path: KeyPath, table: Table) -> None:
     """Python takes True for 1 and pydantic takes "3" for 3: neither is what was meant."""
-    allowed = frozenset(leaf_types(kind))
-    if type(value) in allowed or not allowed:
+    allowed, words = frozenset(leaf_types(kind)), list(words_in(kind))
+    if type(value) in allowed or not allowed or (isinstance(value, str) and value in words):
         return
     if isinstance(value, str | bool) and allowed <= NUMBERS:
-        raise ValueError(f"{table.at(path)} is {value!r}: input should be a number")
+        said = "".join(f" or {word!r}" for word in words)
+        raise ValueError(f"{table.at(path)} is {value!r}: input should be a number{said}")
     if allowed == {bool}:
         raise ValueError(f"{table.at(path)} is {value!r}: input should be true or false")
 
@@ -59,13 +60,22 @@ def check_range(kind: object, value: object, path: KeyPath, table: Table) -> Non
 
 
 def leaf_types(kind: object) -> Iterator[object]:
-    """int, float, str, ... of a type that is one of them or a union; anything else stands for itself."""
+    """int, float, str, ... of a type that is one of them or a union, words apart; anything else stands for itself."""
     if get_origin(kind) is Annotated:
         yield from leaf_types(get_args(kind)[0])
     elif get_origin(kind) is Literal:
-        yield from map(type, get_args(kind))
+        return
     elif get_origin(kind) in (Union, UnionType):
         for one in get_args(kind):
             yield from leaf_types(one)
     elif kind is not NoneType:
         yield kind
+
+
+def words_in(kind: object) -> Iterator[object]:
+    """The words that a type names, alone or in a union."""
+    if get_origin(kind) is Literal:
+        yield from get_args(kind)
+    elif get_origin(kind) in (Union, UnionType):
+        for one in get_args(kind):
+            yield from words_in(one)

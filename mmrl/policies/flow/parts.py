@@ -13,7 +13,7 @@ from mmrl.policies.flow.generate import Decoder, Generator, LocalDecoder, LocalG
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.loading import load
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.weights import Decay, Weights
+from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class FlowParts:
     """Who computes velocities, while sampling and while reading."""
     decoder: Callable[[FlowHost], Decoder] = LocalDecoder
     """Who turns finished latents into images."""
-    weights: Callable[[nn.Module, Iterable[str], Decay, bool], Weights] = Weights
-    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded)."""
+    weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = Weights
+    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     diagnostics: Callable[[FlowHost], Diagnostics] = FlowDiagnostics

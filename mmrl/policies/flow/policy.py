@@ -23,6 +23,7 @@ from mmrl.policies.flow.loading import parts_of, save_adapter, save_pipeline
 from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.packing import cut_actions, cut_rows
 from mmrl.policies.flow.parts import FlowParts
+from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
 from mmrl.policies.shared.sharding import wrap_module
@@ -67,7 +68,7 @@ class FlowPolicy:
         self.encoder = Encoder(self.family, config.cached_prompts)
         self.is_main = True
         self.ranks = Ranks()
-        self.weights = parts.weights(self.net, shadows, ema_decay, False)
+        self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.forward, self.decoder = parts.forward(self), parts.decoder(self)
         self.generator, self.diagnostics = parts.generator(self), parts.diagnostics(self)
@@ -75,6 +76,15 @@ class FlowPolicy:
     @property
     def shadows(self) -> frozenset[str]:
         return frozenset(self.weights.shadows)
+
+    @property
+    def exact_sampler(self) -> bool:
+        """Are images drawn with the network that trains, and not by an engine?"""
+        return self.generator.exact
+
+    @property
+    def rounding(self) -> FlowRounding:
+        return FlowRounding()
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.weights.named.values())
@@ -153,8 +163,8 @@ class FlowPolicy:
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
-        return self.weights.state_dict()
+        """Trainable weights and shadows, whole and on the CPU; every process must call it, the main one alone gets them."""
+        return self.weights.state_dict(keep=self.is_main)
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when the state belongs to other weights or shadows."""
@@ -175,7 +185,7 @@ class FlowPolicy:
         self.ranks = Ranks(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         self.is_main = accelerator.is_main_process
-        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded)
+        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
 
     def velocities(

@@ -42,5 +42,8 @@ class FlowPolicyConfig:
     """Decode them in tiles: large images need less memory, and seams may show."""
     cached_prompts: Count = 256
     """Prompts whose embeddings are kept, the latest used."""
+    copies_on: Literal["device", "cpu"] = "device"
+    """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
+    there and back for every reading."""
 
     __post_init__ = check_ranges

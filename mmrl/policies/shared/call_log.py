@@ -10,7 +10,7 @@ from torch import nn
 
 from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.types import Rollouts
-from mmrl.policies.shared.weights import Decay, Weights
+from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 PHASES = ("rollout", "read", "update")
 
@@ -127,9 +127,9 @@ class StillWeights(nn.Module):
         """0, with a gradient where gradients are on."""
         return 0.0 * self.weight if torch.is_grad_enabled() else torch.zeros(())
 
-    def keeper(self) -> Callable[[nn.Module, Iterable[str], Decay, bool], Weights]:
+    def keeper(self) -> Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights]:
         """The part of a policy that keeps its weights: it keeps these instead of its network's."""
-        return lambda module, shadows, ema_decay, sharded: Weights(self, shadows, ema_decay)
+        return lambda module, shadows, ema_decay, sharded, rest: Weights(self, shadows, ema_decay)
 
 
 def make_gradients(network: nn.Module) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State
+from mmrl.core.ranks import OwnState, gathered
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.sharding import reshard
 
@@ -20,6 +21,8 @@ SHADOWS = frozenset({"ref", "ema"})
 Decay = float | Callable[[int], float]
 """How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
 USUAL_DECAY = 0.99
+Rest = Literal["device", "cpu"]
+"""Where copies of weights lie while nobody looks through them."""
 
 
 @runtime_checkable
@@ -53,18 +56,20 @@ class Shadow:
     weights: list[Tensor]
     order: list[nn.Parameter]
     """The live weights that these are copies of."""
+    rest: Rest = "device"
+    """Where they lie while nobody looks through them, and the live ones while somebody does."""
 
     @classmethod
-    def of(cls, parameters: Sequence[nn.Parameter]) -> "Shadow":
+    def of(cls, parameters: Sequence[nn.Parameter], rest: Rest = "device") -> "Shadow":
         """The weights as they are now."""
-        return cls([own_part(weight).detach().clone() for weight in parameters], list(parameters))
+        return cls([put_aside(own_part(weight).detach(), rest) for weight in parameters], list(parameters), rest)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """A block in which the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
         # Through .data the version counters stay, so a graph built before remains valid once the values are back.
         live = [own_part(weight).data for weight in self.order]
-        kept = [weight.clone() for weight in live]
+        kept = [put_aside(weight, self.rest) for weight in live]
         copy_all(live, self.weights)
         try:
             with torch.no_grad():
@@ -76,7 +81,7 @@ class Shadow:
     def follow(self, decay: float) -> None:
         """shadow <- decay * shadow + (1 - decay) * policy."""
         for weight, live in zip(self.weights, self.order, strict=True):
-            weight.lerp_(own_part(live).detach(), 1 - decay)
+            weight.lerp_(own_part(live).detach().to(weight.device), 1 - decay)
 
 
 class Weights:
@@ -85,23 +90,35 @@ class Weights:
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
         sharded: every process holds a part of every weight.
+        rest: where the shadows lie while nobody looks through them.
         prefix: dropped from the weights' names in states.
 
     Raises:
-        ValueError: shadows of another name.
+        ValueError: shadows of another name, or sharded ones that are to rest on the CPU.
     """
 
     def __init__(
-        self, module: nn.Module, shadows: Iterable[str], ema_decay: Decay = USUAL_DECAY, sharded: bool = False, prefix: str = ""
+        self,
+        module: nn.Module,
+        shadows: Iterable[str],
+        ema_decay: Decay = USUAL_DECAY,
+        sharded: bool = False,
+        rest: Rest = "device",
+        prefix: str = "",
     ) -> None:
         wanted = sorted(set(shadows))
+        if sharded and rest == "cpu":
+            raise ValueError(
+                "policy.copies_on is 'cpu', but FSDP and ZeRO-3 keep a part of every copy on each GPU: leave policy.copies_on "
+                "out, or start with configs/accelerate/ddp.yaml"
+            )
         if set(wanted) - SHADOWS:
             raise ValueError(f"a policy keeps the shadows {sorted(SHADOWS)}, not {sorted(set(wanted) - SHADOWS)}")
         self.module, self.ema_decay, self.sharded = module, ema_decay, sharded
         # Looked up once: while a forward runs, sharded weights are other ones.
         trainable = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
         self.named = {name.removeprefix(prefix): weight for name, weight in trainable}
-        self.shadows = {name: Shadow.of(list(self.named.values())) for name in wanted}
+        self.shadows = {name: Shadow.of(list(self.named.values()), rest) for name in wanted}
         self.num_updates = 0
         self.active = "policy"
         """Which weights the module holds now: policy, ref or ema."""
@@ -142,9 +159,13 @@ class Weights:
             self.shadows["ema"].follow(decay)
         self.num_updates += 1
 
-    def state_dict(self) -> State:
-        """Everything by name, whole and on the CPU. With sharded weights every process must call it."""
-        return state_of(self.named, self.shadows) | {"num_updates": self.num_updates}
+    def state_dict(self, keep: bool = True) -> State:
+        """Everything by name, whole and in memory of its own on the CPU. With sharded weights every process must call it.
+
+        Args:
+            keep: False on processes that only help to gather; their tables are empty.
+        """
+        return OwnState(**state_of(self.named, self.shadows, keep), num_updates=self.num_updates)
 
     def load_state_dict(self, state: State) -> None:
         """Put a state of `state_dict` back. Checkpoints of text policies once held no number of updates: then it is 0.
@@ -154,6 +175,11 @@ class Weights:
         """
         load_state(state, self.named, self.shadows)
         self.num_updates = int(state.get("num_updates", 0))
+
+
+def put_aside(weight: Tensor, rest: Rest) -> Tensor:
+    """A copy of a weight, on its device or in the machine's memory."""
+    return weight.clone() if rest == "device" else weight.to("cpu", copy=True)
 
 
 def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -178,7 +204,7 @@ def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
         parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(parts, value.detach())
         value = torch.cat(parts)[: weight.ds_numel].view(weight.ds_shape)
-    return (value.full_tensor() if isinstance(value, Distributed) else value).detach().cpu().clone()
+    return gathered(value)
 
 
 @torch.no_grad()
@@ -201,13 +227,19 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
     to.data.copy_(value)
 
 
-def state_of(named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> State:
-    """Weights and shadows by name, whole and on the CPU."""
-    kept = {
-        name: {key: whole(weight, value) for (key, weight), value in zip(named.items(), shadow.weights, strict=True)}
-        for name, shadow in shadows.items()
-    }
-    return {"weights": {name: whole(weight) for name, weight in named.items()}, "shadows": kept}
+def state_of(named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow], keep: bool = True) -> State:
+    """Weights and shadows by name, whole and on the CPU; without `keep` only what others need to gather theirs is done."""
+
+    def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
+        kept: dict[str, Tensor] = {}
+        for (name, weight), value in zip(named.items(), values, strict=True):
+            if keep or isinstance(weight, Partitioned | Distributed):
+                one = whole(weight, value)
+                kept |= {name: one} if keep else {}
+        return kept
+
+    live = [own_part(weight) for weight in named.values()]
+    return {"weights": table(live), "shadows": {name: table(shadow.weights) for name, shadow in shadows.items()}}
 
 
 def load_state(state: State, named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from mmrl.core.protocols import Diagnostics
-from mmrl.policies.shared.weights import Decay, Weights
+from mmrl.policies.shared.weights import Decay, Rest, Weights
 from mmrl.policies.text.diagnose import TextDiagnostics
 from mmrl.policies.text.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.generate import Generator, LocalGenerator
@@ -15,9 +15,9 @@ from mmrl.policies.text.loading import Loaded, load
 from mmrl.policies.text.settings import TextPolicyConfig
 
 
-def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool) -> Weights:
+def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool, rest: Rest) -> Weights:
     """The weights of a TextNet; states name them as its model does."""
-    return Weights(net, shadows, ema_decay, sharded, prefix="model.")
+    return Weights(net, shadows, ema_decay, sharded, rest, prefix="model.")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,6 @@ class TextParts:
     """Who writes completions."""
     evaluator: Callable[[TextHost], Evaluator] = LocalEvaluator
     """Who reads them again."""
-    weights: Callable[[nn.Module, Iterable[str], Decay, bool], Weights] = text_weights
-    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded)."""
+    weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = text_weights
+    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics

@@ -36,6 +36,7 @@ from mmrl.policies.text.rollout import (
     texts_of,
     tokens_of,
 )
+from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.video.input import VideoInput
@@ -85,7 +86,7 @@ class TextPolicy:
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
         self.ranks = Ranks()
         self.is_main = True
-        self.weights = parts.weights(self.net, shadows, ema_decay, False)
+        self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.diagnostics = parts.diagnostics(self)
@@ -103,6 +104,15 @@ class TextPolicy:
         """
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
         return check_space(space, self.family.config.model_type)
+
+    @property
+    def exact_sampler(self) -> bool:
+        """Are completions written with the network that trains, and not by an engine?"""
+        return self.generator.exact
+
+    @property
+    def rounding(self) -> TextRounding:
+        return TextRounding(self)
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.weights.named.values())
@@ -173,8 +183,8 @@ class TextPolicy:
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
 
     def state_dict(self) -> State:
-        """Trainable weights and shadows, whole and on the CPU. With sharded weights every process must call it."""
-        return self.weights.state_dict()
+        """Trainable weights and shadows, whole and on the CPU; every process must call it, the main one alone gets them."""
+        return self.weights.state_dict(keep=self.is_main)
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when the state belongs to other weights or shadows."""
@@ -197,7 +207,7 @@ class TextPolicy:
         self.ranks = Ranks(accelerator)
         self.net.passes, self.net.stand_in = self.ranks.passes, self.stand_in().media if self.ranks.world > 1 else None
         self.is_main = accelerator.is_main_process
-        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded)
+        self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
 
     def stand_in(self) -> Encoded:
@@ -218,7 +228,8 @@ class TextPolicy:
         if torch.is_grad_enabled():
             return self.module(work)
         out = self.net(work)
-        reshard(self.net)
+        if self.ranks.is_sharded:
+            reshard(self.net)
         return out
 
     def decode(self, tokens: list[list[int]]) -> list[str]:

@@ -74,6 +74,9 @@ class TextPolicyConfig:
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None
     """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); None: its own choice."""
+    copies_on: Literal["device", "cpu"] = "device"
+    """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
+    there and back for every reading."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

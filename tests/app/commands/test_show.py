@@ -59,10 +59,12 @@ def test_a_part_in_the_presets_place_has_its_own_defaults(flow: Resolved):
 
 
 def test_defaults_of_the_kind_of_policy(flow: Resolved):
-    assert origins(flow)["ratio_bound"] == "default for flow"
+    assert origins(flow)["ratio_bound"] == origins(flow)["mean_ratio_bound"] == "default"
+    assert flow.origin(("evaluation", "guidance")) == "default for flow"
     text = configs.load("tiny/image", ["evaluation.sampling.top_p=0.5"])
     found = origins(text)
-    assert found["ratio_bound"] == found["evaluation.sampling.temperature"] == "default for text"
+    assert found["evaluation.sampling.temperature"] == "default for text"
+    assert found["ratio_bound"] == "default"
     assert found["evaluation.sampling.max_new_tokens"] == f"as policy.sampling ({text.table.origin(('steps',))})"
     assert found["evaluation.sampling.top_k"] == "as policy.sampling (default)"
     assert found["evaluation.sampling.top_p"] == "command line"

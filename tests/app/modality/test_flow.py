@@ -27,14 +27,14 @@ from tests.support.flow_runs import FAMILIES, SMALL, Make, of_family, with_prese
 
 def test_defaults_of_the_kind(make: Make):
     rows = {key: (value, origin) for key, value, origin in make().rows()}
-    assert rows["ratio_bound"] == (1e-6, "default for flow")
+    assert rows["ratio_bound"] == rows["mean_ratio_bound"] == ("auto", "default")
     assert rows["policy.kind"][0] == "flow"
     assert "evaluation.sampling" not in rows
     resolved = make("ratio_bound=1e-5")
     assert resolved.config.ratio_bound == 1e-5
     del resolved.table.values["evaluation"]["num_steps"]
     assert configs.resolve(resolved.table).config.evaluation.num_steps == 28
-    assert configs.load("tiny/image").config.ratio_bound == 2e-5
+    assert configs.load("tiny/image").config.ratio_bound == "auto"
     assert configs.load("tiny/image").config.evaluation.num_steps is None
 
 

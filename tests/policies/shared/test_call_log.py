@@ -8,7 +8,7 @@ from mmrl.policies.shared.call_log import StillWeights
 
 def test_still_weights_are_kept_in_place_of_the_networks():
     still = StillWeights()
-    kept = still.keeper()(nn.Linear(3, 2), {"ref", "ema"}, 0.9, False)
+    kept = still.keeper()(nn.Linear(3, 2), {"ref", "ema"}, 0.9, False, "device")
     assert set(kept.shadows) == {"ref", "ema"}
     assert all([weight.shape for weight in shadow.weights] == [torch.Size([])] for shadow in kept.shadows.values())
 

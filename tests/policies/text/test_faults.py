@@ -208,6 +208,39 @@ def test_every_fault_is_named(tiny, data, name, kind):
     assert moved == (fault.before in (swapped_in, without_adapter, stir)), "no update was made"
 
 
+QUICK = ("tokens rolled", "dropout in training only", "rows mixed", "sampling without adapter", "pixels permuted in sampling")
+IN_HALF = [
+    pytest.param(name, marks=() if name in (*QUICK, "positions scaled in training") else pytest.mark.evidence)
+    for name in sorted(FAULTS)
+    if "bfloat16" not in name
+]
+
+
+@pytest.mark.parametrize("name", IN_HALF)
+def test_every_fault_is_named_in_bfloat16_too(tiny, data, name):
+    """Its bounds are hundreds of times wider, and what is wrong is far beyond them."""
+    fault = FAULTS[name]
+    policy = policy_of(tiny("qwen3_vl"), {"ema"}, dtype="bfloat16", **dict(fault.settings))
+    message = message_of(policy, GRPO, data["pictures"], fault)
+    assert f"Likely cause: {fault.cause} (" in message, message
+    assert "equal readings differ by" in message, "the bounds were measured"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_clean_runs_in_bfloat16_are_not_stopped(tiny, family):
+    settings = {"gradient_checkpointing": family == "qwen3_vl"}
+    trainer = trainer_of(policy_of(tiny(family), dtype="bfloat16", **settings), GRPO, prompts(), micro_batch=300)
+    trainer.step()
+    assert not trainer.reader.gate.closed
+
+
+def test_decoding_that_rounds_otherwise_is_named_and_precision_is_not(tiny, data):
+    """Both sides compute in bfloat16: to ask for the same policy.dtype would send somebody on a wild-goose chase."""
+    policy = policy_of(tiny("internvl"), dtype="bfloat16")
+    message = message_of(policy, GRPO, prompts(), Fault(causes.CACHE), mean_ratio_bound=1e-5)
+    assert f"Likely cause: {causes.CACHE} (" in message, message
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clean_runs_are_not_stopped(tiny, family, seed):

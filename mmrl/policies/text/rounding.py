@@ -1,0 +1,56 @@
+"""The rounding of a text policy's network: one batch read in every way that should give the same log-probabilities."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.core.exactness import unit_of
+from mmrl.core.types import Rollouts
+from mmrl.policies.text.diagnose import Again
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.trace import TextTrace
+
+BOUND = 2e-5
+"""Largest |log ratio| of two readings in float32, of the deepest models that were tried."""
+FLOAT32_UNIT = 2.0**-24
+MOST_TOKENS = 64
+"""Tokens at the start of a completion that are decoded again; each costs a forward."""
+
+
+@dataclass(frozen=True)
+class TextRounding:
+    """How the network of a TextPolicy rounds."""
+
+    policy: TextHost
+    bound: float = BOUND
+
+    @property
+    def unit(self) -> float:
+        """Relative error of one rounding."""
+        half = self.policy.config.dtype == "bfloat16"
+        return unit_of(torch.bfloat16 if half else torch.float32, self.policy.net.device)
+
+    @property
+    def depth(self) -> int:
+        """Layers of the language model."""
+        return int(self.policy.family.config.get_text_config().num_hidden_layers)
+
+    @property
+    def is_coarse(self) -> bool:
+        return self.unit > FLOAT32_UNIT
+
+    def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
+        """Decoded token after token from the cache; one row at a time. NaN after the first MOST_TOKENS tokens."""
+        trace = rollouts.trace
+        assert isinstance(trace, TextTrace)
+        begun = replace(trace, tokens=trace.tokens[:, :MOST_TOKENS], lengths=trace.lengths.clamp(max=MOST_TOKENS))
+        again = Again(self.policy, rollouts, begun, trace.prompts)
+        late = torch.arange(rollouts.action_mask.shape[1]) >= MOST_TOKENS
+        for read in (partial(again, single=True), again.one_by_one):
+            with torch.no_grad():
+                values = read()
+            yield values.masked_fill(late, torch.nan)

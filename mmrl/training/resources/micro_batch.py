@@ -1,0 +1,144 @@
+"""How many positions a forward and backward pass takes: as the settings say, or as many as the device has room for."""
+
+import gc
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.protocols import Policy, State
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Batch
+from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.resources.room import Room, room_of
+
+T = TypeVar("T")
+log = logging.getLogger("mmrl")
+START, LEAST, MOST = 2048, 64, 2**24
+"""The first size of "auto", in positions; below LEAST nothing is tried again, and beyond MOST nothing grows."""
+FILL = 0.85
+"""Share of the free memory that the next size may be expected to fill."""
+BELOW = 0.75
+"""The largest size that is tried after one that did not fit, as a share of that one."""
+
+
+@dataclass
+class MicroBatches:
+    """Cuts batches, and finds out how large their parts may be. The gradient does not depend on it, but for rounding.
+
+    "auto" begins with START positions (or with what a run of the same config found on this device), and after every update
+    grows to twice as many where memory, as measured, has room for them. Out of memory, one process halves the size and does the
+    piece of work again; several, which wait for each other, stop with a sentence, and the next run begins with half.
+    """
+
+    policy: Policy
+    algorithm: Algorithm
+    setting: int | Literal["auto"]
+    ranks: Ranks
+    notes: Path | None = None
+    """The file where sizes are remembered; None remembers nothing."""
+    room: Room | None = None
+    """None: that of the device the policy's weights are on."""
+    size: int = field(init=False)
+    too_large: int = field(default=MOST, init=False)
+    """The smallest size that did not fit."""
+
+    def __post_init__(self) -> None:
+        self.size = START if self.setting == "auto" else self.setting
+        if self.is_auto:
+            self.room = self.room or room_of(self.policy.parameters())
+            self.load_state_dict(self.ranks.gather(self._remembered())[0])
+
+    @property
+    def is_auto(self) -> bool:
+        return self.setting == "auto"
+
+    def cut(self, batch: Batch) -> list[Batch]:
+        """The batch as micro-batches; every rank has as many, the missing ones with no share in the loss."""
+        parts = list(self.policy.split(batch, self.size, self.algorithm.scope))
+        idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
+        return parts + [idle] * (self.ranks.most(len(parts)) - len(parts))
+
+    def fit(self, work: Callable[[], T], grow: bool = False) -> T:
+        """The result of work that cuts by `size`; done again with a smaller one for as long as memory runs out.
+
+        Args:
+            grow: this work is what fills memory most, so the next may be larger if there was room.
+
+        Raises:
+            TrainingStoppedError: the smallest size does not fit, or there are several processes.
+            torch.OutOfMemoryError: the size is a number in the config.
+        """
+        if self.room is None:
+            return work()
+        while True:
+            self.room.begin()
+            try:
+                done = work()
+            except torch.OutOfMemoryError as error:
+                message = str(error).split("\n", maxsplit=1)[0]
+            else:
+                if grow:
+                    self._grow()
+                return done
+            # The failed work's tensors hang on its traceback, which is gone only here.
+            self._shrink(message)
+
+    def state_dict(self) -> State:
+        """The sizes that a resumed run begins with, so that it cuts as this one would have; empty for a number in the config."""
+        return {"size": self.size, "too_large": self.too_large} if self.is_auto else {}
+
+    def load_state_dict(self, state: State) -> None:
+        if state and self.is_auto:
+            self.size, self.too_large = int(state["size"]), int(state["too_large"])
+
+    def _grow(self) -> None:
+        assert self.room is not None
+        fits = min(self.ranks.gather(self.room.times_more(FILL)))
+        wanted = min(2 * self.size, int(fits * self.size), int(BELOW * self.too_large), MOST)
+        if wanted > 1.1 * self.size:
+            self.size = wanted
+            self._remember()
+
+    def _shrink(self, message: str) -> None:
+        self.too_large, self.size = self.size, self.size // 2
+        self._remember()
+        if self.ranks.world > 1 or self.size < LEAST:
+            what = (
+                "several processes cannot go back together: start again with --resume, which begins with half"
+                if self.ranks.world > 1
+                else "smaller ones are not tried: shorten prompts or completions, set policy.gradient_checkpointing = true, or "
+                "train less with [policy.lora]"
+            )
+            raise TrainingStoppedError(
+                f'micro_batch = "auto" ran out of memory with {self.too_large} positions ({message}), and {what}'
+            )
+        log.warning("out of memory with micro-batches of %d positions; going on with %d", self.too_large, self.size)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _remembered(self) -> State:
+        try:
+            found = json.loads(self.notes.read_text()) if self.notes is not None and self.notes.is_file() else {}
+            state = {name: int(found[name]) for name in ("size", "too_large")} if found else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            # Half a file of another process, or somebody's edit: it is found out anew.
+            return {}
+        return state if state and LEAST <= state["size"] <= MOST else {}
+
+    def _remember(self) -> None:
+        if self.notes is None or not (self.ranks.is_main or self.ranks.world > 1):
+            return
+        try:
+            self.notes.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.notes.with_suffix(f".{self.ranks.rank}.partial")
+            partial.write_text(json.dumps(self.state_dict()))
+            partial.replace(self.notes)
+        except OSError as error:
+            log.warning("the size of micro-batches could not be kept in %s: %s", self.notes, error)
