@@ -146,7 +146,7 @@ def history_advantages(
 
 
 def past_observations(trajectory: Int[Tensor, " n"], observation: Int[Tensor, " n"], most: int) -> list[tuple[int, ...]]:
-    """What every turn's trajectory had seen by then, its own observation last, at most so many."""
+    """The last observations of every turn's trajectory, its own last, at most so many."""
     seen: dict[int, tuple[int, ...]] = {}
     out: list[tuple[int, ...]] = []
     for one, now in zip(map(int, trajectory), map(int, observation), strict=True):

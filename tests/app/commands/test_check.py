@@ -6,7 +6,7 @@ import pytest
 import torch
 import typer
 
-from mmrl.app import cli
+from mmrl.app.cli import program as cli
 from mmrl.app.commands import check
 from mmrl.core.types import Prompt, Scores
 from tests.support.flow_runs import Make

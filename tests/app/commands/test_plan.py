@@ -11,7 +11,7 @@ import typer
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets import text as presets
 from mmrl.algorithms.presets import video as presets_video
-from mmrl.app import cli
+from mmrl.app.cli import program as cli
 from mmrl.app.commands import plan
 from mmrl.app.config import run as configs
 from mmrl.app.modality.registry import modality_of
