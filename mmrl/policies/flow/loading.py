@@ -18,10 +18,12 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import (
     ADAPTER,
     LoraSettings,
+    adapter_layers,
     check_adapter_folder,
     check_adapter_weights,
     lora_config,
     refuse_dropout,
+    switch_casts,
     warn_of_idle_settings,
 )
 from mmrl.policies.shared.weights import whole
@@ -54,6 +56,7 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
+    switch_casts(adapter_layers(pipeline.transformer.modules()), on=config.dtype == "float32")
     if config.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
     if config.vae_slicing:

@@ -47,6 +47,7 @@ class AdaptedLayer(Protocol):
     """A layer that peft put an adapter beside."""
 
     _disable_adapters: bool
+    cast_input_dtype_enabled: bool
 
 
 def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
@@ -66,6 +67,15 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
     finally:
         for layer, disabled in zip(layers, kept, strict=True):
             layer._disable_adapters = disabled
+
+
+def switch_casts(layers: Sequence[AdaptedLayer], on: bool) -> None:
+    """Let these layers bring their inputs to the adapter's dtype, as peft does, or leave that to autocast.
+
+    Under autocast both compute the same: what peft widens to float32, autocast narrows again, with two kernels per layer.
+    """
+    for layer in layers:
+        layer.cast_input_dtype_enabled = on
 
 
 def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal["gaussian"] | bool = True) -> "LoraConfig":
