@@ -1,4 +1,4 @@
-"""Milliseconds of decoding one token on a CPU where nothing but Python counts: a deep model of tiny width, with LoRA and without.
+"""CPU milliseconds of decoding one token where nothing but Python counts: a deep model of tiny width, with LoRA and without.
 
     python benchmarks/decode_step.py --against ../mmrl-before
 
@@ -69,9 +69,9 @@ def side(args: argparse.Namespace) -> None:
     requests = [Request(Prompt("p", "what is it?"), args.rows, group_id=0, seed=0)]
 
     def write() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         rollouts = policy.rollout(requests)
-        return 1000 * (time.perf_counter() - start) / rollouts.action_mask.shape[1]
+        return 1000 * (time.process_time() - start) / rollouts.action_mask.shape[1]
 
     write()
     found = [write() for _ in range(3)]

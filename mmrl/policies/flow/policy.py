@@ -34,8 +34,8 @@ __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 class FlowPolicy:
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
-    Samples carry a PIL image. All arithmetic but the network's is done on the CPU in float32, while sampling and while reading,
-    and rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are on; readings
+    Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
+    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are on; readings
     under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
 
     Args:
@@ -94,6 +94,7 @@ class FlowPolicy:
         plan = check_plan(sampling)
         self._check(requests)
         sigma_plan = SigmaPlan(plan, self.sigmas(plan))
+        self.net.uploads.clear()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -190,7 +191,8 @@ class FlowPolicy:
 
         Wrapped modules talk to each other at every forward, so all processes make the same number of them.
         """
-        pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
+        starts = range(0, len(x), self.config.forward_rows)
+        pieces = [slice(start, start + self.config.forward_rows) for start in starts]
         missing = self.ranks.forwards(len(pieces)) - len(pieces)
         out = [self.forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):
