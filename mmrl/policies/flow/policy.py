@@ -26,6 +26,7 @@ from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
 from mmrl.policies.shared.sharding import wrap_module
+from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
@@ -35,8 +36,8 @@ class FlowPolicy:
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
     Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
-    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are on; readings
-    under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
+    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are
+    on; readings under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
 
     Args:
         ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
@@ -57,6 +58,7 @@ class FlowPolicy:
         parts: FlowParts = FlowParts(),
     ) -> None:
         self.config, self.ema_decay, self.parts = config, ema_decay, parts
+        switch_tf32(config.tf32)
         self.family = parts.load(config)
         self.pipeline = self.family.pipeline
         guidance = self.family.default_guidance if config.guidance is None else config.guidance
@@ -64,7 +66,8 @@ class FlowPolicy:
             self.pipeline.transformer, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards
         )
         self.module: nn.Module = self.net
-        self.encoder = Encoder(self.family, config.cached_prompts)
+        disk = parts.embeddings(config, self.family)
+        self.encoder = Encoder(self.family, config.cached_prompts, config.rest_text_encoders, disk)
         self.is_main = True
         self.ranks = Ranks()
         self.weights = parts.weights(self.net, shadows, ema_decay, False)
@@ -169,8 +172,9 @@ class FlowPolicy:
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
+        resting = list(self.family.text_encoders.values()) if self.config.rest_text_encoders else []
         for part in parts_of(self.pipeline):
-            if part is not self.net.transformer:
+            if part is not self.net.transformer and not any(part is other for other in resting):
                 part.to(accelerator.device)
         self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.ranks = Ranks(accelerator)
