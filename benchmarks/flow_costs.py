@@ -1,6 +1,6 @@
 """Time of a step of each flow method over that of Flow-GRPO, beside the same ratio of what the transformer was asked.
 
-    python benchmarks/flow_costs.py --layers 12 --heads 12
+    python benchmarks/flow_costs.py
 
 One Stable Diffusion 3 with random weights and LoRA, 16 pictures for each of 2 prompts, 8 denoising steps, no guidance, a reward
 without cost; every method in a process of its own, in turns. A call is one latent through the transformer; one with a gradient
@@ -37,8 +37,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="processes per method")
     parser.add_argument("--steps", type=int, default=2, help="timed steps per process")
-    parser.add_argument("--layers", type=int, default=12, help="of the transformer")
-    parser.add_argument("--heads", type=int, default=12, help="of the transformer, 32 numbers wide each")
+    parser.add_argument("--layers", type=int, default=6, help="of the transformer")
+    parser.add_argument("--heads", type=int, default=6, help="of the transformer, 32 numbers wide each")
+    parser.add_argument("--patch", type=int, default=2, help="latents per token along a side; pictures have 64 latents")
     parser.add_argument("--rows", type=int, default=32, help="latents of a forward")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
@@ -166,7 +167,7 @@ def main() -> None:
         return
     from flow_step import small_model
 
-    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads)
+    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads, args.patch)
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
     for _ in range(args.rounds):
         for name in METHODS:

@@ -1,10 +1,10 @@
 """Time of a Flow-GRPO step, by its parts and against a straightforward loop written after the official script's structure.
 
     python benchmarks/flow_step.py --rounds 3 --steps 3
-    python benchmarks/flow_step.py --layers 12 --heads 12 --prompts 4 --group-size 8 --rows 32
+    python benchmarks/flow_step.py --layers 6 --heads 6 --patch 2 --prompts 4 --group-size 8 --rows 32
 
-Both sides train the same small Stable Diffusion 3 (the architecture of `mmrl demo t2i`, random weights; --layers and --heads, of
-32 numbers each, make it larger) with LoRA on the same
+Both sides train the same small Stable Diffusion 3 (the architecture of `mmrl demo t2i`, random weights; --layers, --heads of
+32 numbers each and smaller patches make it larger) with LoRA on the same
 prompts: 10 denoising steps of which 9 train, KL to the model without its adapter, 2 updates, a constant reward plus the parity of
 the sample (no time is spent on scoring, and advantages are not 0). The loop encodes the prompt of every image again, samples
 every image from noise of its own in micro-batches, keeps all latents and trains step after step of a micro-batch. Each side runs
@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--layers", type=int, help="of the transformer; the demo's by default")
     parser.add_argument("--heads", type=int, help="of the transformer, 32 numbers wide each; the demo's by default")
+    parser.add_argument("--patch", type=int, help="latents per token along a side; fewer make more tokens")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="print where mmrl's time goes, by function, and stop")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -263,15 +264,18 @@ def side(args: argparse.Namespace) -> None:
     sys.stdout.write(json.dumps(found | {"peak_mb": peak / 1024, "base_mb": base / 1024}) + "\n")
 
 
-def small_model(folder: Path, layers: int | None, heads: int | None) -> str:
+def small_model(folder: Path, layers: int | None = None, heads: int | None = None, patch: int | None = None) -> str:
     """The demo's architecture, perhaps of another size, with random weights."""
     from mmrl.data.shapes import Sketches
     from mmrl.tiny.generator import WarmStart, build
 
-    sizes = {name: value for name, value in (("layers", layers), ("heads", heads)) if value is not None}
+    asked = {"layers": layers, "heads": heads, "patch": patch}
+    sizes = {name: value for name, value in asked.items() if value is not None}
     pipeline = build(WarmStart(data=Sketches(), **sizes))
     weights = sum(weight.numel() for weight in pipeline.transformer.parameters()) / 1e6
-    sys.stdout.write(f"transformer of {weights:.1f} M weights, {pipeline.transformer.config.num_layers} layers\n\n")
+    config = pipeline.transformer.config
+    tokens = (config.sample_size // config.patch_size) ** 2
+    sys.stdout.write(f"transformer of {weights:.1f} M weights, {config.num_layers} layers, {tokens} tokens a picture\n\n")
     with torch.no_grad():
         for weight in pipeline.transformer.proj_out.parameters():
             weight.normal_(std=0.02)
@@ -284,7 +288,7 @@ def main() -> None:
     if args.side:
         side(args)
         return
-    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads)
+    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads, args.patch)
     sides = [("mmrl", args.micro_batch[0]), *(("loop", size) for size in args.micro_batch)]
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {which: [] for which in sides}
     shared = [

@@ -192,7 +192,7 @@ class Rows:
         return len(self.ids)
 
     def mask(self, length: int) -> Tensor | None:
-        """What a new token attends to, of the first `length` positions; None: all of them."""
+        """The mask of a new token over the first `length` positions; None: it attends to all of them."""
         return self.attention[..., :length] if any(self.padded) else None
 
     def take(self, keep: Int[Tensor, " k"], places: Sequence[int]) -> "Rows":

@@ -1,10 +1,11 @@
 """Decoding asks the device as seldom as it is told to, and writes the same whenever it asks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.interventions import in_precision
@@ -13,6 +14,7 @@ from mmrl.policies.text.draft import Draft, Stops
 from mmrl.policies.text.generate import LOOK_EVERY, Completions, Generation, LocalGenerator
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from tests.support.host_looks import host_looks
+from tests.support.second_device import META, SecondDevice
 from tests.support.text_policies import FAMILIES, FP32_BOUND, bias_toward, make, prompts
 
 ROWS = 5
@@ -92,14 +94,9 @@ def test_stop_texts_are_looked_for_together(tiny):
     assert calls == [4 * ROWS] * 3
 
 
-def test_an_accelerator_is_looked_at_now_and_then_and_a_cpu_always(tiny):
+def test_a_cpu_is_looked_at_always(tiny):
     policy = make(tiny("qwen3_vl"))
-    writer = LocalGenerator(policy)
-    shown = [policy.encode(prompts()[2])]
-    assert writer.generation(shown, [0], [(0, 0)], Sampling()).look_every == 1
-    # The network's buffer says where it is; a prompt of text has nothing that the meta device could not hold.
-    policy.net.banned = policy.net.banned.to("meta")
-    assert writer.generation(shown, [0], [(0, 0)], Sampling()).look_every == LOOK_EVERY > 1
+    assert LocalGenerator(policy).generation([policy.encode(prompts()[2])], [0], [(0, 0)], Sampling()).look_every == 1
 
 
 def test_all_processes_make_as_many_forwards_as_the_one_with_most_to_do(tiny):
@@ -162,3 +159,52 @@ def test_adapters_cast_nothing_that_autocast_narrows_again(tiny):
         layer.cast_input_dtype_enabled = True
     cast = half.run(work)
     assert without.tokens.tolist() == cast.tokens.tolist() and torch.equal(without.logprobs, cast.logprobs)
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_everything_between_looks_happens_on_the_device(tiny, stop):
+    policy = make(tiny("qwen3_vl"))
+    encoded = [policy.encode(prompts()[2])]
+    policy.net.to(META)
+    writer = LocalGenerator(policy)
+    work = writer.generation(encoded, [0] * ROWS, [(7, i) for i in range(ROWS)], Sampling(max_new_tokens=24, stop=stop))
+    assert work.look_every == LOOK_EVERY > 1
+    looks: list[int] = []
+    for every in (6, 12):
+        with SecondDevice() as device:
+            policy.run(replace(work, look_every=every, anyone=lambda flag: True))
+        looks.append(len(device.crossed.looks))
+    assert looks[0] - looks[1] == 2 * (3 if stop else 1), "of every look: which rows are live, and for texts tokens and rows"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gpu_is_waited_for_at_looks_alone_and_writes_what_a_cpu_writes(tiny, family):
+    from accelerate import Accelerator
+
+    written: list[Completions] = []
+    for cpu in (True, False):
+        policy = make(tiny(family))
+        policy.prepare(Accelerator(cpu=cpu))
+        if not cpu:
+            extend, logits = policy.net.extend, policy.net.logits
+            policy.net.extend = unwaited(extend)  # type: ignore[method-assign]
+            policy.net.logits = unwaited(logits)  # type: ignore[method-assign]
+        written.append(policy.run(generation(policy, prompts()[:1], Sampling(max_new_tokens=24), every=1 if cpu else 8)))
+    one, other = written
+    assert one.tokens[:, 0].tolist() == other.tokens[:, 0].tolist()
+    torch.testing.assert_close(one.logprobs[:, 0], other.logprobs[:, 0], atol=1e-3, rtol=0)
+
+
+def unwaited(work: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same work, which raises where it waits for the GPU."""
+
+    def wrapped(*args: object) -> Tensor:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return work(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return wrapped
