@@ -3,9 +3,10 @@
     python benchmarks/flow_costs.py
 
 One Stable Diffusion 3 with random weights and LoRA, 16 pictures for each of 2 prompts, 8 denoising steps, no guidance, a reward
-without cost; every method in a process of its own, in turns. A call is one latent through the transformer; one with a gradient
-counts as many as its seconds, forward and backward, over those of one without, measured in Flow-GRPO's process. If nothing but
-the transformer took time, both ratios would be the same. Seconds are CPU seconds of one thread.
+without cost; the methods take steps in turns, and memory is that of a process of each. A call is one latent through the
+transformer; one with a gradient counts as many as its seconds, forward and backward, over those of one without, measured in
+Flow-GRPO. If nothing but the transformer took time, both ratios would be the same. Seconds are CPU seconds of one thread, the
+least of all steps of a method, which other work disturbs least.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ WARM_UP = 1
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="processes per method")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps per process")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of every method, in turns")
+    parser.add_argument("--updates", type=int, default=0, help="updates per step; 0: as many as each preset takes")
     parser.add_argument("--layers", type=int, default=6, help="of the transformer")
     parser.add_argument("--heads", type=int, default=6, help="of the transformer, 32 numbers wide each")
     parser.add_argument("--patch", type=int, default=2, help="latents per token along a side; pictures have 64 latents")
@@ -80,8 +81,25 @@ def parity(group: Any) -> list[float]:
     return [float(i % 2) for i in range(len(group.samples))]
 
 
-def measure(args: argparse.Namespace) -> None:
-    """Print the steps of one method."""
+@dataclass
+class Run:
+    """A method in training, and what its transformer was asked."""
+
+    trainer: Any
+    asked: Asked
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def step(self) -> None:
+        """Take a training step, and note its seconds and calls."""
+        self.asked.reset()
+        start = time.process_time()
+        self.trainer.step()
+        seconds = time.process_time() - start
+        self.steps.append({"seconds": seconds, "calls": self.asked.calls, "inside": self.asked.seconds})
+
+
+def prepare(method: str, args: argparse.Namespace) -> Run:
+    """The method's trainer with a policy of its own."""
     from mmrl.algorithms.presets.flow import PRESETS
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.app.plugins.resolve import load
@@ -92,9 +110,10 @@ def measure(args: argparse.Namespace) -> None:
     from mmrl.training.settings import TrainSettings
     from mmrl.training.trainer import Trainer
 
-    torch.set_num_threads(1)
-    preset: Any = PRESETS[args.method]
-    algorithm = replace(preset, group_size=GROUP, schedule=replace(preset.schedule, num_steps=STEPS, **METHODS[args.method]))
+    preset: Any = PRESETS[method]
+    algorithm = replace(preset, group_size=GROUP, schedule=replace(preset.schedule, num_steps=STEPS, **METHODS[method]))
+    if args.updates:
+        algorithm = replace(algorithm, minibatches=args.updates)
     sizes = {"height": 32, "width": 32, "max_prompt_tokens": 0, "forward_rows": args.rows, "decode_rows": args.rows}
     config = FlowPolicyConfig(args.model, guidance=1.0, lora=LoraSettings(rank=8, alpha=16), **sizes)
     policy = FlowPolicy(config, sorted(algorithm.shadows))
@@ -109,33 +128,35 @@ def measure(args: argparse.Namespace) -> None:
         asked.note_end()
 
     object.__setattr__(trainer.ranks, "backward", time_backward)
-    steps: list[dict[str, Any]] = []
-    for _ in range(WARM_UP + args.steps):
-        asked.reset()
-        start = time.process_time()
-        trainer.step()
-        steps.append({"seconds": time.process_time() - start, "calls": asked.calls, "inside": asked.seconds})
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    sys.stdout.write(json.dumps({"steps": steps[WARM_UP:], "peak_mb": peak}) + "\n")
+    return Run(trainer, asked)
 
 
-def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
-    """Method -> seconds, calls, and both over Flow-GRPO's; medians."""
-    steps = {name: [step for run in found for step in run["steps"]] for name, found in runs.items()}
-    base = steps["flow_grpo"]
-    each = [statistics.median(step["inside"][kind] / step["calls"][kind] for step in base) for kind in (0, 1)]
+def measure_memory(args: argparse.Namespace) -> None:
+    """Print the peak memory of a process that takes two steps of one method, in MB."""
+    run = prepare(args.method, args)
+    run.step()
+    run.step()
+    sys.stdout.write(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}\n")
+
+
+def figures(runs: dict[str, Run], memory: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Method -> seconds, calls, and both over Flow-GRPO's; seconds are the least."""
+    base = runs["flow_grpo"].steps
+    each = [min(step["inside"][kind] / step["calls"][kind] for step in base) for kind in (0, 1)]
     weight, out = each[1] / each[0], dict[str, dict[str, float]]()
-    for name, own in steps.items():
-        seconds = statistics.median(step["seconds"] for step in own)
-        calls = statistics.median(step["calls"][0] + weight * step["calls"][1] for step in own)
+    for name, run in runs.items():
+        best = min(run.steps, key=lambda step: step["seconds"])
+        calls = statistics.median(step["calls"][0] + weight * step["calls"][1] for step in run.steps)
         out[name] = {
-            "seconds": seconds,
-            "forward": own[0]["calls"][0],
-            "gradient": own[0]["calls"][1],
+            "seconds": best["seconds"],
+            "forward": best["calls"][0],
+            "gradient": best["calls"][1],
             "calls": calls,
             "weight": weight,
-            "inside": statistics.median(sum(step["inside"]) / step["seconds"] for step in own),
-            "peak_mb": statistics.median(run["peak_mb"] for run in runs[name]),
+            "inside": sum(best["inside"]) / best["seconds"],
+            "forward_ms": 1000 * min(step["inside"][0] / step["calls"][0] for step in run.steps),
+            "gradient_ms": 1000 * min(step["inside"][1] / step["calls"][1] for step in run.steps),
+            "peak_mb": memory[name],
         }
     for one in out.values():
         one["time_ratio"] = one["seconds"] / out["flow_grpo"]["seconds"]
@@ -146,14 +167,15 @@ def figures(runs: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]
 def table(found: dict[str, dict[str, float]]) -> list[str]:
     """Markdown: a row for every method."""
     lines = [
-        "| method | CPU s/step | latents forward | latents with gradient | inside the transformer | time / Flow-GRPO | "
-        "calls / Flow-GRPO | apart | peak MB |",
+        "| method | CPU s/step | latents forward (ms each) | with gradient (ms each) | inside the transformer | "
+        "time / Flow-GRPO | calls / Flow-GRPO | apart | peak MB |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, one in found.items():
         time_ratio, call_ratio = one["time_ratio"], one["call_ratio"]
         lines.append(
-            f"| {name} | {one['seconds']:.2f} | {one['forward']:.0f} | {one['gradient']:.0f} | {one['inside']:.3f} | "
+            f"| {name} | {one['seconds']:.2f} | {one['forward']:.0f} ({one['forward_ms']:.2f}) | "
+            f"{one['gradient']:.0f} ({one['gradient_ms']:.2f}) | {one['inside']:.3f} | "
             f"{time_ratio:.3f} | {call_ratio:.3f} | {time_ratio / call_ratio - 1:+.1%} | {one['peak_mb']:.0f} |"
         )
     weight = found["flow_grpo"]["weight"]
@@ -162,22 +184,30 @@ def table(found: dict[str, dict[str, float]]) -> list[str]:
 
 def main() -> None:
     args = arguments()
+    torch.set_num_threads(1)
     if args.method:
-        measure(args)
+        measure_memory(args)
         return
     from flow_step import small_model
 
-    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads, args.patch)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
-    for _ in range(args.rounds):
-        for name in METHODS:
-            words = [f"--method={name}", f"--model={model}", f"--steps={args.steps}", f"--rows={args.rows}"]
-            text = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
-            runs[name].append(json.loads(text.splitlines()[-1]))
-    found = figures(runs)
+    args.model = small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads, args.patch)
+    runs = {name: prepare(name, args) for name in METHODS}
+    for i in range(WARM_UP + args.steps):
+        for run in runs.values():
+            if i == WARM_UP:
+                run.steps.clear()
+            run.step()
+    words = [f"--model={args.model}", f"--rows={args.rows}", f"--updates={args.updates}"]
+    memory = {name: float(output([sys.executable, __file__, f"--method={name}", *words])) for name in METHODS}
+    found = figures(runs, memory)
     sys.stdout.write("\n".join(table(found)) + "\n")
     if args.json:
         args.json.write_text(json.dumps(found))
+
+
+def output(command: Sequence[str]) -> str:
+    """The last line that a command prints."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
 
 
 if __name__ == "__main__":

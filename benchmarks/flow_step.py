@@ -269,7 +269,7 @@ def small_model(folder: Path, layers: int | None = None, heads: int | None = Non
     from mmrl.data.shapes import Sketches
     from mmrl.tiny.generator import WarmStart, build
 
-    asked = {"layers": layers, "heads": heads, "patch": patch}
+    asked: dict[str, Any] = {"layers": layers, "heads": heads, "patch": patch}
     sizes = {name: value for name, value in asked.items() if value is not None}
     pipeline = build(WarmStart(data=Sketches(), **sizes))
     weights = sum(weight.numel() for weight in pipeline.transformer.parameters()) / 1e6
