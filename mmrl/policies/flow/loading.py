@@ -18,7 +18,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import (
     ADAPTER,
     LoraSettings,
-    adapter_layers,
+    casting_layers,
     check_adapter_folder,
     check_adapter_weights,
     lora_config,
@@ -57,7 +57,7 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
-    switch_casts(adapter_layers(pipeline.transformer.modules()), on=config.dtype == "float32")
+    switch_casts(casting_layers(pipeline.transformer.modules()), on=config.dtype == "float32")
     if config.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
     if config.attention_backend is not None:

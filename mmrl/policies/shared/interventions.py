@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.shared.lora import adapter_layers, switch_casts
+from mmrl.policies.shared.lora import casting_layers, switch_casts
 
 Read = Callable[[], Tensor]
 RANDOM = 0.05
@@ -51,7 +51,7 @@ def without_dropout(net: nn.Module) -> Iterator[None]:
 def in_precision(net: Half, name: str) -> Iterator[None]:
     """A block in which `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
     half, matmul, conv = net.half_precision, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    adapted = adapter_layers(net.modules())
+    adapted = casting_layers(net.modules())
     casting = [layer.cast_input_dtype_enabled for layer in adapted]
     net.half_precision = False
     # Without autocast nobody else brings bfloat16 to the adapters' float32.

@@ -47,6 +47,12 @@ class AdaptedLayer(Protocol):
     """A layer that peft put an adapter beside."""
 
     _disable_adapters: bool
+
+
+@runtime_checkable
+class CastingLayer(Protocol):
+    """A layer of peft that may bring its input to the adapter's dtype."""
+
     cast_input_dtype_enabled: bool
 
 
@@ -69,7 +75,12 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
             layer._disable_adapters = disabled
 
 
-def switch_casts(layers: Sequence[AdaptedLayer], on: bool) -> None:
+def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:
+    """Those of a network's modules that may cast what they are given."""
+    return [module for module in modules if isinstance(module, CastingLayer)]
+
+
+def switch_casts(layers: Sequence[CastingLayer], on: bool) -> None:
     """Let these layers bring their inputs to the adapter's dtype, as peft does, or leave that to autocast.
 
     Under autocast both compute the same: what peft widens to float32, autocast narrows again, with two kernels per layer.

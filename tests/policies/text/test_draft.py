@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.interventions import in_precision
-from mmrl.policies.shared.lora import LoraSettings, adapter_layers
+from mmrl.policies.shared.lora import LoraSettings, casting_layers
 from mmrl.policies.text.draft import Draft, Stops
 from mmrl.policies.text.generate import LOOK_EVERY, Completions, Generation, LocalGenerator
 from mmrl.policies.text.policy import Sampling, TextPolicy
@@ -147,9 +147,9 @@ def test_chunks_hold_prompts_of_like_length(tiny):
 
 def test_adapters_cast_nothing_that_autocast_narrows_again(tiny):
     half, plain = make(tiny("qwen3_vl"), lora=LORA, dtype="bfloat16"), make(tiny("qwen3_vl"), lora=LORA)
-    layers = adapter_layers(half.net.modules())
+    layers = casting_layers(half.net.modules())
     assert {layer.cast_input_dtype_enabled for layer in layers} == {False}
-    assert {layer.cast_input_dtype_enabled for layer in adapter_layers(plain.net.modules())} == {True}
+    assert {layer.cast_input_dtype_enabled for layer in casting_layers(plain.net.modules())} == {True}
     with in_precision(half.net, "float32"):
         assert {layer.cast_input_dtype_enabled for layer in layers} == {True}, "without autocast nobody else would"
     assert {layer.cast_input_dtype_enabled for layer in layers} == {False}
