@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
-from mmrl.policies.text.packed.attention import packing
+from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class TextNet(nn.Module):
         config = self.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         slides = getattr(config, "sliding_window", None) is not None
-        return config._attn_implementation == "sdpa" and kinds == {"full_attention"} and not slides
+        return config._attn_implementation in ("sdpa", NAME) and kinds == {"full_attention"} and not slides
 
     @property
     def core(self) -> Any:
