@@ -1,8 +1,10 @@
 """Time of a Flow-GRPO step, by its parts and against a straightforward loop written after the official script's structure.
 
     python benchmarks/flow_step.py --rounds 3 --steps 3
+    python benchmarks/flow_step.py --layers 6 --heads 6 --patch 2 --prompts 4 --group-size 8 --rows 32
 
-Both sides train the same small Stable Diffusion 3 (the architecture of `mmrl demo t2i`, random weights) with LoRA on the same
+Both sides train the same small Stable Diffusion 3 (the architecture of `mmrl demo t2i`, random weights; --layers, --heads of
+32 numbers each and smaller patches make it larger) with LoRA on the same
 prompts: 10 denoising steps of which 9 train, KL to the model without its adapter, 2 updates, a constant reward plus the parity of
 the sample (no time is spent on scoring, and advantages are not 0). The loop encodes the prompt of every image again, samples
 every image from noise of its own in micro-batches, keeps all latents and trains step after step of a micro-batch. Each side runs
@@ -38,6 +40,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=96, help="latents of a forward of mmrl")
     parser.add_argument("--micro-batch", type=int, nargs="+", default=[8, 96], help="images of the loop's batches")
     parser.add_argument("--guidance", type=float, default=1.0)
+    parser.add_argument("--layers", type=int, help="of the transformer; the demo's by default")
+    parser.add_argument("--heads", type=int, help="of the transformer, 32 numbers wide each; the demo's by default")
+    parser.add_argument("--patch", type=int, help="latents per token along a side; fewer make more tokens")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="print where mmrl's time goes, by function, and stop")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -103,8 +108,8 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     inside = Inside(policy.net.transformer)
     backward = trainer.ranks.backward
 
-    def time_backward(loss: torch.Tensor) -> None:
-        backward(loss)
+    def time_backward(loss: torch.Tensor, last: bool = True) -> None:
+        backward(loss, last)
         inside.note_end()
 
     object.__setattr__(trainer.ranks, "backward", time_backward)
@@ -259,12 +264,18 @@ def side(args: argparse.Namespace) -> None:
     sys.stdout.write(json.dumps(found | {"peak_mb": peak / 1024, "base_mb": base / 1024}) + "\n")
 
 
-def small_model(folder: Path) -> str:
-    """The demo's architecture with random weights."""
+def small_model(folder: Path, layers: int | None = None, heads: int | None = None, patch: int | None = None) -> str:
+    """The demo's architecture, perhaps of another size, with random weights."""
     from mmrl.data.shapes import Sketches
     from mmrl.tiny.generator import WarmStart, build
 
-    pipeline = build(WarmStart(data=Sketches()))
+    asked: dict[str, Any] = {"layers": layers, "heads": heads, "patch": patch}
+    sizes = {name: value for name, value in asked.items() if value is not None}
+    pipeline = build(WarmStart(data=Sketches(), **sizes))
+    weights = sum(weight.numel() for weight in pipeline.transformer.parameters()) / 1e6
+    config = pipeline.transformer.config
+    tokens = (config.sample_size // config.patch_size) ** 2
+    sys.stdout.write(f"transformer of {weights:.1f} M weights, {config.num_layers} layers, {tokens} tokens a picture\n\n")
     with torch.no_grad():
         for weight in pipeline.transformer.proj_out.parameters():
             weight.normal_(std=0.02)
@@ -277,7 +288,7 @@ def main() -> None:
     if args.side:
         side(args)
         return
-    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model")
+    model = args.model or small_model(Path(tempfile.mkdtemp()) / "model", args.layers, args.heads, args.patch)
     sides = [("mmrl", args.micro_batch[0]), *(("loop", size) for size in args.micro_batch)]
     runs: dict[tuple[str, int], list[dict[str, Any]]] = {which: [] for which in sides}
     shared = [
@@ -291,17 +302,28 @@ def main() -> None:
             if args.profile:
                 return
             runs[name, size].append(json.loads(text.splitlines()[-1]))
+    sys.stdout.write("\n".join(table(runs)) + "\n")
+
+
+def table(runs: dict[tuple[str, int], list[dict[str, Any]]]) -> list[str]:
+    """Markdown: a row for every side."""
+    lines = [
+        "| side | s/step (median) | least - most | share inside the transformer | peak MB | where the time goes (median s) |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
     for (name, size), found in runs.items():
         steps = [step for run in found for step in run["steps"]]
         seconds = [step["seconds"] for step in steps]
         shares = [step["inside"] / step["seconds"] for step in steps]
         label = "mmrl" if name == "mmrl" else f"loop, micro-batch {size}"
-        split = {key: round(statistics.median(step["split"][key] for step in steps), 3) for key in steps[0]["split"]}
+        split = {key: statistics.median(step["split"][key] for step in steps) for key in steps[0]["split"]}
+        where = ", ".join(f"{key} {value:.2f}" for key, value in split.items())
         peak = statistics.median(run["peak_mb"] for run in found)
-        sys.stdout.write(
-            f"{label}: {statistics.median(seconds):.2f} s per step ({min(seconds):.2f} to {max(seconds):.2f}), "
-            f"{statistics.median(shares):.3f} inside the transformer, {peak:.0f} MB at most {split or ''}\n"
+        lines.append(
+            f"| {label} | {statistics.median(seconds):.2f} | {min(seconds):.2f} - {max(seconds):.2f} | "
+            f"{statistics.median(shares):.3f} | {peak:.0f} | {where} |"
         )
+    return lines
 
 
 if __name__ == "__main__":

@@ -36,3 +36,9 @@ def pad_actions(x: Tensor, length: int, value: float = 0) -> Tensor:
 def stack_ragged(rows: Sequence[Tensor], value: float = 0) -> Tensor:
     """1-D tensors of different length -> (n, longest), padded at the end."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; where it is sent from the host, nobody waits for what the device does at the moment."""
+    # The copy the other way must be waited for: the host would read memory that is not written yet.
+    return x.to(device, non_blocking=x.device.type == "cpu")

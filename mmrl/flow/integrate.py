@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.tensors import to_device
 from mmrl.flow.dynamics import Before, Gaussian, Solver, Stochastic
 from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.layout import Layout, Noise
@@ -62,8 +63,8 @@ def gaussian_of(
     """
     if not isinstance(step.dynamics, Stochastic):
         raise ValueError("a step without noise has no log-probability: train stochastic steps only")
-    at = index.to(x.device) if isinstance(index, Tensor) else torch.full((len(x),), index, device=x.device)
-    plain = step.dynamics.transition(x, v, sigmas.to(x.device), at)
+    at = index if isinstance(index, Tensor) else torch.full((len(x),), index)
+    plain = step.dynamics.transition(x, v, to_device(sigmas, x.device), to_device(at, x.device))
     return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
 
 
@@ -74,19 +75,21 @@ def integrate(
     velocity: Velocity,
     noise: Noise,
     storage: torch.dtype | None = None,
+    keep: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Trajectory:
-    """Sample all rows of the layout.
+    """Sample all rows of the layout, on the device that noise and velocities are on; nothing is asked of it on the way.
 
+    `keep` says where latents are put that the trajectory remembers, such as into the memory of the host.
     `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
     evaluating them again from the record gives the same numbers.
     """
     x = _round_to(noise(0, layout.owners(0)), storage)
-    states, means, logprobs = [x], list[Tensor](), list[Tensor]()
+    states, means, logprobs = [keep(x)], list[Tensor](), list[Tensor]()
     before: Before | None = None
     for i, step in enumerate(plan.steps):
         v = velocity(x, i, layout.owners(i)).to(x)
         children = layout.owners(i + 1)
-        parents = layout.places(i)[children].to(x.device)
+        parents = to_device(layout.places(i)[children], x.device)
         x, v = x[parents], v[parents]
         if before is not None:
             before = Before(before.data[parents], before.sigma)
@@ -95,19 +98,20 @@ def integrate(
             _without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage
         )
         mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)
-        noisy = layout.stochastic[children, i].nonzero()[:, 0].to(x.device)
-        if len(noisy):
+        drawn = layout.stochastic[children, i].nonzero()[:, 0]
+        if len(drawn):
+            noisy = to_device(drawn, x.device)
             x_next, mean = x_next.clone(), mean.clone()
             gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i)
-            fresh = noise(i + 1, children[noisy.cpu()]).to(x) * (step.noise_scale / step.density_scale)
+            fresh = noise(i + 1, children[drawn]).to(x) * (step.noise_scale / step.density_scale)
             mean[noisy] = gaussian.mean
             x_next[noisy] = _round_to(gaussian.draw(fresh), storage)
             if step.trained:
                 lp[noisy] = gaussian.log_density(x_next[noisy])
         before, x = here, x_next
-        states.append(x)
-        means.append(mean)
-        logprobs.append(lp[layout.places(i + 1).to(x.device)])
+        states.append(keep(x))
+        means.append(states[-1] if mean is x else keep(mean))
+        logprobs.append(lp[to_device(layout.places(i + 1), x.device)])
     return Trajectory(layout, tuple(states), tuple(means), torch.stack(logprobs, 1))
 
 

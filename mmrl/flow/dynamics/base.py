@@ -41,7 +41,8 @@ class Gaussian:
         dims = tuple(range(1, gap.ndim))
         if not self.normalized:
             return -gap.mean(dims)
-        if bool((self.std == 0).any()):
+        # Elsewhere the host would wait for the answer; audits look at the deviations of every plan before anything trains.
+        if self.std.device.type == "cpu" and bool((self.std == 0).any()):
             raise ValueError("a step without noise has no log-probability: train stochastic steps only")
         return -(gap.mean(dims) / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))
 

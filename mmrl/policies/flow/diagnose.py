@@ -177,8 +177,10 @@ def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
 def encode_again(again: Again) -> tuple[Condition, ...]:
     """Embeddings: those of the rows' prompts computed again, the others as they are."""
     policy, conditions = again.policy, list(again.trace.conditions)
-    for place, (group, _) in zip(again.trace.prompt_index.tolist(), again.rollouts.samples(), strict=True):
-        conditions[place] = policy.family.encode(group.prompt.text, policy.net.device)
+    texts = [group.prompt.text for group, _ in again.rollouts.samples()]
+    made = policy.encoder.encode(list(dict.fromkeys(texts)), policy.net.device)
+    for place, text in zip(again.trace.prompt_index.tolist(), texts, strict=True):
+        conditions[place] = made[text]
     return tuple(conditions)
 
 

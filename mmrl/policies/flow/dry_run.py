@@ -42,6 +42,7 @@ def load_meta(config: FlowPolicyConfig) -> FlowFamily:
     half = config.dtype == "bfloat16" and config.lora is not None
     # The class's own `to` warns, and there is nothing to warn of.
     nn.Module.to(transformer, torch.bfloat16 if half else torch.float32)
+    nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     pipeline = SimpleNamespace(
         transformer=transformer.requires_grad_(False).eval(),
         vae=vae.requires_grad_(False).eval(),
@@ -200,6 +201,7 @@ class FlowDryRun:
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log),
             forward=lambda host: DryForward(host, self.family.image_tokens, self.log, still),
             decoder=NoImages,
+            embeddings=lambda config, family: None,
             weights=still.keeper(),
             diagnostics=NoDiagnostics,
         )
@@ -214,7 +216,9 @@ class FlowDryRun:
 
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
-        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders_of(self.policy.config)}
+        config = self.policy.config
+        encoders = {} if config.rest_text_encoders else encoders_of(config)
+        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders}
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest forward keeps at a time; `decode` turns latents into pictures."""
@@ -227,7 +231,11 @@ class FlowDryRun:
             found[phase] = peak_bytes(partial(forward, self, count, guidance, phase == "update"))
         rows = 1 if config.vae_slicing else config.decode_rows
         with torch.no_grad():
-            found["decode"] = peak_bytes(partial(self.family.decode, torch.zeros(rows, *self.family.latent_shape)))
+            dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
+            latents = torch.zeros(rows, *self.family.latent_shape, dtype=dtype)
+            found["decode"] = peak_bytes(partial(self.family.decode, latents))
+        if config.rest_text_encoders:
+            found["encode"] = sum(encoders_of(config).values())
         return found
 
     def parts_of_activations(self) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.tensors import to_device
 from mmrl.flow.integrate import gaussian_of
 from mmrl.policies.flow.trace import FlowTrace
 
@@ -63,26 +64,28 @@ def read_trace(
         flat["sampled_mean"] = trace.latents[trace.means[rows, columns]]
     if "target_velocity" in asked:
         flat["target_velocity"] = trace.targets(rows, columns)
-    return {name: scatter(flat[name], rows, columns, mask) if name in flat else of_the_schedule(trace, name) for name in asked}
+    found = {name: flat[name].cpu() for name in asked & flat.keys()}
+    return {name: scatter(found[name], rows, columns, mask) if name in found else of_the_schedule(trace, name) for name in asked}
 
 
 def densities(
     trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"], v: Float[Tensor, "m ..."]
 ) -> dict[str, Tensor]:
-    """Mean and log-probability of transitions with these velocities."""
+    """Mean and log-probability of transitions with these velocities, computed where the velocities are."""
     if len(rows) == 0:
         return {"mean": v, "logprobs": v.flatten(1).sum(1)}
-    x = trace.inputs(rows, columns)
-    x_next = trace.latents[trace.after[rows, columns]]
+    x = to_device(trace.inputs(rows, columns), v.device)
+    x_next = to_device(trace.latents[trace.after[rows, columns]], v.device)
     sigma_plans, steps = trace.course_index[rows], trace.steps[rows, columns]
-    means, logprobs = torch.zeros_like(x), torch.zeros(len(x))
+    means, logprobs = torch.zeros_like(x), torch.zeros(len(x), device=v.device)
     for i in sigma_plans.unique().tolist():
         sigma_plan, here = trace.sigma_plans[i], (sigma_plans == i).nonzero()[:, 0]
         # Steps of one kind are evaluated together, wherever on the sigma_plan they are.
         kinds = torch.tensor([sigma_plan.plan.steps.index(step) for step in sigma_plan.plan.steps])[steps[here]]
         for kind in kinds.unique().tolist():
-            own, step = here[kinds == kind], sigma_plan.plan.steps[kind]
-            gaussian = gaussian_of(step, x[own], v[own], sigma_plan.sigmas, steps[own])
+            places, step = here[kinds == kind], sigma_plan.plan.steps[kind]
+            own = to_device(places, v.device)
+            gaussian = gaussian_of(step, x[own], v[own], sigma_plan.sigmas, steps[places])
             means = means.index_copy(0, own, gaussian.mean)
             if step.trained:
                 logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))

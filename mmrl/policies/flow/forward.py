@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.shared.sharding import reshard
@@ -25,7 +26,7 @@ class Forward(Protocol):
         index: Int[Tensor, " m"],
         guidance: float | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """On the CPU; with a gradient where gradients are on."""
+        """On the network's device; with a gradient where gradients are on."""
         ...
 
 
@@ -45,10 +46,13 @@ class LocalForward:
     ) -> Float[Tensor, "m ..."]:
         host, grad, count = self.host, torch.is_grad_enabled(), len(x)
         device = host.net.device
-        rows = torch.arange(host.config.forward_rows if host.config.equal_forwards else count).clamp(max=count - 1)
+        x, timesteps = to_device(x, device), to_device(timesteps, device)
+        if host.config.equal_forwards:
+            rows = torch.arange(host.config.forward_rows).clamp(max=count - 1)
+            x, timesteps, index = x[to_device(rows, device)], timesteps[to_device(rows, device)], index[rows]
         empty = host.encoder.empty(device) if host.net.passes(guidance) == 2 else None
         module = host.module if grad else host.net
-        v = module(x[rows].to(device), timesteps[rows].to(device), conditions, index[rows], empty, guidance)
+        v = module(x, timesteps, conditions, index, empty, guidance)
         if not grad and host.ranks.is_sharded:
             reshard(host.net)
-        return v[:count].cpu()
+        return v[:count]

@@ -1,7 +1,7 @@
 """Sampling images: noise is integrated along a plan, under the weights as they are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,11 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.tensors import to_device
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
+from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import Weights
 
 
@@ -64,18 +66,22 @@ class LocalGenerator:
         host, plan, counts = self.host, sigma_plan.plan, tuple(request.count for request in requests)
         seeds = tuple(request.seed for request in requests)
         layout = lay_out(plan, counts, seeds)
-        noise = SeededNoise(plan, counts, seeds, host.family.latent_shape)
-        conditions = host.encoder([request.prompt.text for request in requests], host.net.device)
+        noise, device = SeededNoise(plan, counts, seeds, host.family.latent_shape), host.net.device
+        conditions, late = host.encoder([request.prompt.text for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
             v = host.velocities(x, sigma_plan.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
-            refuse_nan(v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
+            refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
 
-        trajectory = integrate(
-            plan, sigma_plan.sigmas, layout, velocity, lambda column, rows: host.family.pack(noise(column, rows))
-        )
+        def packed(column: int, rows: Int[Tensor, " m"]) -> Tensor:
+            return to_device(host.family.pack(noise(column, rows)), device)
+
+        trajectory = integrate(plan, sigma_plan.sigmas, layout, velocity, packed, keep=send_home)
+        # From here on the device has done all that was asked of it, and what was sent home is there.
+        trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
+        late.look()
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
         if plan.forward is not None:
             trace = trace_of_noised(trajectory.samples, keys, sigma_plan, conditions, prompts)
@@ -168,12 +174,14 @@ def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n 
     return names[layout.node_ids]
 
 
-def refuse_nan(v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Sequence[Prompt]) -> None:
-    """Raise ValueError, naming the prompt, for velocities that are not finite."""
-    bad = (~v.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
-    if bad:
-        raise ValueError(
+def refuse_nan(late: LateCheck, v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Sequence[Prompt]) -> None:
+    """Have a ValueError that names the prompt raised for velocities that are not finite, once the device is looked at."""
+
+    def explain(bad: list[int]) -> ValueError:
+        return ValueError(
             f"the velocity of prompt {prompts[bad[0]].id!r} is not finite at step {step + 1} of {num_steps}, "
-            f"as for {len(bad)} of {len(v)} latents: look for weights that diverged (lower optimizer.lr), "
+            f"as for {len(bad)} of {len(prompts)} latents: look for weights that diverged (lower optimizer.lr), "
             "or set policy.dtype = 'float32'"
         )
+
+    late.refuse(~v.isfinite().flatten(1).all(1), explain)

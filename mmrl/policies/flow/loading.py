@@ -18,10 +18,12 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import (
     ADAPTER,
     LoraSettings,
+    casting_layers,
     check_adapter_folder,
     check_adapter_weights,
     lora_config,
     refuse_dropout,
+    switch_casts,
     warn_of_idle_settings,
 )
 from mmrl.policies.shared.weights import whole
@@ -47,6 +49,7 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
         ValueError: a pipeline that is no flow-matching one known here, whose checkpoint is broken or not whole, or a picture
             size it cannot draw.
     """
+    check_attention_backend(config.attention_backend)
     index = load_index(config.model)
     kind = FAMILIES[index["_class_name"]]
     pipeline = load_pipeline(config, index)
@@ -54,8 +57,11 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
+    switch_casts(casting_layers(pipeline.transformer.modules()), on=config.dtype == "float32")
     if config.gradient_checkpointing:
         pipeline.transformer.enable_gradient_checkpointing()
+    if config.attention_backend is not None:
+        set_attention_backend(pipeline, config.attention_backend)
     if config.vae_slicing:
         pipeline.vae.enable_slicing()
     if config.vae_tiling:
@@ -69,7 +75,8 @@ def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
     # A part that was left out is saved as null, and must be named again to be left out.
     absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    dtypes = {"vae": torch.float32, "transformer": torch.float32 if config.lora is None else half}
+    vae = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
+    dtypes = {"vae": vae, "transformer": torch.float32 if config.lora is None else half}
     kind = getattr(import_module("diffusers"), index["_class_name"])
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
@@ -84,6 +91,34 @@ def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
         networks[name] = load_whole(classes[name].from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
     with readable(place, folder):
         return kind.from_pretrained(folder, **networks, **absent)
+
+
+def check_attention_backend(name: str | None) -> None:
+    """Raise ValueError for a kernel of attention that diffusers does not know."""
+    if name is None:
+        return
+    known = [one.value for one in import_module("diffusers.models.attention_dispatch").AttentionBackendName]
+    if name not in known:
+        shown = ", ".join(sorted(one for one in known if not one.startswith("_")))
+        raise ValueError(f"policy.attention_backend {name!r} is not known to diffusers: leave it out, or choose one of {shown}")
+
+
+def set_attention_backend(pipeline: Any, name: str) -> None:
+    """Let the transformer's attention use a kernel by diffusers' name.
+
+    Raises:
+        ValueError: its package is missing, or diffusers lets nobody choose for this transformer.
+    """
+    transformer, place = pipeline.transformer, f"policy.attention_backend {name!r}"
+    if not any(hasattr(getattr(part, "processor", None), "_attention_backend") for part in transformer.modules()):
+        raise ValueError(
+            f"{place} would change nothing: diffusers lets nobody choose the attention of {type(transformer).__name__}, which "
+            "takes torch's own: leave it out"
+        )
+    try:
+        transformer.set_attention_backend(name)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{place} cannot be had here ({str(error).splitlines()[0]}): install it, or leave it out") from None
 
 
 def load_index(model: str) -> Index:

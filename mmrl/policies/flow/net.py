@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmrl.core.tensors import to_device
 from mmrl.flow.path import velocity_with_guidance
 from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.flow.transfer import Uploads
 
 
 class FlowNet(nn.Module):
@@ -18,6 +20,7 @@ class FlowNet(nn.Module):
     def __init__(self, transformer: Any, family: FlowFamily, guidance: float, half: bool = False, full: bool = False) -> None:
         super().__init__()
         self.transformer, self.family, self.guidance, self.half_precision, self.full = transformer, family, guidance, half, full
+        self.uploads = Uploads()
         # accelerate looks here for the layers it may shard.
         self._no_split_modules = getattr(transformer, "_no_split_modules", None)
 
@@ -53,8 +56,9 @@ class FlowNet(nn.Module):
 
     def _plain(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
         used, places = index.unique(return_inverse=True)
-        prompts = self.family.collate([conditions[i] for i in used.tolist()], self.full)
-        prompts = {name: value.to(x.device)[places.to(x.device)] for name, value in prompts.items()}
+        prompts = self.family.collate(self.uploads([conditions[i] for i in used.tolist()], x.device), self.full)
+        chosen = to_device(places, x.device)
+        prompts = {name: value[chosen] for name, value in prompts.items()}
         with self._precision():
             return self.family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from mmrl.core.protocols import Diagnostics
 from mmrl.policies.flow.diagnose import FlowDiagnostics
+from mmrl.policies.flow.embedding_cache import EmbeddingCache, open_cache
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.forward import Forward, LocalForward
 from mmrl.policies.flow.generate import Decoder, Generator, LocalDecoder, LocalGenerator
@@ -29,4 +30,6 @@ class FlowParts:
     """Who turns finished latents into images."""
     weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = Weights
     """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
+    embeddings: Callable[[FlowPolicyConfig, FlowFamily], EmbeddingCache | None] = open_cache
+    """Who keeps embeddings of prompts for other runs; None: nobody."""
     diagnostics: Callable[[FlowHost], Diagnostics] = FlowDiagnostics

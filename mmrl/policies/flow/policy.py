@@ -27,6 +27,7 @@ from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
 from mmrl.policies.shared.sharding import wrap_module
+from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
@@ -35,9 +36,9 @@ __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 class FlowPolicy:
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
-    Samples carry a PIL image. All arithmetic but the network's is done on the CPU in float32, while sampling and while reading,
-    and rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are on; readings
-    under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
+    Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
+    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are
+    on; readings under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
 
     Args:
         ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
@@ -58,6 +59,7 @@ class FlowPolicy:
         parts: FlowParts = FlowParts(),
     ) -> None:
         self.config, self.ema_decay, self.parts = config, ema_decay, parts
+        switch_tf32(config.tf32)
         self.family = parts.load(config)
         self.pipeline = self.family.pipeline
         guidance = self.family.default_guidance if config.guidance is None else config.guidance
@@ -65,7 +67,8 @@ class FlowPolicy:
             self.pipeline.transformer, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards
         )
         self.module: nn.Module = self.net
-        self.encoder = Encoder(self.family, config.cached_prompts)
+        disk = parts.embeddings(config, self.family)
+        self.encoder = Encoder(self.family, config.cached_prompts, config.rest_text_encoders, disk)
         self.is_main = True
         self.ranks = Ranks()
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
@@ -104,6 +107,7 @@ class FlowPolicy:
         plan = check_plan(sampling)
         self._check(requests)
         sigma_plan = SigmaPlan(plan, self.sigmas(plan))
+        self.net.uploads.clear()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -178,8 +182,9 @@ class FlowPolicy:
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
+        resting = list(self.family.text_encoders.values()) if self.config.rest_text_encoders else []
         for part in parts_of(self.pipeline):
-            if part is not self.net.transformer:
+            if part is not self.net.transformer and not any(part is other for other in resting):
                 part.to(accelerator.device)
         self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.ranks = Ranks(accelerator)
@@ -200,7 +205,8 @@ class FlowPolicy:
 
         Wrapped modules talk to each other at every forward, so all processes make the same number of them.
         """
-        pieces = list(torch.arange(len(x)).split(self.config.forward_rows)) if len(x) else []
+        starts = range(0, len(x), self.config.forward_rows)
+        pieces = [slice(start, start + self.config.forward_rows) for start in starts]
         missing = self.ranks.forwards(len(pieces)) - len(pieces)
         out = [self.forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):

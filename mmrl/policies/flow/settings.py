@@ -5,6 +5,7 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.tf32 import check_tf32
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,24 @@ class FlowPolicyConfig:
     """Decode them one by one."""
     vae_tiling: bool = False
     """Decode them in tiles: large images need less memory, and seams may show."""
+    vae_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the autoencoder: bfloat16 halves its memory and time, and rounds pixels by about one step of 256."""
     cached_prompts: Count = 256
-    """Prompts whose embeddings are kept, the latest used."""
+    """Prompts whose embeddings are kept in memory, the latest used."""
     copies_on: Literal["device", "cpu"] = "device"
     """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
     there and back for every reading."""
+    embeddings: Literal["auto", "disk", "memory"] = "auto"
+    """disk: embeddings of prompts are kept in mmrl's cache for later runs (mmrl cache ls); auto: where the text encoders
+    have over 20 million weights."""
+    rest_text_encoders: bool = False
+    """True: text encoders rest in the CPU's memory and come to the GPU only while prompts are encoded."""
+    attention_backend: str | None = None
+    """Kernel of the transformer's attention by diffusers' name (native, flash, _native_cudnn, ...); None: diffusers' own choice.
+    Stable Diffusion 3 always takes torch's own."""
+    tf32: bool = False
+    """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with some 3 digits; for dtype = float32 alone."""
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_tf32(self.tf32, self.dtype)

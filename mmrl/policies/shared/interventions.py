@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmrl.policies.shared.lora import casting_layers, switch_casts
+
 Read = Callable[[], Tensor]
 RANDOM = 0.05
 """Readings that are further apart than this are random, and not only rounded otherwise."""
@@ -19,6 +21,7 @@ class Half(Protocol):
 
     half_precision: bool
 
+    def modules(self) -> Iterator[nn.Module]: ...
     @property
     def device(self) -> torch.device: ...
 
@@ -48,7 +51,11 @@ def without_dropout(net: nn.Module) -> Iterator[None]:
 def in_precision(net: Half, name: str) -> Iterator[None]:
     """A block in which `net` computes under autocast to this dtype; in float32 without autocast and without TF32."""
     half, matmul, conv = net.half_precision, torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    adapted = casting_layers(net.modules())
+    casting = [layer.cast_input_dtype_enabled for layer in adapted]
     net.half_precision = False
+    # Without autocast nobody else brings bfloat16 to the adapters' float32.
+    switch_casts(adapted, on=True)
     if name == "float32":
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -57,6 +64,8 @@ def in_precision(net: Half, name: str) -> Iterator[None]:
             yield
     finally:
         net.half_precision, torch.backends.cudnn.allow_tf32 = half, conv
+        for layer, cast in zip(adapted, casting, strict=True):
+            layer.cast_input_dtype_enabled = cast
         torch.set_float32_matmul_precision(matmul)
 
 

@@ -49,6 +49,13 @@ class AdaptedLayer(Protocol):
     _disable_adapters: bool
 
 
+@runtime_checkable
+class CastingLayer(Protocol):
+    """A layer of peft that may bring its input to the adapter's dtype."""
+
+    cast_input_dtype_enabled: bool
+
+
 def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
     """Those of a network's modules that hold a LoRA adapter."""
     return [cast(AdaptedLayer, module) for module in modules if hasattr(module, "lora_B")]
@@ -66,6 +73,20 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
     finally:
         for layer, disabled in zip(layers, kept, strict=True):
             layer._disable_adapters = disabled
+
+
+def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:
+    """Those of a network's modules that may cast what they are given."""
+    return [module for module in modules if isinstance(module, CastingLayer)]
+
+
+def switch_casts(layers: Sequence[CastingLayer], on: bool) -> None:
+    """Let these layers bring their inputs to the adapter's dtype, as peft does, or leave that to autocast.
+
+    Under autocast both compute the same: what peft widens to float32, autocast narrows again, with two kernels per layer.
+    """
+    for layer in layers:
+        layer.cast_input_dtype_enabled = on
 
 
 def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal["gaussian"] | bool = True) -> "LoraConfig":

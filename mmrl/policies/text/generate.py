@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.draft import Draft, Stops
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.settings import Sampling
 
 
@@ -67,25 +68,8 @@ class Completions:
     """How many updates the weights had that wrote."""
 
 
-@dataclass(frozen=True)
-class Stops:
-    """The ends of a completion: tokens, or texts."""
-
-    token_ids: tuple[int, ...]
-    decode: Callable[[list[list[int]]], list[str]]
-    texts: tuple[str, ...] = ()
-
-    def __call__(self, tokens: Int[Tensor, "n t"], rows: Bool[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Which rows end with their last token; text is only looked for where `rows` is True."""
-        ended = torch.isin(tokens[:, -1], torch.tensor(self.token_ids, device=tokens.device))
-        if self.texts:
-            # A token holds at least one byte, so the stop lies within its own number of bytes of tokens, plus a cut letter.
-            window = max(len(text.encode()) for text in self.texts) + 3
-            looked = rows.nonzero()[:, 0]
-            tails = self.decode(tokens[looked, -window:].tolist())
-            found = [any(text in tail for text in self.texts) for tail in tails]
-            ended[looked] |= torch.tensor(found, dtype=torch.bool, device=tokens.device)
-        return ended
+LOOK_EVERY = 16
+"""Tokens between two looks at which rows are done, on an accelerator: so many are written in vain at the end, at most."""
 
 
 def noise(seeds: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "n t"]:
@@ -140,48 +124,55 @@ class Generation:
     """Is any process still decoding? Sharded weights need all of them to make the same number of forwards."""
     idle: bool = False
     """Nothing is wanted: decode as long as others do."""
+    look_every: int = 1
+    """Tokens between two looks at which rows are done. On an accelerator each look waits for all work before it."""
+    padded: tuple[bool, ...] = ()
+    """Which prompts are shorter than the longest, as the host knows it without asking the device."""
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> Completions:
-        sampling, index, n = self.sampling, self.prompt_index.to(net.device), len(self.prompt_index)
-        longest = sampling.max_new_tokens
-        uniform = noise(self.seeds, longest).to(net.device) if sampling.temperature > 0 else None
-        tokens = torch.full((n, longest), net.pad_token_id, device=net.device)
-        logprobs = torch.zeros(n, longest, device=net.device)
-        lengths = torch.zeros(n, dtype=torch.long, device=net.device)
-        stopped = torch.zeros(n, dtype=torch.bool, device=net.device)
+        longest, read = self.sampling.max_new_tokens, self.prompts.token_ids.shape[1]
         net.idle_vision(self.prompts.media)
         last, cache = net.prefill(self.prompts)
+        index = self.prompt_index.to(net.device)
         cache.reorder_cache(index)
-        state = Rows(
+        rows = self.first_rows(net, last[index], index)
+        draft = Draft(len(index), longest, net.pad_token_id, self.stops, net.device)
+        temperature = torch.full((len(index),), self.sampling.temperature or 1.0, device=net.device)
+        for t in range(longest):
+            logits = net.logits(rows.hidden, temperature[: len(rows)])
+            chosen, logprob = draw(logits, None if rows.uniform is None else rows.uniform[:, t], self.sampling)
+            rows = replace(rows, live=draft.note(chosen, logprob, rows.live))
+            last_token = t + 1 == longest
+            if last_token or (t + 1) % self.look_every == 0:
+                rows = replace(rows, live=draft.look(rows.ids, rows.live))
+                alive = [i for i, is_live in enumerate(rows.live.tolist()) if is_live]
+                if last_token or not self.anyone(bool(alive)):
+                    break
+                if 2 * len(alive) <= len(rows):
+                    keep = torch.tensor(alive or [0]).to(net.device)
+                    cache.reorder_cache(keep)
+                    chosen, rows = chosen[keep], rows.take(keep, alive or [0])
+            hidden = net.extend(cache, chosen[:, None], rows.positions + t, rows.mask(read + t + 1))
+            rows = replace(rows, hidden=hidden[:, -1])
+        return Completions(*draft.cut())
+
+    def first_rows(self, net: TextNet, hidden: Float[Tensor, "n d"], index: Int[Tensor, " n"]) -> "Rows":
+        """All rows, before their first token."""
+        longest, n = self.sampling.max_new_tokens, len(index)
+        uniform = noise(self.seeds, longest).to(net.device) if self.sampling.temperature > 0 else None
+        attention = torch.nn.functional.pad(self.prompts.attention[index], (0, longest), value=1)
+        # Kernels take such masks as they are; of others, models first ask whether they hide anything, and wait for the answer.
+        mask = attention.bool()[:, None, None] if net.masks_are_plain else attention
+        return Rows(
             ids=torch.arange(n, device=net.device),
             live=torch.full((n,), not self.idle, device=net.device),
-            hidden=last[index],
+            hidden=hidden,
             positions=self.prompts.next_positions[:, index],
-            attention=torch.nn.functional.pad(self.prompts.attention[index], (0, longest), value=1),
+            attention=mask,
+            padded=tuple(self.padded[i] for i in self.prompt_index.tolist()),
+            uniform=uniform,
         )
-        read = self.prompts.token_ids.shape[1]
-        for t in range(longest):
-            ids, live = state.ids, state.live
-            temperature = state.hidden.new_full((len(ids),), sampling.temperature or 1.0, dtype=torch.float32)
-            logits = net.logits(state.hidden, temperature)
-            chosen, logprob = draw(logits, None if uniform is None else uniform[ids, t], sampling)
-            tokens[ids, t] = chosen.where(live, net.pad_token_id)
-            logprobs[ids, t] = logprob.where(live, 0)
-            lengths[ids] += live
-            ended = self.stops(tokens[ids, : t + 1], live) & live
-            stopped[ids] |= ended
-            state = replace(state, live=live & ~ended)
-            num_live = int(state.live.sum())
-            if t + 1 == longest or not self.anyone(num_live > 0):
-                break
-            if 2 * num_live <= len(ids):
-                chosen, state = state.drop_finished(cache, chosen)
-            positions = state.positions + t
-            hidden = net.extend(cache, chosen[:, None], positions, state.attention[:, : read + t + 1])
-            state = replace(state, hidden=hidden[:, -1])
-        t = int(lengths.max())
-        return Completions(tokens[:, :t].cpu(), logprobs[:, :t].cpu(), lengths.cpu(), stopped.cpu())
 
 
 @dataclass(frozen=True)
@@ -192,14 +183,29 @@ class Rows:
     live: Bool[Tensor, " m"]
     hidden: Float[Tensor, "m d"]
     positions: Int[Tensor, "a m 1"]
-    attention: Int[Tensor, "m k"]
+    attention: Tensor
+    """(m, k) of 0 and 1, or as kernels take it, (m, 1, 1, k)."""
+    padded: tuple[bool, ...]
+    uniform: Float[Tensor, "m t"] | None
 
-    def drop_finished(self, cache: Cache, chosen: Int[Tensor, " m"]) -> tuple[Tensor, "Rows"]:
-        """Drop finished rows here and in the cache; one row stays in any case."""
-        keep = self.live.nonzero()[:, 0] if bool(self.live.any()) else torch.zeros(1, dtype=torch.long, device=self.live.device)
-        cache.reorder_cache(keep)
-        kept = Rows(self.ids[keep], self.live[keep], self.hidden[keep], self.positions[:, keep], self.attention[keep])
-        return chosen[keep], kept
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def mask(self, length: int) -> Tensor | None:
+        """The mask of a new token over the first `length` positions; None: it attends to all of them."""
+        return self.attention[..., :length] if any(self.padded) else None
+
+    def take(self, keep: Int[Tensor, " k"], places: Sequence[int]) -> "Rows":
+        """Some of the rows; `places` are those of `keep`, on the host."""
+        return Rows(
+            ids=self.ids[keep],
+            live=self.live[keep],
+            hidden=self.hidden[keep],
+            positions=self.positions[:, keep],
+            attention=self.attention[keep],
+            padded=tuple(self.padded[place] for place in places),
+            uniform=None if self.uniform is None else self.uniform[keep],
+        )
 
 
 @dataclass(frozen=True)
@@ -231,12 +237,16 @@ class LocalGenerator:
     ) -> Generation:
         """The work of one forward; without rows, of keeping up with other processes that have some."""
         host, idle = self.host, not prompt_index
+        shown = [host.stand_in()] if idle else prompts
+        longest = max(map(len, shown))
         return Generation(
-            prompts=collate_prompts([host.stand_in()] if idle else prompts, host.net.pad_token_id, host.net.device),
+            prompts=collate_prompts(shown, host.net.pad_token_id, host.net.device),
             prompt_index=torch.tensor([0] if idle else list(prompt_index)),
             seeds=[(0, 0)] if idle else seeds,
             sampling=sampling,
             stops=Stops(host.eos_token_ids, host.decode, sampling.stop),
             anyone=host.ranks.anyone,
             idle=idle,
+            look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
+            padded=tuple(len(one) < longest for one in shown),
         )

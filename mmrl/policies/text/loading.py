@@ -13,7 +13,7 @@ from torch import nn
 
 from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable
-from mmrl.policies.shared.lora import LoraSettings, load_adapter, lora_config
+from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.packed.packable import prepare_packing
@@ -66,6 +66,7 @@ def load(config: TextPolicyConfig) -> Loaded:
         check_head(model)
     packs = prepare_packing(model, family, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
+    switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
         # Renamed within transformers 5.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
-from mmrl.policies.text.packed.attention import packing
+from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
 
 T = TypeVar("T")
@@ -91,6 +91,14 @@ class TextNet(nn.Module):
         return self.banned.device
 
     @property
+    def masks_are_plain(self) -> bool:
+        """May a forward be given (n, 1, r, k) masks that every layer uses as they are?"""
+        config = self.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        slides = getattr(config, "sliding_window", None) is not None
+        return config._attn_implementation in ("sdpa", NAME) and kinds == {"full_attention"} and not slides
+
+    @property
     def core(self) -> Any:
         """The model below its head."""
         return self.model.model
@@ -131,9 +139,9 @@ class TextNet(nn.Module):
         return out.last_hidden_state[:, -1], out.past_key_values
 
     def extend(
-        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Int[Tensor, "n k"]
+        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
-        """Hidden states of tokens that follow what is cached; `attention` covers both, and the cache grows."""
+        """Hidden states of tokens that follow what is cached; `attention` covers both (None: all of it), and the cache grows."""
         out = self.core(
             input_ids=token_ids,
             attention_mask=attention,

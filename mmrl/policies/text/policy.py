@@ -29,6 +29,7 @@ from mmrl.policies.text.rollout import (
     PromptCache,
     Row,
     assemble,
+    by_length,
     check_reading,
     check_requests,
     check_sampling,
@@ -141,7 +142,11 @@ class TextPolicy:
                 row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
-            chunks = split_rows([row for row in drawn if row.request.model == model], self.config.rollout_rows)
+            own = [row for row in drawn if row.request.model == model]
+            # Clips are decoded while others are written about, and the length of a prompt is known once all of its clips are.
+            if len(own) > self.config.rollout_rows and not self.prefetches:
+                own = by_length(own, prompts)
+            chunks = split_rows(own, self.config.rollout_rows)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
                 with self.weights.swapped_in(model):

@@ -67,6 +67,11 @@ def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) 
     return rows, shelf
 
 
+def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
+    """Rows with the longest prompts first, so that those decoded side by side need little padding."""
+    return sorted(rows, key=lambda row: -len(prompts[row.prompt]))
+
+
 def view_seed(request: Request) -> int:
     """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
     digest = hashlib.blake2b(f"{request.prompt.id}/{request.group_id}".encode(), digest_size=8).digest()

@@ -66,7 +66,7 @@ class TextPolicyConfig:
     """How clips become frames."""
     max_prompt_tokens: Count | None = None
     """A longer prompt is an error; nothing is ever cut."""
-    rollout_rows: Count = 512
+    rollout_rows: Count = 128
     """Completions decoded side by side; more of them need more memory, fewer more time. Samples do not depend on it."""
     logit_chunk: Count = 2**26
     """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""

@@ -9,9 +9,9 @@ from torch import nn
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.draft import Stops
 from mmrl.policies.text.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.families.qwen_vl import QwenVL
-from mmrl.policies.text.generate import Stops
 from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.rollout import check_reading
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -29,9 +29,11 @@ def codes(text: str) -> list[int]:
 
 def test_a_text_ends_a_completion_wherever_its_letters_were_cut_into_tokens():
     stops = Stops((0,), spell, ("</answer>", "STOP"))
-    tokens = torch.tensor([codes("xyz</answer>"), codes("xyz</answerS"), codes("12345678STOP"), [*codes("x" * 11), 0]])
-    assert stops(tokens, torch.ones(4, dtype=torch.bool)).tolist() == [True, False, True, True]
-    assert stops(tokens, torch.zeros(4, dtype=torch.bool)).tolist() == [False, False, False, True], "texts only where asked"
+    tokens = [codes("xyz</answer>"), codes("xyz</answerS"), codes("12345678STOP"), codes("STOPSTOPxxxx")]
+    assert stops.first_ends(tokens[:3], [[True]] * 3) == [0, None, 0], "the last token completes it, or none does"
+    assert stops.first_ends(tokens, [[False]] * 4) == [None] * 4, "only where asked"
+    assert stops.first_ends(tokens, [[True] * 12] * 4) == [11, None, 11, 3], "the first of several"
+    assert stops.first_ends(tokens, [[False] * 4 + [True] * 8] * 4) == [11, None, 11, 4], "its text is still in the window"
 
 
 def test_what_nobody_can_read_is_refused_and_the_rest_is_not():

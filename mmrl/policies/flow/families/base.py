@@ -56,6 +56,12 @@ class FlowFamily:
         return self.pipeline.transformer.config
 
     @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """The networks that read prompts, by the pipeline's names of them."""
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if name.startswith("text_encoder") and isinstance(part, nn.Module)}
+
+    @property
     def scale(self) -> int:
         """Pixels per latent along one side."""
         return self.pipeline.vae_scale_factor

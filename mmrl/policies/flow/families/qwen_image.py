@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
 
 FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
@@ -42,13 +43,16 @@ class QwenImage(FlowFamily):
         return whole - self.pipeline.prompt_template_encode_start_idx, self.prompt_tokens
 
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
-        """Padded at the end, with a mask that is True at tokens."""
+        """Padded at the end, with a mask that is True at tokens where that is not everywhere."""
         embeds = [condition["embeds"] for condition in conditions]
-        lengths = torch.tensor([len(one) for one in embeds])
+        lengths = [len(one) for one in embeds]
         padded = pad_sequence(embeds, batch_first=True)
         if full:
             padded = torch.nn.functional.pad(padded, (0, 0, 0, self.prompt_tokens - padded.shape[1]))
-        return {"embeds": padded, "mask": torch.arange(padded.shape[1]) < lengths[:, None]}
+        if min(lengths) == padded.shape[1]:
+            return {"embeds": padded}
+        mask = torch.arange(padded.shape[1]) < torch.tensor(lengths)[:, None]
+        return {"embeds": padded, "mask": to_device(mask, padded.device)}
 
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
@@ -58,7 +62,7 @@ class QwenImage(FlowFamily):
             hidden_states=x,
             timestep=timesteps / 1000,
             encoder_hidden_states=prompts["embeds"],
-            encoder_hidden_states_mask=None if bool(prompts["mask"].all()) else prompts["mask"],
+            encoder_hidden_states_mask=prompts.get("mask"),
             img_shapes=[[(1, h // 2, w // 2)]] * len(x),
             return_dict=False,
         )[0]

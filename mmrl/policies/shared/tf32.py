@@ -1,0 +1,20 @@
+"""TF32: float32 matrix products with 10 bits of mantissa, on NVIDIA GPUs. Loads no torch before it has to."""
+
+
+def check_tf32(tf32: bool, dtype: str) -> None:
+    """Raise ValueError where TF32 could not act."""
+    if tf32 and dtype != "float32":
+        raise ValueError(f"policy.tf32 acts on float32 alone, but policy.dtype is {dtype!r}: leave policy.tf32 out")
+
+
+def switch_tf32(on: bool) -> None:
+    """Let matrix products of float32 use TF32, or not, from now on in this process.
+
+    Raises:
+        ValueError: a run that is to repeat bit for bit has switched it off.
+    """
+    import torch
+
+    if on and torch.are_deterministic_algorithms_enabled():
+        raise ValueError("policy.tf32 = true and deterministic = true exclude each other: leave one of them out")
+    torch.backends.cuda.matmul.allow_tf32 = on
