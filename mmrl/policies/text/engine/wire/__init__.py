@@ -1,0 +1,1 @@
+"""The words of an engine over HTTP: JSON out, JSON back."""
