@@ -1,0 +1,175 @@
+"""What a server says of itself, and why a policy may not be able to use it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmrl.policies.text.engine.folder import TRIED, VERSION
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedError
+
+PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
+"""A text that tokenizers of different models cut differently."""
+SERVE = "start it as docs/how_to/engine.md says"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A server's own account: `Facts("0.32.0", "policy", "Qwen/Qwen2.5-VL-3B-Instruct", "bfloat16")`."""
+
+    version: str
+    """Of vLLM."""
+    served: str
+    """The name that requests give the model."""
+    model: str
+    """Its folder or hub name."""
+    dtype: str
+    max_length: int = 0
+    max_lora_rank: int = 0
+    """0: it takes no adapters."""
+    transfer: str = ""
+    """How it takes new weights: file, nccl, or not at all."""
+    weight_version: str = ""
+    clip_fps: float = 1.0
+    """The frames per second that it takes clips to have."""
+    clip_frames: int = 32
+    """Frames of a clip beyond which it drops the rest; -1 = none."""
+    tokens: tuple[int, ...] = ()
+    """The ids of `PROBE`."""
+    settings: tuple[tuple[str, object], ...] = ()
+    """What must be as mmrl sets it, and is not: a name, and what it is."""
+
+
+def ask_facts(client: EngineClient) -> Facts:
+    """The server's account of itself.
+
+    Raises:
+        EngineDownError: it does not answer.
+        ValueError: it answers as no server that mmrl can use.
+    """
+    try:
+        version, served = str(client.get("/version")["version"]), client.get("/v1/models")["data"][0]
+    except (EngineRefusedError, LookupError, TypeError):
+        raise ValueError(f"policy.engine.url: at {client.url} is no vLLM server: check the address and its port") from None
+    if not TRIED.fullmatch(version):
+        raise ValueError(
+            f"policy.engine.url: {client.url} runs vLLM {version}, and mmrl was tried with {VERSION}: install that version there"
+        )
+    try:
+        told, name = client.get("/server_info?config_format=json", seconds=client.timeout_s)["vllm_config"], served["id"]
+        weights = client.weight_version()
+        tokens = client.post("/tokenize", {"model": name, "prompt": PROBE, "add_special_tokens": False})["tokens"]
+    except (EngineRefusedError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"policy.engine.url: {client.url} does not open what updates of its weights need ({error}): {SERVE}, with "
+            "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
+        ) from None
+    model = told["model_config"]
+    lora, transfer = told.get("lora_config") or {}, told.get("weight_transfer_config") or {}
+    clips = (dig(model, "multimodal_config", "media_io_kwargs") or {}).get("video", {})
+    return Facts(
+        version=version,
+        served=str(name),
+        model=str(served.get("root") or model["model"]),
+        dtype=str(model["dtype"]).removeprefix("torch."),
+        max_length=int(model.get("max_model_len") or 0),
+        max_lora_rank=int(lora.get("max_lora_rank") or 0),
+        transfer=str(transfer.get("backend") or ""),
+        weight_version=weights,
+        clip_fps=float(clips.get("fps", Facts.clip_fps)),
+        clip_frames=int(clips.get("num_frames", Facts.clip_frames)),
+        tokens=tuple(tokens),
+        settings=tuple(odd_settings(model)),
+    )
+
+
+def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """The options of `vllm serve` without which its answers are none that mmrl can train on, and what they are instead."""
+    found = {
+        "--logprobs-mode processed_logprobs": model.get("logprobs_mode") == "processed_logprobs",
+        "--no-mm-device-do-normalize": dig(model, "multimodal_config", "mm_device_do_normalize") is not True,
+    }
+    return [(option, False) for option, held in found.items() if not held]
+
+
+def dig(told: Mapping[str, Any], part: str, name: str) -> Any:
+    """A value of a config that stands in one of its parts, or beside them."""
+    inner = told.get(part)
+    return inner[name] if isinstance(inner, Mapping) and name in inner else told.get(name)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The facts that a policy needs of its server."""
+
+    model: str
+    dtype: str
+    tokens: tuple[int, ...]
+    """The ids of `PROBE`."""
+    sync: str
+    lora_rank: int = 0
+    longest: int = 0
+    """Tokens of the longest completion."""
+
+
+def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
+    """Raise ValueError unless the server has the policy's model, vocabulary and type, and takes its weights as it will get them."""
+    place = f"policy.engine: the server at {url}"
+    if last_name(facts.model) != last_name(wanted.model):
+        raise ValueError(
+            f"{place} serves {facts.model!r}, and policy.model is {wanted.model!r}: serve the policy's model there, or name its server"
+        )
+    if facts.tokens != wanted.tokens:
+        raise ValueError(
+            f"{place} has another vocabulary than policy.model {wanted.model!r} (it cuts a test text to {len(facts.tokens)} tokens, "
+            f"the policy to {len(wanted.tokens)}): serve the policy's own model and tokenizer"
+        )
+    if facts.dtype != wanted.dtype:
+        raise ValueError(
+            f"{place} computes in {facts.dtype}, and the run wants {wanted.dtype}: start it with --dtype {wanted.dtype}, or set "
+            f'policy.engine.dtype = "{facts.dtype}"'
+        )
+    if facts.settings:
+        missing = ", ".join(option for option, _ in facts.settings)
+        raise ValueError(f"{place} was started without {missing}, so its log-probabilities would not be the policy's: add that")
+    if facts.max_length and facts.max_length <= wanted.longest:
+        raise ValueError(
+            f"{place} takes {facts.max_length} tokens of prompt and completion, and policy.sampling.max_new_tokens alone is "
+            f"{wanted.longest}: start it with a larger --max-model-len"
+        )
+    refuse_other_sync(facts, wanted, place)
+
+
+def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
+    """Raise ValueError unless new weights can reach the server in the way that was chosen."""
+    if wanted.sync == "lora" and facts.max_lora_rank < wanted.lora_rank:
+        rank = serving_rank(wanted.lora_rank)
+        held = f"adapters up to rank {facts.max_lora_rank}" if facts.max_lora_rank else "no adapters"
+        raise ValueError(
+            f"{place} takes {held}, and the run's have rank {wanted.lora_rank}: start it with --enable-lora --max-lora-rank {rank} "
+            "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        )
+    backend = {"file": "file", "nccl": "nccl"}.get(wanted.sync, "")
+    if backend and facts.transfer != backend:
+        raise ValueError(
+            f"{place} takes new weights by {facts.transfer or 'nothing'}, and policy.engine.sync is {wanted.sync!r}: start it with "
+            f"--weight-transfer-config '{{\"backend\": \"{backend}\"}}'" + (f" and mmrl's extension ({SERVE})" if backend == "file" else "")
+        )
+
+
+def serving_rank(rank: int) -> int:
+    """The smallest limit of ranks that vLLM knows and that holds this one.
+
+    Raises:
+        ValueError: none does.
+    """
+    found = next((limit for limit in (1, 8, 16, 32, 64, 128, 256, 320, 512) if rank <= limit), None)
+    if found is None:
+        raise ValueError(f"policy.lora.rank is {rank}, and vLLM serves adapters up to rank 512: lower it, or set policy.engine.sync = \"file\"")
+    return found
+
+
+def last_name(model: str) -> str:
+    """The last part of a folder or a hub name: servers on other machines may keep a model elsewhere."""
+    return model.rstrip("/").rsplit("/", 1)[-1]
+
+

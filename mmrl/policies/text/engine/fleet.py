@@ -1,0 +1,194 @@
+"""The servers of a run together: they share the rows of a step, and one that dies leaves its rows to others or is waited for."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from mmrl.core.samples import EngineUnavailableError
+from mmrl.policies.text.engine.facts import Facts
+from mmrl.policies.text.engine.server import EngineServer
+from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine.sync import Sync, Update
+from mmrl.policies.text.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Written, read_answer
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
+from mmrl.policies.text.engine.wire.request import Ask, Question
+
+log = logging.getLogger("mmrl")
+POLL_S = 0.2
+FIRST = "default"
+"""The name of the weights of a server that has just been started."""
+THREADS = 64
+"""Requests of one process that are under way at one server."""
+
+
+@dataclass
+class Member:
+    """One server of a run."""
+
+    client: EngineClient
+    facts: Facts
+    alive: bool = True
+    trouble: str = ""
+    """Why it is not."""
+    pushing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+@dataclass
+class Fleet:
+    """All servers of a run, as one process of it sees them."""
+
+    members: list[Member]
+    sync: Sync
+    settings: EngineConfig
+    rank: int = 0
+    own: Callable[[], EngineServer | None] = lambda: None
+    """The server that this very process started, if it did."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held by the thread that looks whether a server is back."""
+    update: Update | None = None
+    """The weights of the step."""
+
+    def push(self, update: Update) -> None:
+        """Give all servers new weights.
+
+        Raises:
+            EngineUnavailableError: no server took them.
+            ValueError: a server says that it cannot read them.
+        """
+        self.update = update
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            for member, trouble in zip(self.members, pool.map(self._push_to, self.members), strict=True):
+                member.alive, member.trouble = not trouble, trouble
+        self._wait_for_one()
+
+    def give_weights(self) -> None:
+        """Give the weights of the step to servers that were started again."""
+        for member in self.members:
+            if self.update is not None and (trouble := self._push_to(member)):
+                raise EngineDownError(trouble)
+
+    def _push_to(self, member: Member) -> str:
+        """Give one server the weights of the step, and say why it did not take them."""
+        with member.pushing:
+            assert self.update is not None
+            try:
+                self.sync.push(member.client, self.update)
+                held = self.sync.holds(member.client, self.update)
+            except EngineDownError as error:
+                return str(error)
+            except EngineRefusedError as error:
+                raise EngineRefusedError(
+                    f"{error}. Is {self.update.path} on a file system that the server sees too? If not, set policy.engine.folder"
+                ) from None
+        return "" if held else f"{member.client.url} does not have the weights that it was given"
+
+    def write(self, asks: Sequence[Ask], questions: Sequence[Question], params: dict[str, object], expected: "Limits") -> list[list[Written]]:
+        """The completions of all requests, in their order.
+
+        Raises:
+            EngineUnavailableError: no server answers, or requests are given up again and again.
+            EngineMismatchError: an answer is not what the policy's own network would have been asked for.
+        """
+        if not asks:
+            return []
+        with ThreadPoolExecutor(min(len(asks), THREADS * len(self.members))) as pool:
+            jobs = [pool.submit(self._ask, i, ask, questions[ask.prompt], params, expected) for i, ask in enumerate(asks)]
+            try:
+                return [job.result() for job in jobs]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _ask(self, place: int, ask: Ask, question: Question, params: dict[str, object], limits: "Limits") -> list[Written]:
+        """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
+        assert self.update is not None
+        aborted = 0
+        while True:
+            member = self._pick(place)
+            model = self.sync.model(member.facts.served, self.update)
+            expected = Expected(self.sync.version(member.facts.weight_version, self.update), limits.banned, limits.most)
+            try:
+                answer = member.client.generate(ask.body(question, model, params))
+                return read_answer(answer, question, len(ask.rows), expected, member.client.url)
+            except AbortedError as error:
+                aborted += 1
+                if aborted > self.settings.retries:
+                    raise EngineUnavailableError(f"{error}, {aborted} times: look into its log") from None
+            except EngineDownError as error:
+                self._lose(member, str(error))
+            except (EngineRefusedError, EngineMismatchError) as error:
+                if not self._was_started_again(member):
+                    raise
+                self._lose(member, str(error))
+
+    def _has_weights(self, member: Member) -> bool:
+        assert self.update is not None
+        try:
+            return self.sync.holds(member.client, self.update)
+        except (EngineDownError, EngineRefusedError):
+            return False
+
+    def _was_started_again(self, member: Member) -> bool:
+        """Does it have the weights of its beginning, and not those that it was given?"""
+        try:
+            return not self._has_weights(member) and member.client.weight_version() in (FIRST, member.facts.weight_version)
+        except (EngineDownError, EngineRefusedError):
+            return True
+
+    def _lose(self, member: Member, trouble: str) -> None:
+        if member.alive:
+            rest = sum(other.alive for other in self.members) - 1
+            log.warning("%s: %s", trouble, f"its rows go to {rest} other server(s)" if rest else "waiting for it")
+        member.alive, member.trouble = False, trouble
+
+    def _pick(self, place: int) -> Member:
+        """A server for the request of this number: the same one for the same number, as long as all are well."""
+        alive = [member for member in self.members if member.alive]
+        if not alive:
+            alive = self._wait_for_one()
+        return alive[(place + self.rank) % len(alive)]
+
+    def _wait_for_one(self) -> list[Member]:
+        """The servers that are well, once one is.
+
+        Raises:
+            EngineUnavailableError: none is within `timeout_s`, or the one that mmrl started will not be started again.
+        """
+        until = time.monotonic() + self.settings.timeout_s
+        while not (alive := [member for member in self.members if member.alive]):
+            own = self.own()
+            if own is not None and own.failed:
+                raise EngineUnavailableError(own.failed)
+            if time.monotonic() > until:
+                told = "; ".join(member.trouble for member in self.members)
+                raise EngineUnavailableError(
+                    f"no engine answers ({told}): start it again, with the same model, or name others in policy.engine.url"
+                )
+            with self.lock:
+                for member in self.members:
+                    member.alive = member.alive or self._revive(member, own)
+            time.sleep(POLL_S)
+        return alive
+
+    def _revive(self, member: Member, own: EngineServer | None) -> bool:
+        """Is the server well again, with the weights of the step? One that others started again is given them by the main process."""
+        if own is not None:
+            return own.is_ready and self._has_weights(member)
+        if not member.client.is_healthy():
+            return False
+        if self._has_weights(member) or self.settings.is_own or self.rank > 0:
+            return self._has_weights(member)
+        log.warning("%s is back: it is given the weights of this step", member.client.url)
+        return not self._push_to(member)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The facts that every answer must agree with, whoever gives it."""
+
+    banned: frozenset[int]
+    most: int
+    """Tokens of a completion."""

@@ -1,0 +1,287 @@
+"""Completions from vLLM servers, which are given the weights whenever they have moved."""
+
+import atexit
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mmrl.core.samples import EngineUnavailableError
+from mmrl.core.tensors import stack_ragged
+from mmrl.policies.shared.lora import ADAPTER
+from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
+from mmrl.policies.text.engine.facts import PROBE, Wanted, ask_facts, refuse_other
+from mmrl.policies.text.engine.fleet import Fleet, Limits, Member
+from mmrl.policies.text.engine.questions import question_of, untold_clip
+from mmrl.policies.text.engine.server import EngineServer
+from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
+from mmrl.policies.text.engine.wire.answer import Written
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.policies.text.engine.wire.request import sampling_params, share_rows
+from mmrl.policies.text.generate import Completions, LocalGenerator
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.settings import Sampling
+
+log = logging.getLogger("mmrl")
+T = TypeVar("T")
+
+
+class VllmGenerator:
+    """Writes in vLLM servers; under other weights than the live ones, under views, and of clips that a server would misread, locally.
+
+    Nothing is started or asked before `follow` is called first.
+
+    Raises:
+        ValueError: adapters are to be sent, and none train.
+    """
+
+    exact = False
+
+    def __init__(self, host: TextHost, settings: EngineConfig) -> None:
+        self.host, self.settings = host, settings
+        self.local = LocalGenerator(host)
+        self.sync: Sync = sync_of(host, settings)
+        self.run = ""
+        self.folder = Path()
+        self.server: EngineServer | None = None
+        self.fleet: Fleet | None = None
+        self._asleep = False
+        self._told: set[str] = set()
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Give the live weights to all servers, which are started or looked at first where they were not yet.
+
+        Raises:
+            ValueError: a server cannot serve this policy, or cannot read the weights.
+            EngineUnavailableError: no server answers.
+        """
+        if self.fleet is None:
+            self._open()
+        assert self.fleet is not None
+        self.wake()
+        update = Update(f"{self.run}-{version}", self.folder / f"{self.run}-{version}")
+        self.sync.save(self.host, update)
+        self._on_main(partial(self.fleet.push, update))
+        self.fleet.update = update
+        if self.host.ranks.is_main:
+            drop_old(self.folder, f"{self.run}-")
+        for member in self.fleet.members:
+            member.alive = True
+
+    def write(
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling
+    ) -> Completions:
+        """Completions of all rows; see Generator. Log-probabilities are NaN where top_k, top_p or min_p cut the distribution.
+
+        Raises:
+            EngineUnavailableError: no server answers.
+            EngineMismatchError: an answer does not fit the prompt, the weights or the tokens that are allowed.
+        """
+        assert self.fleet is not None
+        if self.host.weights.active != "policy":
+            return self.local.write(prompts, prompt_index, seeds, sampling)
+        here = [i for i, place in enumerate(prompt_index) if self._is_local(prompts[place])]
+        there = [i for i in range(len(prompt_index)) if i not in set(here)]
+        written: list[Written | None] = [None] * len(prompt_index)
+        if self.host.ranks.anyone(bool(here)):
+            for i, one in zip(here, self._write_locally(prompts, prompt_index, seeds, sampling, here), strict=False):
+                written[i] = one
+        for i, one in zip(there, self._write_there(prompts, prompt_index, seeds, sampling, there), strict=True):
+            written[i] = one
+        found = [one for one in written if one is not None]
+        return completions_of(found, is_cut(sampling), self.host.weights.num_updates)
+
+    def wake(self) -> None:
+        """Let servers that sleep take their card's memory back; every process calls it."""
+        if self._asleep and self.fleet is not None:
+            self._on_main(self._each(EngineClient.wake))
+            self._asleep = False
+
+    def rest(self) -> None:
+        """The policy reads and updates now: servers that share its card give their memory back. Every process calls it."""
+        if self.settings.sleep and self.fleet is not None and not self._asleep:
+            # one process may have its rows before another one, whose requests still run
+            self.host.ranks.wait()
+            self._on_main(self._each(EngineClient.sleep))
+            self._asleep = True
+
+    def close(self) -> None:
+        """End a server that mmrl started, and remove files that were only for it."""
+        if self.fleet is not None:
+            for member in self.fleet.members:
+                member.client.close()
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        if self.host.ranks.is_main and not self.settings.folder and self.run:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.fleet = None
+
+    def _write_there(
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling, rows: list[int]
+    ) -> list[Written]:
+        """The completions of these rows by the servers."""
+        assert self.fleet is not None
+        used = sorted({prompt_index[i] for i in rows})
+        questions = [question_of(self.host, prompts[place]) for place in used]
+        # Greedy completions are all alike, and vLLM writes one of them per request.
+        most = {"most": 1} if sampling.temperature == 0 else {}
+        asks = share_rows([used.index(prompt_index[i]) for i in rows], [seeds[i] for i in rows], **most)
+        params = sampling_params(sampling, self.host.banned, self.host.eos_token_ids)
+        answers = self.fleet.write(asks, questions, params, Limits(self.host.banned, sampling.max_new_tokens))
+        found = {row: one for ask, written in zip(asks, answers, strict=True) for row, one in zip(ask.rows, written, strict=True)}
+        return [found[row] for row in range(len(rows))]
+
+    def _write_locally(
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling, rows: list[int]
+    ) -> list[Written]:
+        """The completions of these rows by the policy's own network; without rows, company for processes that have some."""
+        used = sorted({prompt_index[i] for i in rows})
+        places = [used.index(prompt_index[i]) for i in rows]
+        drawn = self.local.write([prompts[place] for place in used], places, [seeds[i] for i in rows], sampling)
+        lengths = drawn.lengths.tolist()
+        return [
+            Written(drawn.tokens[i, : lengths[i]].tolist(), drawn.logprobs[i, : lengths[i]].tolist(), bool(drawn.stopped[i]))
+            for i in range(len(rows))
+        ]
+
+    def _is_local(self, encoded: Encoded) -> bool:
+        assert self.fleet is not None
+        if encoded.view != "plain":
+            return True
+        reason = untold_clip(self.host, encoded, [member.facts for member in self.fleet.members])
+        if reason and reason not in self._told:
+            self._told.add(reason)
+            log.warning("prompt %r is answered by the policy's own network and not by the engine: %s", encoded.prompt_id, reason)
+        return bool(reason)
+
+    def _open(self) -> None:
+        """Start the server, or find those of others, and look whether they can serve this policy; every process calls it."""
+        self._on_main(self._prepare)
+        ranks = self.host.ranks
+        url = [self.server.url] if self.server is not None else list(self.settings.url)
+        self.run, folder, urls = ranks.gather((self.run, str(self.folder), url))[0]
+        self.folder = Path(folder)
+        members = self._on_all(lambda: [self._member(url) for url in urls])
+        self.fleet = Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
+
+    def _prepare(self) -> None:
+        self.run = uuid.uuid4().hex[:12]
+        chosen = self.settings.folder
+        self.folder = Path(chosen).expanduser().absolute() if chosen else Path(tempfile.mkdtemp(prefix="mmrl-engine-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atexit.register(self.close)
+        if self.settings.is_own:
+            log.warning("starting vLLM for %s; its log is %s", self.host.config.model, self.folder / "engine.log")
+            command = partial(serve_command, self.host.config, self.settings, lora_rank=self._rank())
+            settings = self.settings
+            self.server = EngineServer(command, settings.port, self.folder, settings.retries, self._give_weights)
+
+    def _member(self, url: str) -> Member:
+        """A server that was looked at.
+
+        Raises:
+            ValueError: it does not answer, or cannot serve this policy.
+        """
+        client = EngineClient(url, self.settings.timeout_s, self.settings.token_env)
+        try:
+            facts = ask_facts(client)
+        except EngineDownError as error:
+            raise ValueError(f"policy.engine.url: {error}: start that server first, or leave it out") from None
+        config = self.host.config
+        refuse_other(
+            facts,
+            Wanted(
+                model=config.model,
+                dtype=engine_dtype(config, self.settings),
+                tokens=tuple(self.host.tokenizer(PROBE, add_special_tokens=False)["input_ids"]),
+                sync=resolve_sync(config, self.settings),
+                lora_rank=self._rank(),
+                longest=config.sampling.max_new_tokens,
+            ),
+            url,
+        )
+        return Member(client, facts)
+
+    def _rank(self) -> int:
+        """The rank of the adapter that trains; 0 without one."""
+        if self.host.config.lora is None:
+            return 0
+        return int(self.host.adapter.peft_config[ADAPTER].r)
+
+    def _give_weights(self) -> None:
+        if self.fleet is not None:
+            self.fleet.give_weights()
+
+    def _each(self, act: Callable[[EngineClient], None]) -> Callable[[], None]:
+        assert self.fleet is not None
+        clients = [member.client for member in self.fleet.members if member.alive]
+
+        def do() -> None:
+            for client in clients:
+                act(client)
+
+        return do
+
+    def _on_main(self, act: Callable[[], None]) -> None:
+        """Do something on the main process; when it fails there, all processes raise."""
+        self._on_all(act if self.host.ranks.is_main else lambda: None)
+
+    def _on_all(self, act: Callable[[], T]) -> T:
+        """Do something on every process; when it fails on one, all raise, so that none waits for it."""
+        problem: Exception | None = None
+        try:
+            value = act()
+        except (ValueError, OSError, EngineDownError, EngineUnavailableError) as error:
+            problem = error
+        found = [text for text in self.host.ranks.gather(None if problem is None else str(problem)) if text is not None]
+        if problem is not None:
+            raise EngineUnavailableError(str(problem)) if isinstance(problem, EngineDownError) else problem
+        if found:
+            raise EngineUnavailableError(found[0])
+        return value
+
+
+def sync_of(host: TextHost, settings: EngineConfig) -> Sync:
+    """The way that new weights take.
+
+    Raises:
+        ValueError: adapters are to be sent, and none train.
+    """
+    chosen = resolve_sync(host.config, settings)
+    if chosen == "lora":
+        return AdapterSync()
+    return FileSync(engine_dtype(host.config, settings))
+
+
+def is_cut(sampling: Sampling) -> bool:
+    """Do filters cut the distribution? The engine's log-probabilities are then those of what they left."""
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+
+
+def completions_of(written: Sequence[Written], unknown: bool, version: int) -> Completions:
+    """The completions as tensors; `unknown`: their log-probabilities are not those of the policy's own distribution."""
+    if not written:
+        empty = torch.zeros(0, 0)
+        return Completions(empty.long(), empty, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.bool), version)
+    tokens = stack_ragged([torch.tensor(list(one.tokens)) for one in written])
+    logprobs: Tensor = stack_ragged([torch.tensor(list(one.logprobs), dtype=torch.float32) for one in written])
+    return Completions(
+        tokens=tokens,
+        logprobs=torch.full_like(logprobs, torch.nan) if unknown else logprobs,
+        lengths=torch.tensor([len(one.tokens) for one in written]),
+        stopped=torch.tensor([one.stopped for one in written]),
+        weights_version=version,
+    )
+
+

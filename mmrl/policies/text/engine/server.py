@@ -1,0 +1,185 @@
+"""A server that mmrl starts on this machine: watched, started again when it dies, and ended with the run."""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from mmrl.policies.text.engine.command import EXTENSION, ServeCommand
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+
+log = logging.getLogger("mmrl")
+HERE = Path(__file__).parent
+WATCHDOG = HERE / "watchdog.py"
+START_S = 1200.0
+"""A large model is read from disk, and kernels are compiled, before a server answers."""
+POLL_S = 0.2
+TAIL = 12
+"""Lines of the server's log in a message."""
+
+
+class EngineServer:
+    """One process of `vllm serve` and all that it starts.
+
+    Args:
+        command: port -> the command line.
+        folder: where its log is kept, and the file that runs inside it.
+        restarts: how often it is started again.
+        on_restart: gives the weights of the step to a server that was started again, and has those of its beginning.
+
+    Raises:
+        ValueError: the port is taken, or the command cannot be made.
+        EngineDownError: it ended before it answered, with the end of its log.
+    """
+
+    def __init__(
+        self, command: Callable[[int], ServeCommand], port: int, folder: Path, restarts: int, on_restart: Callable[[], None]
+    ) -> None:
+        self.port = free_port(port)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command, self.folder, self.restarts, self.on_restart = command(self.port), folder, restarts, on_restart
+        self.log_file = folder / "engine.log"
+        self.failed = ""
+        """Why it will not be started again."""
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self._put_extension()
+        self._processes = [self._launch()]
+        self._end = weakref.finalize(self, end_group, self._processes)
+        self._wait_until_healthy()
+        self._ready.set()
+        threading.Thread(target=watch, args=(weakref.ref(self),), name="engine-watch", daemon=True).start()
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The one that was started last; the server is its child."""
+        return self._processes[-1]
+
+    @property
+    def is_ready(self) -> bool:
+        """Is it up, with the weights of the step?"""
+        return self._ready.is_set()
+
+    def close(self) -> None:
+        """End it, and everything that it started."""
+        self._closing.set()
+        self._end()
+
+    def start_again(self, code: int) -> bool:
+        """Start it anew after its death; False where that is over."""
+        self._ready.clear()
+        if self._closing.is_set():
+            return False
+        kill_group(self.process)
+        if self.restarts <= 0:
+            self.failed = f"the engine died again (exit code {code}), and policy.engine.retries allows no further start{self.tail()}"
+            return False
+        self.restarts -= 1
+        log.warning("the engine died (exit code %s): it is started again and given the weights of this step", code)
+        try:
+            self._processes.append(self._launch())
+            self._wait_until_healthy()
+            self.on_restart()
+        except Exception as error:  # noqa: BLE001 - whatever went wrong is said by those who wait for the server
+            if self.process.poll() is None:
+                self.failed = f"the engine was started again, and could not be given its weights ({error})"
+                return False
+            return True
+        self._ready.set()
+        return True
+
+    def tail(self) -> str:
+        """The last lines of its log, for a message."""
+        try:
+            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+        except OSError:
+            lines = []
+        return "".join(f"\n  {line}" for line in lines)
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        with self.log_file.open("ab") as log_file:
+            return subprocess.Popen(
+                [sys.executable, "-I", str(WATCHDOG), *self.command.words],
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                env=self.command.full_environment() | {"PYTHONPATH": str(self.folder / "extension")},
+                start_new_session=True,
+            )
+
+    def _put_extension(self) -> None:
+        """Put the file that runs inside vLLM where nothing else can be imported from."""
+        place = self.folder / "extension"
+        place.mkdir(parents=True, exist_ok=True)
+        source = HERE / f"{EXTENSION}.py"
+        if source.is_file():
+            shutil.copy(source, place)
+
+    def _wait_until_healthy(self) -> None:
+        client, until = EngineClient(self.url), time.monotonic() + START_S
+        try:
+            while not client.is_healthy():
+                if self.process.poll() is not None:
+                    raise EngineDownError(f"the engine ended with exit code {self.process.returncode} before it answered{self.tail()}")
+                if time.monotonic() > until:
+                    raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{self.tail()}")
+                time.sleep(POLL_S)
+        finally:
+            client.close()
+
+
+def watch(reference: "weakref.ref[EngineServer]") -> None:
+    """Wait for the server's death and start it again; the thread ends with the object."""
+    while True:
+        server = reference()
+        if server is None:
+            return
+        process = server.process
+        del server
+        code = process.wait()
+        server = reference()
+        if server is None or not server.start_again(code):
+            return
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill what is left of a server's processes: one that died alone leaves others, which keep its memory and its port."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
+    """Ask the newest server to end, and kill what does not."""
+    for process in processes:
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(0.0 if process is not processes[-1] else 15.0)
+        except subprocess.TimeoutExpired:
+            pass
+        kill_group(process)
+
+
+def free_port(port: int) -> int:
+    """The port, or one that is free for 0.
+
+    Raises:
+        ValueError: something listens there already.
+    """
+    with socket.socket() as found:
+        # a port of a server that has just ended may be taken over, one where somebody listens may not
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind(("127.0.0.1", port))
+        except OSError:
+            raise ValueError(f"policy.engine.port {port} is taken by another program: choose another, or 0 for any that is free") from None
+        return int(found.getsockname()[1])

@@ -1,0 +1,165 @@
+"""New weights on their way to the servers: an adapter's folder, or all weights in one file."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mmrl.policies.shared.lora import ADAPTER
+from mmrl.policies.shared.weights import whole
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.policies.text.host import TextHost
+
+KEPT = 2
+"""Updates that stay in the folder: the one that is served, and the one before it."""
+ADAPTER_PREFIX = "base_model.model."
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Update:
+    """Weights that lie where the servers find them: `Update("3fe0-7", Path("/shared/3fe0-7"))`."""
+
+    name: str
+    """Of these weights alone, in this run and any other."""
+    path: Path
+
+
+@runtime_checkable
+class Sync(Protocol):
+    """A way to bring weights into a running server."""
+
+    def save(self, host: TextHost, update: Update) -> None:
+        """Put the live weights where `update` says. Every process calls it, and the main one writes."""
+        ...
+
+    def push(self, client: EngineClient, update: Update) -> None:
+        """Let a server take the weights over, and forget what it computed with others.
+
+        Raises:
+            EngineDownError: it does not answer.
+            EngineRefusedError: it cannot read them.
+        """
+        ...
+
+    def holds(self, client: EngineClient, update: Update) -> bool:
+        """Does the server have these weights?"""
+        ...
+
+    def model(self, served: str, update: Update) -> str:
+        """The model that requests ask for, where the server gives its own the name `served`."""
+        ...
+
+    def version(self, start: str, update: Update) -> str:
+        """The version of weights that answers name, where the server's was `start` when the run began."""
+        ...
+
+
+@dataclass(frozen=True)
+class AdapterSync:
+    """The adapter as one of a new name each time: the model's own weights stay, and an old request can meet no new weights."""
+
+    def save(self, host: TextHost, update: Update) -> None:
+        named = host.net.model.state_dict(keep_vars=True)
+        weights = {ADAPTER_PREFIX + name: whole(weight) for name, weight in named.items() if "lora_" in name}
+        if host.ranks.is_main:
+            host.adapter.save_pretrained(update.path, state_dict=weights)
+
+    def push(self, client: EngineClient, update: Update) -> None:
+        if not self.holds(client, update):
+            old = [name for name in served_names(client) if name.startswith(family_of(update.name))]
+            client.load_adapter(update.name, str(update.path))
+            for name in old:
+                client.unload_adapter(name)
+        client.reset_caches()
+
+    def holds(self, client: EngineClient, update: Update) -> bool:
+        return update.name in served_names(client)
+
+    def model(self, served: str, update: Update) -> str:
+        return update.name
+
+    def version(self, start: str, update: Update) -> str:
+        return start
+
+
+@dataclass(frozen=True)
+class FileSync:
+    """All weights in one file of safetensors, under the names of the model's own checkpoints."""
+
+    dtype: str = "float32"
+    """The type that the server computes in."""
+
+    def save(self, host: TextHost, update: Update) -> None:
+        weights = whole_weights(host, TYPES[self.dtype])
+        if host.ranks.is_main:
+            # one file, whatever its size: an update of a part is none
+            host.net.model.save_pretrained(update.path, state_dict=weights, max_shard_size=2**62)
+
+    def push(self, client: EngineClient, update: Update) -> None:
+        file = str(update.path / "model.safetensors")
+        if problems := client.look_at_file(file):
+            raise EngineRefusedError(f"{client.url} cannot take the weights in {file} ({problems[0]})")
+        client.pause()
+        try:
+            client.update({"path": file}, update.name)
+            client.reset_caches()
+        finally:
+            client.resume()
+
+    def holds(self, client: EngineClient, update: Update) -> bool:
+        return client.weight_version() == update.name
+
+    def model(self, served: str, update: Update) -> str:
+        return served
+
+    def version(self, start: str, update: Update) -> str:
+        return update.name
+
+
+def served_names(client: EngineClient) -> list[str]:
+    """The models and adapters that a server answers for."""
+    return [str(entry["id"]) for entry in client.get("/v1/models")["data"]]
+
+
+def family_of(name: str) -> str:
+    """The beginning of the names of one run's updates."""
+    return name.rsplit("-", 1)[0] + "-"
+
+
+def whole_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Name -> weight on the CPU, gathered where it is sharded, adapters merged. On other processes than the main one: nothing.
+
+    Every process must call it.
+    """
+    model = host.net.model
+    scales = {name: module.scaling[ADAPTER] for name, module in model.named_modules() if hasattr(module, "lora_B")}
+    named = model.state_dict(keep_vars=True)
+    found: dict[str, Tensor] = {}
+    for name, weight in named.items():
+        if ".lora_" in name:
+            continue
+        value = whole(weight)
+        layer = name.removesuffix(".base_layer.weight")
+        if layer in scales and layer != name:
+            value = value + scales[layer] * product_of(named, layer).to(value.dtype)
+        if host.ranks.is_main:
+            found[name.replace(".base_layer.", ".")] = value.to(dtype) if value.is_floating_point() else value
+    return found
+
+
+def product_of(named: Mapping[str, Tensor], layer: str) -> Tensor:
+    """B A of an adapter's layer, (out, in)."""
+    outer, inner = (whole(named[f"{layer}.lora_{side}.{ADAPTER}.weight"]).float() for side in "BA")
+    return outer @ inner
+
+
+def drop_old(folder: Path, family: str, keep: int = KEPT) -> None:
+    """Remove all but the newest updates of a run."""
+    found = sorted((path for path in folder.glob(f"{family}*") if path.is_dir()), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    for path in found[:-keep]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,35 @@
+"""Runs a command for as long as whoever started this file lives, and ends all of its processes then.
+
+`python watchdog.py COMMAND ...` with a pipe as its input: the pipe closes when the other end's process dies, however it dies.
+Standard library only, and imported by nothing: it is run as a file.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+GRACE_S = 10.0
+
+
+def main(command: list[str]) -> int:
+    """The command's exit code."""
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(os.getpgrp(), signal.SIGKILL))
+
+    def wait_for_the_end() -> None:
+        sys.stdin.buffer.read()
+        server.terminate()
+        try:
+            server.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    return server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
