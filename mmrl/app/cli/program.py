@@ -14,6 +14,7 @@ from mmrl.app.cli.data import data
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
+from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
 
@@ -26,6 +27,7 @@ app.add_typer(
 )
 app.add_typer(data, name="data", help="Check, convert, split and filter data sets.")
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
+app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in an environment of its own, for rollouts that it writes.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 
 ConfigName = Annotated[

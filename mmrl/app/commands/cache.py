@@ -8,6 +8,7 @@ import typer
 
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.cache import BOUND, bound, cache_folder, entries, remove
+from mmrl.policies.text.engine.environment import environments
 
 cache = typer.Typer(no_args_is_help=True)
 
@@ -38,7 +39,8 @@ def listing() -> str:
     ]
     most = f"at most {size(bound())} ({BOUND})" if bound() else f"without a bound ({BOUND})"
     total = f"{len(found)} entries, {size(sum(entry.num_bytes for entry in found))}, {most}"
-    return "\n".join([f"{cache_folder()}", *lines, total, "models of the Hugging Face hub are kept by it: hf cache ls"])
+    apart = [f"  {name}  {size(num_bytes)}, not counted: mmrl engine remove" for name, num_bytes in environments()]
+    return "\n".join([f"{cache_folder()}", *lines, *apart, total, "models of the Hugging Face hub are kept by it: hf cache ls"])
 
 
 def clear(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from mmrl.app.plugins.catalog import KINDS, catalog
 
 PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
-    "Prepare": ("data", "reward", "plan", "check"),
+    "Prepare": ("data", "reward", "engine", "plan", "check"),
     "Train": ("train", "eval"),
     "Look at a run": ("report", "compare", "sample", "export"),
     "Clean up": ("cache",),
@@ -40,6 +40,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "reward test": ("mmrl reward test iou --data boxes.jsonl", "mmrl reward test ./mine.py:short --data boxes.jsonl"),
     "reward score": ("mmrl reward score jpeg_size pictures --html page.html",),
     "reward serve": ("mmrl reward serve spec.toml --port 8501",),
+    "engine": ("mmrl engine install",),
+    "engine install": ("mmrl engine install", "mmrl engine install --accelerator cpu --folder engines/vllm --yes"),
+    "engine status": ("mmrl engine status",),
+    "engine remove": ("mmrl engine remove",),
     "plan": ("mmrl plan tiny/image --card 24GB", "mmrl plan tiny/flow --calibrate 3 --price 2.5"),
     "check": ("mmrl check tiny/image",),
     "train": (

