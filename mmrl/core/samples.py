@@ -120,5 +120,13 @@ class Scored:
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-class RewardUnavailableError(RuntimeError):
-    """A reward cannot answer now and will not soon: training stops with a checkpoint, nothing is counted as failed."""
+class UnavailableError(RuntimeError):
+    """Something outside of the run cannot answer now and will not soon: training stops with a checkpoint."""
+
+
+class RewardUnavailableError(UnavailableError):
+    """A reward cannot answer: nothing is counted as failed."""
+
+
+class EngineUnavailableError(UnavailableError):
+    """No server that writes completions answers: nothing of the step was kept."""

@@ -15,7 +15,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
@@ -158,11 +158,11 @@ class Trainer:
         """The step's rollouts.
 
         Raises:
-            TrainingStoppedError: a reward is gone for good; the run is saved as it was before the step.
+            TrainingStoppedError: a reward or a sampler is gone for good; the run is saved as it was before the step.
         """
         try:
             return self.collector.collect(self._sampling())
-        except RewardUnavailableError as error:
+        except UnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
             if self.checkpoints is not None and self.ranks.world == 1:

@@ -37,6 +37,8 @@ class Encoded:
     """The prompt that was encoded."""
     seed: int = 0
     """The seed that views of this prompt are drawn from."""
+    view: str = "plain"
+    """The view that shows the prompt so."""
     views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
     """The prompt as views show it, once one was asked for."""
 

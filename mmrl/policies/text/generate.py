@@ -54,6 +54,19 @@ class Generator(Protocol):
         ...
 
 
+@runtime_checkable
+class Resting(Protocol):
+    """A generator that gives memory back while the policy reads and updates. Every process calls both, equally often."""
+
+    def wake(self) -> None:
+        """Rows will be written now."""
+        ...
+
+    def rest(self) -> None:
+        """No rows will be written until `wake`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Completions:
     """Written completions, on the CPU."""

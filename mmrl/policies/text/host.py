@@ -32,6 +32,11 @@ class TextHost(Protocol):
     def tokenizer(self) -> Any: ...
 
     @property
+    def adapter(self) -> Any:
+        """peft's wrapper round the model; None where all weights train."""
+        ...
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a completion."""
         ...

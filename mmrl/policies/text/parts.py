@@ -8,6 +8,7 @@ from torch import nn
 from mmrl.core.protocols import Diagnostics
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 from mmrl.policies.text.diagnose import TextDiagnostics
+from mmrl.policies.text.engine.generator import VllmGenerator
 from mmrl.policies.text.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.generate import Generator, LocalGenerator
 from mmrl.policies.text.host import TextHost
@@ -20,12 +21,17 @@ def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, shard
     return Weights(net, shadows, ema_decay, sharded, rest, prefix="model.")
 
 
+def usual_generator(host: TextHost) -> Generator:
+    """The policy's own network, or the engine that its settings name."""
+    return LocalGenerator(host) if host.config.engine is None else VllmGenerator(host, host.config.engine)
+
+
 @dataclass(frozen=True)
 class TextParts:
     """The replaceable parts of a TextPolicy, and the usual ones."""
 
     load: Callable[[TextPolicyConfig], Loaded] = load
-    generator: Callable[[TextHost], Generator] = LocalGenerator
+    generator: Callable[[TextHost], Generator] = usual_generator
     """Who writes completions."""
     evaluator: Callable[[TextHost], Evaluator] = LocalEvaluator
     """Who reads them again."""

@@ -21,6 +21,7 @@ from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.clips import plan_of
 from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
+from mmrl.policies.text.generate import Resting
 from mmrl.policies.text.loading import banned_tokens
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
@@ -133,6 +134,8 @@ class TextPolicy:
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         rows, prompts = plan(requests, self.encode)
         self.prefetch([request.prompt for request in requests])
+        if isinstance(self.generator, Resting):
+            self.generator.wake()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -166,6 +169,8 @@ class TextPolicy:
             ValueError: a quantity, model or view this policy does not have.
         """
         assert isinstance(trace, TextTrace)
+        if isinstance(self.generator, Resting):
+            self.generator.rest()
         wanted: dict[tuple[str, str], list[Reading]] = {}
         for reading in readings:
             check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
@@ -264,7 +269,8 @@ class TextPolicy:
             return prompt
         if view not in prompt.views:
             assert prompt.prompt is not None
-            prompt.views[view] = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
+            shown = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
+            prompt.views[view] = replace(shown, view=view)
         return prompt.views[view]
 
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:

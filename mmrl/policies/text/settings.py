@@ -5,6 +5,7 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1"]
@@ -77,6 +78,9 @@ class TextPolicyConfig:
     copies_on: Literal["device", "cpu"] = "device"
     """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
     there and back for every reading."""
+
+    engine: EngineConfig | None = None
+    """Who writes completions; None: the policy's own network."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

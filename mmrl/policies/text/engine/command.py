@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrl.policies.text.engine.environment import WORKER, find_environment
 from mmrl.policies.text.engine.facts import serving_rank
-from mmrl.policies.text.engine.folder import TRIED, VERSION, engine_folder
 from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
 SERVED = "policy"
 """The name under which a server that mmrl starts serves the model."""
-EXTENSION = "vllm_extension"
-"""The module that runs inside vLLM's processes: a file of its own folder, since nothing else of mmrl can be imported there."""
+EXTENSION = "vllm_extension.WeightExtension"
+"""The class that joins vLLM's workers; its file lies in a folder of its own, since nothing else of mmrl can be imported there."""
 CPU_CACHE_MB = 512
 CPU_BATCH = 8192
 LAUNCHERS = re.compile(
@@ -43,7 +43,9 @@ def resolve_sync(policy: TextPolicyConfig, engine: EngineConfig) -> str:
         ValueError: adapters are to be sent, and none train.
     """
     if engine.sync == "lora" and policy.lora is None:
-        raise ValueError('policy.engine.sync is "lora", and all weights train (there is no [policy.lora]): set it to "auto" or "file"')
+        raise ValueError(
+            'policy.engine.sync is "lora", and all weights train (there is no [policy.lora]): set it to "auto" or "file"'
+        )
     if engine.sync != "auto":
         return engine.sync
     return "file" if policy.lora is None else "lora"
@@ -54,38 +56,17 @@ def engine_dtype(policy: TextPolicyConfig, engine: EngineConfig) -> str:
     return policy.dtype if engine.dtype == "auto" else engine.dtype
 
 
-def environment_of(engine: EngineConfig) -> Path:
-    """The folder of vLLM's environment."""
-    return Path(engine.environment).expanduser() if engine.environment else engine_folder()
-
-
-def installed_version(environment: Path) -> str:
-    """The version of vLLM in an environment, such as 0.32.0+cpu.
-
-    Raises:
-        ValueError: there is none, or one that mmrl was not tried with.
-    """
-    remedy = "make one with `mmrl engine install`, or name servers that run already in policy.engine.url"
-    if not (environment / "bin" / "vllm").is_file():
-        raise ValueError(f"policy.engine wants to start vLLM, and there is no environment with it in {environment}: {remedy}")
-    found = [path.name for path in environment.glob("lib/python3*/site-packages/vllm-*.dist-info")]
-    versions = [name.removeprefix("vllm-").removesuffix(".dist-info") for name in found]
-    if not versions:
-        raise ValueError(f"the environment in {environment} does not say which vLLM it holds: {remedy}")
-    if not TRIED.fullmatch(versions[0]):
-        raise ValueError(f"the environment in {environment} holds vLLM {versions[0]}, and mmrl was tried with {VERSION}: {remedy}")
-    return versions[0]
-
-
-def serve_command(policy: TextPolicyConfig, engine: EngineConfig, port: int, lora_rank: int = 0, host: str = "127.0.0.1") -> ServeCommand:
+def serve_command(
+    policy: TextPolicyConfig, engine: EngineConfig, port: int, lora_rank: int = 0, host: str = "127.0.0.1"
+) -> ServeCommand:
     """The command that serves this policy's model, as a run with these settings needs it.
 
     Raises:
         ValueError: there is no environment of vLLM, or another version than mmrl was tried with.
     """
-    environment = environment_of(engine)
-    on_cpu = "cpu" in installed_version(environment)
-    words = [str(environment / "bin" / "vllm"), "serve", policy.model, "--host", host, "--port", str(port)]
+    environment = find_environment(Path(engine.environment).expanduser() if engine.environment else None)
+    on_cpu = "cpu" in environment.version
+    words = [str(environment.program), "serve", policy.model, "--host", host, "--port", str(port)]
     words += ["--served-model-name", SERVED, "--dtype", engine_dtype(policy, engine)]
     words += ["--max-num-seqs", str(engine.max_rows), "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     words += ["--no-mm-device-do-normalize", "--generation-config", "vllm"]
@@ -103,14 +84,16 @@ def sync_words(sync: str, lora_rank: int) -> list[str]:
     if sync == "lora":
         # two: the one that is loaded next, and the one before it until that is dropped
         return ["--enable-lora", "--max-lora-rank", str(serving_rank(lora_rank)), "--max-loras", "1", "--max-cpu-loras", "2"]
-    extension = ["--worker-extension-cls", f"{EXTENSION}.WeightExtension"]
+    extension = ["--worker-extension-cls", EXTENSION]
     return [*extension, "--weight-transfer-config", json.dumps({"backend": sync})]
 
 
 def memory_words(engine: EngineConfig, on_cpu: bool) -> list[str]:
     """The options for memory, and those without which a CPU does not serve."""
     cache_mb = engine.cache_mb or (CPU_CACHE_MB if on_cpu else 0)
-    words = ["--kv-cache-memory-bytes", str(cache_mb << 20)] if cache_mb else ["--gpu-memory-utilization", str(engine.memory_share)]
+    words = (
+        ["--kv-cache-memory-bytes", str(cache_mb << 20)] if cache_mb else ["--gpu-memory-utilization", str(engine.memory_share)]
+    )
     if on_cpu:
         # a prompt with a seed that is read in pieces ends the engine there
         longest = max(CPU_BATCH, engine.max_length)
@@ -120,7 +103,12 @@ def memory_words(engine: EngineConfig, on_cpu: bool) -> list[str]:
 
 def variables(engine: EngineConfig, on_cpu: bool) -> dict[str, str]:
     """Environment variables of the server."""
-    found = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+    found = {
+        "PYTHONPATH": str(WORKER),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {}
     found |= {"CUDA_VISIBLE_DEVICES": engine.devices} if engine.devices else {}
     token = os.environ.get(engine.token_env, "") if engine.token_env else ""

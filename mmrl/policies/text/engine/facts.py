@@ -112,7 +112,7 @@ class Wanted:
 
 
 def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
-    """Raise ValueError unless the server has the policy's model, vocabulary and type, and takes its weights as it will get them."""
+    """Raise ValueError unless the server has the policy's model, vocabulary and type, and takes weights as it will get them."""
     place = f"policy.engine: the server at {url}"
     if last_name(facts.model) != last_name(wanted.model):
         raise ValueError(
@@ -120,8 +120,8 @@ def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
         )
     if facts.tokens != wanted.tokens:
         raise ValueError(
-            f"{place} has another vocabulary than policy.model {wanted.model!r} (it cuts a test text to {len(facts.tokens)} tokens, "
-            f"the policy to {len(wanted.tokens)}): serve the policy's own model and tokenizer"
+            f"{place} has another vocabulary than policy.model {wanted.model!r} (a test text is {len(facts.tokens)} tokens there, "
+            f"{len(wanted.tokens)} here): serve the policy's own model and tokenizer"
         )
     if facts.dtype != wanted.dtype:
         raise ValueError(
@@ -145,14 +145,15 @@ def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
         rank = serving_rank(wanted.lora_rank)
         held = f"adapters up to rank {facts.max_lora_rank}" if facts.max_lora_rank else "no adapters"
         raise ValueError(
-            f"{place} takes {held}, and the run's have rank {wanted.lora_rank}: start it with --enable-lora --max-lora-rank {rank} "
-            "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            f"{place} takes {held}, and the run's have rank {wanted.lora_rank}: start it with --enable-lora "
+            f"--max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
     backend = {"file": "file", "nccl": "nccl"}.get(wanted.sync, "")
     if backend and facts.transfer != backend:
         raise ValueError(
-            f"{place} takes new weights by {facts.transfer or 'nothing'}, and policy.engine.sync is {wanted.sync!r}: start it with "
-            f"--weight-transfer-config '{{\"backend\": \"{backend}\"}}'" + (f" and mmrl's extension ({SERVE})" if backend == "file" else "")
+            f"{place} takes new weights by {facts.transfer or 'nothing'}, and policy.engine.sync is {wanted.sync!r}: start it "
+            f'with --weight-transfer-config \'{{"backend": "{backend}"}}\''
+            + (f" and mmrl's extension ({SERVE})" if backend == "file" else "")
         )
 
 
@@ -164,12 +165,12 @@ def serving_rank(rank: int) -> int:
     """
     found = next((limit for limit in (1, 8, 16, 32, 64, 128, 256, 320, 512) if rank <= limit), None)
     if found is None:
-        raise ValueError(f"policy.lora.rank is {rank}, and vLLM serves adapters up to rank 512: lower it, or set policy.engine.sync = \"file\"")
+        raise ValueError(
+            f'policy.lora.rank is {rank}, and vLLM serves adapters up to rank 512: lower it, or set policy.engine.sync = "file"'
+        )
     return found
 
 
 def last_name(model: str) -> str:
     """The last part of a folder or a hub name: servers on other machines may keep a model elsewhere."""
     return model.rstrip("/").rsplit("/", 1)[-1]
-
-

@@ -85,7 +85,9 @@ class Fleet:
                 ) from None
         return "" if held else f"{member.client.url} does not have the weights that it was given"
 
-    def write(self, asks: Sequence[Ask], questions: Sequence[Question], params: dict[str, object], expected: "Limits") -> list[list[Written]]:
+    def write(
+        self, asks: Sequence[Ask], questions: Sequence[Question], params: dict[str, object], expected: "Limits"
+    ) -> list[list[Written]]:
         """The completions of all requests, in their order.
 
         Raises:
@@ -174,7 +176,7 @@ class Fleet:
         return alive
 
     def _revive(self, member: Member, own: EngineServer | None) -> bool:
-        """Is the server well again, with the weights of the step? One that others started again is given them by the main process."""
+        """Is the server well again, with the weights of the step? One of others' is given them by the main process."""
         if own is not None:
             return own.is_ready and self._has_weights(member)
         if not member.client.is_healthy():

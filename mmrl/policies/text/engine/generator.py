@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class VllmGenerator:
-    """Writes in vLLM servers; under other weights than the live ones, under views, and of clips that a server would misread, locally.
+    """Writes in vLLM servers; locally under other weights than the live ones, under views, and of clips a server would misread.
 
     Nothing is started or asked before `follow` is called first.
 
@@ -128,7 +128,12 @@ class VllmGenerator:
         self.fleet = None
 
     def _write_there(
-        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling, rows: list[int]
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        rows: list[int],
     ) -> list[Written]:
         """The completions of these rows by the servers."""
         assert self.fleet is not None
@@ -143,7 +148,12 @@ class VllmGenerator:
         return [found[row] for row in range(len(rows))]
 
     def _write_locally(
-        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling, rows: list[int]
+        self,
+        prompts: Sequence[Encoded],
+        prompt_index: Sequence[int],
+        seeds: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        rows: list[int],
     ) -> list[Written]:
         """The completions of these rows by the policy's own network; without rows, company for processes that have some."""
         used = sorted({prompt_index[i] for i in rows})
@@ -239,14 +249,12 @@ class VllmGenerator:
 
     def _on_all(self, act: Callable[[], T]) -> T:
         """Do something on every process; when it fails on one, all raise, so that none waits for it."""
-        problem: Exception | None = None
         try:
             value = act()
         except (ValueError, OSError, EngineDownError, EngineUnavailableError) as error:
-            problem = error
-        found = [text for text in self.host.ranks.gather(None if problem is None else str(problem)) if text is not None]
-        if problem is not None:
-            raise EngineUnavailableError(str(problem)) if isinstance(problem, EngineDownError) else problem
+            self.host.ranks.gather(str(error))
+            raise EngineUnavailableError(str(error)) if isinstance(error, EngineDownError) else error from None
+        found = [text for text in self.host.ranks.gather("") if text]
         if found:
             raise EngineUnavailableError(found[0])
         return value
@@ -283,5 +291,3 @@ def completions_of(written: Sequence[Written], unknown: bool, version: int) -> C
         stopped=torch.tensor([one.stopped for one in written]),
         weights_version=version,
     )
-
-

@@ -1,8 +1,8 @@
 """A server that mmrl starts on this machine: watched, started again when it dies, and ended with the run."""
 
+import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,12 +13,11 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrl.policies.text.engine.command import EXTENSION, ServeCommand
+from mmrl.policies.text.engine.command import ServeCommand
 from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
 
 log = logging.getLogger("mmrl")
-HERE = Path(__file__).parent
-WATCHDOG = HERE / "watchdog.py"
+WATCHDOG = Path(__file__).parent / "watchdog.py"
 START_S = 1200.0
 """A large model is read from disk, and kernels are compiled, before a server answers."""
 POLL_S = 0.2
@@ -31,7 +30,7 @@ class EngineServer:
 
     Args:
         command: port -> the command line.
-        folder: where its log is kept, and the file that runs inside it.
+        folder: where its log is kept.
         restarts: how often it is started again.
         on_restart: gives the weights of the step to a server that was started again, and has those of its beginning.
 
@@ -50,7 +49,6 @@ class EngineServer:
         self.failed = ""
         """Why it will not be started again."""
         self._ready, self._closing = threading.Event(), threading.Event()
-        self._put_extension()
         self._processes = [self._launch()]
         self._end = weakref.finalize(self, end_group, self._processes)
         self._wait_until_healthy()
@@ -79,7 +77,9 @@ class EngineServer:
             return False
         kill_group(self.process)
         if self.restarts <= 0:
-            self.failed = f"the engine died again (exit code {code}), and policy.engine.retries allows no further start{self.tail()}"
+            self.failed = (
+                f"the engine died again (exit code {code}), and policy.engine.retries allows no further start{self.tail()}"
+            )
             return False
         self.restarts -= 1
         log.warning("the engine died (exit code %s): it is started again and given the weights of this step", code)
@@ -110,24 +110,18 @@ class EngineServer:
                 stdin=subprocess.PIPE,
                 stdout=log_file,
                 stderr=subprocess.STDOUT,
-                env=self.command.full_environment() | {"PYTHONPATH": str(self.folder / "extension")},
+                env=self.command.full_environment(),
                 start_new_session=True,
             )
-
-    def _put_extension(self) -> None:
-        """Put the file that runs inside vLLM where nothing else can be imported from."""
-        place = self.folder / "extension"
-        place.mkdir(parents=True, exist_ok=True)
-        source = HERE / f"{EXTENSION}.py"
-        if source.is_file():
-            shutil.copy(source, place)
 
     def _wait_until_healthy(self) -> None:
         client, until = EngineClient(self.url), time.monotonic() + START_S
         try:
             while not client.is_healthy():
                 if self.process.poll() is not None:
-                    raise EngineDownError(f"the engine ended with exit code {self.process.returncode} before it answered{self.tail()}")
+                    raise EngineDownError(
+                        f"the engine ended with exit code {self.process.returncode} before it answered{self.tail()}"
+                    )
                 if time.monotonic() > until:
                     raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{self.tail()}")
                 time.sleep(POLL_S)
@@ -151,10 +145,8 @@ def watch(reference: "weakref.ref[EngineServer]") -> None:
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """Kill what is left of a server's processes: one that died alone leaves others, which keep its memory and its port."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
@@ -162,10 +154,8 @@ def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
     for process in processes:
         if process.stdin is not None:
             process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.0 if process is not processes[-1] else 15.0)
-        except subprocess.TimeoutExpired:
-            pass
         kill_group(process)
 
 
@@ -181,5 +171,7 @@ def free_port(port: int) -> int:
         try:
             found.bind(("127.0.0.1", port))
         except OSError:
-            raise ValueError(f"policy.engine.port {port} is taken by another program: choose another, or 0 for any that is free") from None
+            raise ValueError(
+                f"policy.engine.port {port} is taken by another program: choose another, or 0 for any that is free"
+            ) from None
         return int(found.getsockname()[1])

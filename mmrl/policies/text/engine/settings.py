@@ -38,7 +38,7 @@ class EngineConfig:
     """How new weights reach the servers. lora: the adapter, as a new one each time. file: all weights, through a file. nccl: all,
     from card to card (written for GPUs, and not tried on one). auto = lora where adapters train, else file."""
     folder: str = ""
-    """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary folder of this machine."""
+    """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary one of this machine."""
     timeout_s: Positive = 600.0
     """Seconds that a request may take, and that a server which is restarting is waited for."""
     retries: CountOrNone = 3

@@ -160,6 +160,8 @@ def product_of(named: Mapping[str, Tensor], layer: str) -> Tensor:
 
 def drop_old(folder: Path, family: str, keep: int = KEPT) -> None:
     """Remove all but the newest updates of a run."""
-    found = sorted((path for path in folder.glob(f"{family}*") if path.is_dir()), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    found = sorted(
+        (path for path in folder.glob(f"{family}*") if path.is_dir()), key=lambda path: int(path.name.rsplit("-", 1)[1])
+    )
     for path in found[:-keep]:
         shutil.rmtree(path, ignore_errors=True)

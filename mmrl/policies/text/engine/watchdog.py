@@ -4,6 +4,7 @@
 Standard library only, and imported by nothing: it is run as a file.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,10 +22,8 @@ def main(command: list[str]) -> int:
     def wait_for_the_end() -> None:
         sys.stdin.buffer.read()
         server.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()

@@ -94,8 +94,8 @@ def read_choice(choice: Mapping[str, Any], question: Question, expected: Expecte
     wrong = [x for x in logprobs if not isinstance(x, float | int) or math.isnan(x) or x <= NO_NUMBER or x > 1e-3]
     if wrong:
         raise EngineMismatchError(
-            f"{url} gave a token of prompt {question.name!r} the log-probability {wrong[0]}, which is none: look for weights that "
-            'are infinite or NaN, or serve the model with policy.engine.dtype = "float32"'
+            f"{url} gave a token of prompt {question.name!r} the log-probability {wrong[0]}, which is none: look for weights "
+            'that are infinite or NaN, or serve the model with policy.engine.dtype = "float32"'
         )
     forbidden = sorted(expected.banned.intersection(tokens))
     if forbidden:
