@@ -116,11 +116,11 @@ def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
     place = f"policy.engine: the server at {url}"
     if last_name(facts.model) != last_name(wanted.model):
         raise ValueError(
-            f"{place} serves {facts.model!r}, and policy.model is {wanted.model!r}: serve the policy's model there, or name its server"
+            f"{place} serves {facts.model!r}, and policy.model is {wanted.model!r}: serve that model there, or name its server"
         )
     if facts.tokens != wanted.tokens:
         raise ValueError(
-            f"{place} has another vocabulary than policy.model {wanted.model!r} (a test text is {len(facts.tokens)} tokens there, "
+            f"{place} has another vocabulary than policy.model {wanted.model!r} (a test text is {len(facts.tokens)} tokens, "
             f"{len(wanted.tokens)} here): serve the policy's own model and tokenizer"
         )
     if facts.dtype != wanted.dtype:

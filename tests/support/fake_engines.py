@@ -1,0 +1,86 @@
+"""Fake vLLM servers for tests: an environment that mmrl can start one from, and servers that run already."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl.policies.text.engine.server import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE = ("--logprobs-mode", "processed_logprobs", "--no-mm-device-do-normalize", "--enable-lora")
+FILES = ("--weight-transfer-config", '{"backend": "file"}')
+
+
+def make_environment(folder: Path, version: str = "0.32.0+cpu") -> Path:
+    """An environment whose `vllm` is the fake server."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib" / "python3.11" / "site-packages" / f"vllm-{version}.dist-info").mkdir(parents=True)
+    program = folder / "bin" / "vllm"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tests.support.fake_vllm "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+def ask(url: str, path: str, body: object = None) -> Any:
+    """A server's answer as JSON."""
+    content = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, content), timeout=60) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+@dataclass(frozen=True)
+class FakeEngine:
+    """A fake server that runs."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+
+    def told(self) -> dict[str, Any]:
+        """What it remembers and what it was asked."""
+        return ask(self.url, "/fake")
+
+    def order(self, **faults: object) -> None:
+        """What is to go wrong from now on; nothing without arguments."""
+        ask(self.url, "/fake", faults or {"hold": False})
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def engines(model: str, count: int = 1, more: Sequence[str] = FILES) -> Iterator[list[FakeEngine]]:
+    """Fake servers of a model, each in a process of its own, until the block ends."""
+    started: list[FakeEngine] = []
+    try:
+        for _ in range(count):
+            port = free_port(0)
+            words = [sys.executable, "-m", "tests.support.fake_vllm", "serve", model, "--port", str(port), *SERVE, *more]
+            process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+            started.append(FakeEngine(f"http://127.0.0.1:{port}", process))
+        for engine in started:
+            wait_for(engine)
+        yield started
+    finally:
+        for engine in started:
+            engine.kill()
+
+
+def wait_for(engine: FakeEngine) -> None:
+    """Wait until a server answers, as long as its process lives."""
+    while engine.process.poll() is None:
+        try:
+            ask(engine.url, "/health")
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the fake server ended with {engine.process.returncode}")

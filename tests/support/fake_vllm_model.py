@@ -1,0 +1,206 @@
+"""The model of the fake vLLM server: real weights, real processor, and memories that new weights do not clear."""
+
+import base64
+import copy
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from mmrl.policies.text.encode import Encoded, collate_prompts
+from mmrl.policies.text.loading import load
+from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.video.decode import Frames
+
+Json = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """What is answered with a number below 500."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Model:
+    """The model, its weights by name, and what it remembers."""
+
+    def __init__(self, folder: str, dtype: str, clip_fps: float) -> None:
+        self.clip_fps = clip_fps
+        loaded = load(TextPolicyConfig(folder))
+        self.processor, self.family, self.tokenizer = loaded.processor, loaded.family, loaded.processor.tokenizer
+        model = loaded.model.to(getattr(torch, dtype))
+        self.net = TextNet(model, loaded.family, (), self.tokenizer.pad_token_id or 0)
+        self.config, self.eos = model.config, loaded.eos_token_ids
+        self.adapters: dict[str, dict[str, torch.Tensor]] = {}
+        self.prefixes: dict[object, Any] = {}
+        self.features: dict[str, Any] = {}
+        self.tensors: dict[str, Any] = {}
+        for kind in ("image", "video"):
+            if hasattr(self.net.core, f"get_{kind}_features"):
+                setattr(self.net.core, f"get_{kind}_features", self.remember(getattr(self.net.core, f"get_{kind}_features")))
+
+    def remember(self, look: Any) -> Any:
+        """The vision part, which sees a picture once."""
+
+        def features(pixels: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            key = hashlib.sha256(pixels.float().numpy().tobytes()).hexdigest()
+            if key not in self.features:
+                self.features[key] = look(pixels, *rest, **named)
+            return copy.deepcopy(self.features[key])
+
+        return features
+
+    def problem_of(self, path: str) -> str:
+        """The fault of a file of weights."""
+        if not Path(path).is_file():
+            return f"no weights at {path}: is this folder shared with the engine?"
+        given, own = load_file(path), self.net.model.state_dict()
+        missing = own.keys() - given.keys() - {"lm_head.weight"}
+        wrong = [name for name in given if name not in own or own[name].shape != given[name].shape]
+        return f"{sorted(missing | set(wrong))[:3]} do not fit" if missing or wrong else ""
+
+    def load_weights(self, path: str) -> None:
+        self.net.model.load_state_dict(load_file(path), strict=False)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """The adapter's products B A, by the weight that they are added to."""
+        told = json.loads((Path(path) / "adapter_config.json").read_text())
+        values = load_file(Path(path) / "adapter_model.safetensors")
+        found: dict[str, torch.Tensor] = {}
+        for key, inner in values.items():
+            if key.endswith(".lora_A.weight"):
+                outer = values[key.replace(".lora_A.", ".lora_B.")]
+                found[key.removeprefix("base_model.model.").replace(".lora_A", "")] = (
+                    outer @ inner * told["lora_alpha"] / told["r"]
+                )
+        self.adapters[name] = found
+
+    def switch(self, name: str, sign: int) -> None:
+        named = dict(self.net.model.named_parameters())
+        for key, change in self.adapters.get(name, {}).items():
+            named[key].data += sign * change
+
+    def expand(self, ids: list[int], parts: list[Json]) -> Encoded:
+        """Every picture takes the place of the next placeholder, whatever follows it."""
+        media: dict[str, list[torch.Tensor]] = {}
+        clips: list[Frames] = []
+        out, place = list[int](), 0
+        for part in parts:
+            tensors, count, token, clip = self.look_at(part)
+            clips += [clip] if clip is not None else []
+            for name, value in tensors.items():
+                media.setdefault(name, []).append(value)
+            if token not in ids[place:]:
+                raise RefusedError(400, "more media than placeholders in the prompt")
+            where = ids.index(token, place)
+            out += ids[place:where] + [token] * count
+            place = where + 1
+        token_ids = torch.tensor(out + ids[place:])
+        types = (token_ids == self.config.image_token_id).long() + 2 * (token_ids == self.config.video_token_id).long()
+        joined = {name: torch.cat(values) for name, values in media.items()}
+        if not joined:
+            types = torch.zeros_like(types)
+        positions = self.family.positions(self.net.core, token_ids, types, joined, clips)
+        return Encoded("asked", token_ids, positions, types, joined)
+
+    def look_at(self, part: Json) -> tuple[Json, int, int, Frames | None]:
+        """A part's tensors, its number of placeholders, the placeholder, and its clip."""
+        kind, content = part["url"].split(",", 1)
+        key = hashlib.sha256(part["url"].encode()).hexdigest()
+        pictures = [Image.open(io.BytesIO(base64.b64decode(one))).convert("RGB") for one in content.split(",")]
+        if key not in self.tensors:
+            if kind == "data:image/png;base64":
+                self.tensors[key] = dict(self.processor.image_processor(images=pictures, return_tensors="pt"))
+            elif kind == "data:video/jpeg;base64":
+                frames = [np.stack([np.asarray(picture) for picture in pictures])]
+                made = dict(self.processor.video_processor(videos=frames, do_sample_frames=False, return_tensors="pt"))
+                self.tensors[key] = {name: made[name] for name in ("pixel_values_videos", "video_grid_thw")}
+            else:
+                raise RefusedError(400, f"no media of the type {kind}")
+        tensors = self.tensors[key]
+        is_clip = "video_grid_thw" in tensors
+        grid = tensors["video_grid_thw" if is_clip else "image_grid_thw"]
+        count = int(grid.prod()) // self.config.vision_config.spatial_merge_size**2
+        if not is_clip:
+            return tensors, count, self.config.image_token_id, None
+        times = tuple(k / self.clip_fps for k in range(len(pictures)))
+        clip = Frames(np.zeros((0, 1, 1, 3), np.uint8), times, 1 / self.clip_fps, times[-1], self.clip_fps)
+        return tensors, count, self.config.video_token_id, clip
+
+    @torch.no_grad()
+    def generate(self, name: str, ids: list[int], parts: list[Json], params: Json) -> tuple[list[int], list[Json]]:
+        """The prompt as it was read, and a choice per completion."""
+        prompt = self.expand(ids, parts)
+        key = name if name in self.adapters else "", tuple(prompt.token_ids.tolist()), tuple(part["url"] for part in parts)
+        self.switch(name, 1)
+        try:
+            batch = collate_prompts([prompt], 0, torch.device("cpu"))
+            if key not in self.prefixes:
+                self.prefixes[key] = self.net.prefill(batch)
+            hidden, cache = copy.deepcopy(self.prefixes[key])
+            return prompt.token_ids.tolist(), self.decode(hidden, cache, prompt, params)
+        finally:
+            self.switch(name, -1)
+
+    def decode(self, hidden: torch.Tensor, cache: Any, prompt: Encoded, params: Json) -> list[Json]:
+        """Completions side by side, each from its own generator."""
+        n, greedy = params["n"], params["temperature"] == 0
+        cache.reorder_cache(torch.zeros(n, dtype=torch.long))
+        draws = [torch.Generator().manual_seed(params["seed"] + i) for i in range(n)]
+        bias = torch.zeros(self.net.banned.shape)
+        for token, value in params["logit_bias"].items():
+            bias[int(token)] = value
+        hidden = hidden.expand(n, -1)
+        rows: list[Json] = [
+            {"index": i, "token_ids": [], "finish_reason": None, "stop_reason": None, "noted": []} for i in range(n)
+        ]
+        for t in range(params["max_tokens"]):
+            logits = self.net.model.get_output_embeddings()(hidden).float() + bias
+            logprobs = cut(logits / (params["temperature"] or 1.0), params).log_softmax(-1)
+            chosen = torch.tensor(
+                [
+                    int(row.argmax()) if greedy else int(torch.multinomial(row.exp(), 1, generator=draw))
+                    for row, draw in zip(logprobs, draws, strict=True)
+                ]
+            )
+            for row, token, given in zip(rows, chosen.tolist(), logprobs, strict=True):
+                if row["finish_reason"] is None:
+                    row["token_ids"].append(token)
+                    row["noted"].append(float(given[token]))
+                    self.end(row, params, t)
+            if all(row["finish_reason"] for row in rows):
+                break
+            positions = (prompt.positions[:, -1:] + 1 + t)[:, None].expand(-1, n, -1)
+            attention = torch.ones(n, len(prompt) + t + 1, dtype=torch.long)
+            hidden = self.net.extend(cache, chosen[:, None], positions, attention)[:, -1]
+        return rows
+
+    def end(self, row: Json, params: Json, t: int) -> None:
+        """Note how a completion ended, if it did."""
+        text = self.tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+        found = [stop for stop in params["stop"] if stop in text]
+        if row["token_ids"][-1] in params["stop_token_ids"]:
+            row["finish_reason"] = "stop"
+        elif found:
+            row["finish_reason"], row["stop_reason"] = "stop", found[0]
+        elif t + 1 == params["max_tokens"]:
+            row["finish_reason"] = "length"
+
+
+def cut(logits: torch.Tensor, params: Json) -> torch.Tensor:
+    """The logits that top_k and top_p leave."""
+    ranked, order = logits.sort(dim=-1, descending=True)
+    if params["top_k"] > 0:
+        ranked[:, params["top_k"] :] = -torch.inf
+    share = ranked.softmax(-1)
+    ranked[share.cumsum(-1) - share >= params["top_p"]] = -torch.inf
+    return torch.full_like(logits, -torch.inf).scatter(-1, order, ranked)
