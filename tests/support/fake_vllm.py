@@ -203,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
             status, told = 200, answer(self.state, path, json.loads(body or b"{}"))
         except RefusedError as error:
             status, told = error.status, {"error": {"message": str(error)}}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a server answers whatever went wrong
             status, told = 500, {"error": {"message": f"{type(error).__name__}: {error}"}}
         content = told.encode() if isinstance(told, str) else json.dumps(told).encode()
         self.send_response(status)

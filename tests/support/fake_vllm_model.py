@@ -46,7 +46,8 @@ class Model:
         self.tensors: dict[str, Any] = {}
         for kind in ("image", "video"):
             if hasattr(self.net.core, f"get_{kind}_features"):
-                setattr(self.net.core, f"get_{kind}_features", self.remember(getattr(self.net.core, f"get_{kind}_features")))
+                look = getattr(self.net.core, f"get_{kind}_features")
+                setattr(self.net.core, f"get_{kind}_features", self.remember(look))
 
     def remember(self, look: Any) -> Any:
         """The vision part, which sees a picture once."""

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.engine_defaults import add_engine_defaults
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
 from mmrl.app.config.slots import SLOTS
@@ -250,6 +251,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     for assignment in overrides:
         table.override(assignment)
     refuse_old_names(table)
+    add_engine_defaults(table)
     check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
     ready: dict[str, object] = {"algorithm": assemble(table)}
     if isinstance(table.values.get("policy"), Mapping):

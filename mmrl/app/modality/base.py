@@ -122,6 +122,14 @@ class Modality(Protocol[Settings, Model]):
         """
         ...
 
+    def look_around(self, policy: Settings) -> None:
+        """Look whether what the policy needs beside its model is there, before anything is loaded.
+
+        Raises:
+            ValueError: a server that samples cannot be started, does not answer, or is none for this policy.
+        """
+        ...
+
     def build(
         self, policy: Settings, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
     ) -> Model: ...

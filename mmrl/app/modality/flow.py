@@ -95,6 +95,9 @@ class FlowModality:
         check_objective(algorithm, plan, label)
         return algorithm
 
+    def look_around(self, policy: FlowPolicyConfig) -> None:
+        """Pictures are drawn by the policy itself."""
+
     def build(
         self,
         policy: FlowPolicyConfig,

@@ -28,6 +28,17 @@ LOADING = Loading(
 )
 
 
+def refuse_cut_samples(policy: TextPolicyConfig, old: str) -> None:
+    """Raise ValueError where an engine's log-probabilities are to be trained on, and they are of a distribution that was cut."""
+    sampling = policy.sampling
+    cut = [name for name, whole in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(sampling, name) != whole]
+    if policy.engine is not None and cut and old == "recorded":
+        raise ValueError(
+            f"policy.sampling.{cut[0]} is {getattr(sampling, cut[0])}, and an engine notes the log-probabilities of what that "
+            'leaves, which algorithm.old = "recorded" would train on: set algorithm.old = "reread", or leave the filter out'
+        )
+
+
 @dataclass(frozen=True)
 class TextModality:
     """Models that write: sampled token by token, greedily when they are evaluated."""
@@ -64,7 +75,13 @@ class TextModality:
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
             )
+        refuse_cut_samples(policy, algorithm.old)
         return algorithm.with_length(policy.sampling.max_new_tokens)
+
+    def look_around(self, policy: TextPolicyConfig) -> None:
+        from mmrl.policies.text.engine.preflight import look_at_engine
+
+        look_at_engine(policy)
 
     def build(
         self,

@@ -78,9 +78,7 @@ def build(
     config = resolved.config
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
     seed(config.seed)
-    check_ranks(config, ranks.world)
-    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
-    warn_of_idle_settings(config)
+    look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
@@ -118,6 +116,15 @@ def build(
     records = build_records(config, run, space, ranks, watchers)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator)
+
+
+def look_before(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse, or warn of, what the config alone and the servers that it names tell."""
+    check_ranks(config, ranks.world)
+    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+    warn_of_idle_settings(config)
+    if ranks.is_main:
+        modality_of(config.policy).look_around(config.policy)
 
 
 def check_ranks(config: RunConfig, processes: int) -> None:

@@ -84,6 +84,10 @@ class TextPolicyConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.engine is not None and self.engine.sync == "lora" and self.lora is None:
+            raise ValueError(
+                'policy.engine.sync is "lora", and all weights train, for there is no [policy.lora]: set it to "auto" or "file"'
+            )
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
                 f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "

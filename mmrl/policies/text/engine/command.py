@@ -37,15 +37,7 @@ class ServeCommand:
 
 
 def resolve_sync(policy: TextPolicyConfig, engine: EngineConfig) -> str:
-    """How new weights reach the servers: lora, file or nccl.
-
-    Raises:
-        ValueError: adapters are to be sent, and none train.
-    """
-    if engine.sync == "lora" and policy.lora is None:
-        raise ValueError(
-            'policy.engine.sync is "lora", and all weights train (there is no [policy.lora]): set it to "auto" or "file"'
-        )
+    """How new weights reach the servers: lora, file or nccl."""
     if engine.sync != "auto":
         return engine.sync
     return "file" if policy.lora is None else "lora"

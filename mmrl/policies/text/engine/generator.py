@@ -3,6 +3,7 @@
 import atexit
 import logging
 import shutil
+import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -177,8 +178,14 @@ class VllmGenerator:
 
     def _open(self) -> None:
         """Start the server, or find those of others, and look whether they can serve this policy; every process calls it."""
-        self._on_main(self._prepare)
         ranks = self.host.ranks
+        nodes = set(ranks.gather(socket.gethostname()))
+        if self.settings.is_own and len(nodes) > 1:
+            raise ValueError(
+                f"the run's processes are on {len(nodes)} machines, and a server that mmrl starts listens on its own alone: "
+                "start servers with `mmrl launch`, and name them in policy.engine.url"
+            )
+        self._on_main(self._prepare)
         url = [self.server.url] if self.server is not None else list(self.settings.url)
         self.run, folder, urls = ranks.gather((self.run, str(self.folder), url))[0]
         self.folder = Path(folder)

@@ -1,7 +1,8 @@
 """New weights on their way to the servers: an adapter's folder, or all weights in one file."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -97,8 +98,9 @@ class FileSync:
     def save(self, host: TextHost, update: Update) -> None:
         weights = whole_weights(host, TYPES[self.dtype])
         if host.ranks.is_main:
-            # one file, whatever its size: an update of a part is none
-            host.net.model.save_pretrained(update.path, state_dict=weights, max_shard_size=2**62)
+            with without_bars():
+                # one file, whatever its size: an update of a part is none
+                host.net.model.save_pretrained(update.path, state_dict=weights, max_shard_size=2**62)
 
     def push(self, client: EngineClient, update: Update) -> None:
         file = str(update.path / "model.safetensors")
@@ -119,6 +121,20 @@ class FileSync:
 
     def version(self, start: str, update: Update) -> str:
         return update.name
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """A block in which transformers draws no progress bars: it would at every step."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 def served_names(client: EngineClient) -> list[str]:

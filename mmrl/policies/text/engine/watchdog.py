@@ -20,7 +20,9 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(os.getpgrp(), signal.SIGKILL))
 
     def wait_for_the_end() -> None:
-        sys.stdin.buffer.read()
+        # unbuffered: a buffer that a thread still reads cannot be closed when Python ends
+        while os.read(sys.stdin.fileno(), 1):
+            pass
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(GRACE_S)

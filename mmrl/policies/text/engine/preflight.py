@@ -1,0 +1,46 @@
+"""A look at the engine of a policy before anything is loaded."""
+
+from urllib.parse import urlsplit
+
+from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
+from mmrl.policies.text.engine.facts import Wanted, ask_facts, refuse_other
+from mmrl.policies.text.engine.server import free_port
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.policies.text.settings import TextPolicyConfig
+
+LOOK_S = 30.0
+"""Seconds that a server may take to say what it is."""
+
+
+def look_at_engine(policy: TextPolicyConfig) -> None:
+    """Look whether the servers that a policy names can serve it, or whether one can be started.
+
+    What needs the policy's own files, such as its vocabulary, is compared when the first rows are sampled.
+
+    Raises:
+        ValueError: no environment of vLLM, one that was not tried, a port that is taken, a server that does not answer, or one
+            with another model, type or way to take weights.
+    """
+    engine = policy.engine
+    if engine is None:
+        return
+    rank = 0 if policy.lora is None else policy.lora.rank
+    if engine.is_own:
+        serve_command(policy, engine, free_port(engine.port), rank)
+        return
+    for url in engine.url:
+        client = EngineClient(url, LOOK_S, engine.token_env)
+        try:
+            facts = ask_facts(client)
+        except EngineDownError as error:
+            host = urlsplit(url).netloc
+            raise ValueError(
+                f"policy.engine.url: nothing answers at {host} ({error}): start the server first, or leave it out"
+            ) from None
+        finally:
+            client.close()
+        longest = policy.sampling.max_new_tokens
+        # a tiny model is made later, and the folder that it is put into has another name
+        model = facts.model if policy.model.startswith("tiny:") else policy.model
+        wanted = Wanted(model, engine_dtype(policy, engine), facts.tokens, resolve_sync(policy, engine), rank, longest)
+        refuse_other(facts, wanted, url)
