@@ -33,8 +33,8 @@ class Faults:
     nan: int = 0
     wrong_version: int = 0
     banned: int = 0
-    silent_resets: bool = False
-    """Resets of caches answer, and clear nothing."""
+    silent: list[str] = field(default_factory=list[str])
+    """Caches whose resets answer, and clear nothing."""
     lose: int = 0
     """Requests with several completions of which one is lost."""
 
@@ -116,8 +116,8 @@ def change(state: State, **values: object) -> Json:
     return {"message": "done"}
 
 
-def reset(state: State, memory: dict[Any, Any]) -> Json:
-    if not state.faults.silent_resets:
+def reset(state: State, name: str, memory: dict[Any, Any]) -> Json:
+    if name not in state.faults.silent:
         memory.clear()
     return {"success": True}
 
@@ -184,8 +184,9 @@ def answer(state: State, path: str, body: Json) -> Any:
         "/sleep": lambda: change(state, asleep=True),
         "/wake_up": lambda: change(state, asleep=False),
         "/fake": lambda: change(state, faults=Faults(**body)) if body else tell(state),
-        **{f"/reset_{name}_cache": lambda memory=memory: reset(state, memory) for name, memory in memories.items()},
     }
+    for name, memory in memories.items():
+        calls[f"/reset_{name}_cache"] = lambda name=name, memory=memory: reset(state, name, memory)
     if path not in calls:
         raise RefusedError(404, "Not Found")
     return calls[path]()

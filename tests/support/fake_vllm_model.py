@@ -34,7 +34,7 @@ class Model:
     """The model, its weights by name, and what it remembers."""
 
     def __init__(self, folder: str, dtype: str, clip_fps: float) -> None:
-        self.clip_fps = clip_fps
+        self.folder, self.clip_fps = folder, clip_fps
         loaded = load(TextPolicyConfig(folder))
         self.processor, self.family, self.tokenizer = loaded.processor, loaded.family, loaded.processor.tokenizer
         model = loaded.model.to(getattr(torch, dtype))
@@ -61,16 +61,18 @@ class Model:
         return features
 
     def problem_of(self, path: str) -> str:
-        """The fault of a file of weights."""
+        """The fault of a file of weights: other names or shapes than the file has that the server was started with."""
         if not Path(path).is_file():
             return f"no weights at {path}: is this folder shared with the engine?"
-        given, own = load_file(path), self.net.model.state_dict()
-        missing = own.keys() - given.keys() - {"lm_head.weight"}
-        wrong = [name for name in given if name not in own or own[name].shape != given[name].shape]
-        return f"{sorted(missing | set(wrong))[:3]} do not fit" if missing or wrong else ""
+        given, own = (load_file(file) for file in (path, f"{self.folder}/model.safetensors"))
+        wrong = [name for name in given.keys() & own.keys() if own[name].shape != given[name].shape]
+        odd = sorted((own.keys() ^ given.keys()) | set(wrong))
+        return f"{odd[:3]} do not fit" if odd else ""
 
     def load_weights(self, path: str) -> None:
-        self.net.model.load_state_dict(load_file(path), strict=False)
+        """Through transformers, which knows the names of older checkpoints."""
+        other = load(TextPolicyConfig(str(Path(path).parent))).model
+        self.net.model.load_state_dict(other.state_dict())
 
     def load_adapter(self, name: str, path: str) -> None:
         """The adapter's products B A, by the weight that they are added to."""

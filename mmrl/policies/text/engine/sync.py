@@ -101,6 +101,7 @@ class FileSync:
             with without_bars():
                 # one file, whatever its size: an update of a part is none
                 host.net.model.save_pretrained(update.path, state_dict=weights, max_shard_size=2**62)
+                host.processor.save_pretrained(update.path)
 
     def push(self, client: EngineClient, update: Update) -> None:
         file = str(update.path / "model.safetensors")

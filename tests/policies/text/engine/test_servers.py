@@ -1,0 +1,295 @@
+"""Rows written by two real servers over a real tiny model: exact, shared, and refused where they are not the policy's."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import EngineUnavailableError, Video
+from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine import generator as generators
+from mmrl.policies.text.engine.facts import Facts, Wanted, ask_facts, refuse_other
+from mmrl.policies.text.engine.generator import VllmGenerator
+from mmrl.policies.text.engine.preflight import look_at_engine
+from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine.wire.answer import EngineMismatchError
+from mmrl.policies.text.engine.wire.client import EngineClient
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from tests.support.fake_engines import FILES, FakeEngine, engines
+from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, mixed, prompts, text_trace
+from tests.support.videos import write_video
+
+CLIPS = ("--media-io-kwargs", '{"video": {"num_frames": -1, "fps": 2.0}}')
+SHORT = Sampling(max_new_tokens=5)
+Make = Callable[..., TextPolicy]
+
+
+@pytest.fixture(scope="module")
+def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
+    with engines(tiny("qwen2_5_vl"), 2, (*FILES, *CLIPS)) as started:
+        yield started
+
+
+@pytest.fixture
+def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
+    """Policies whose rows the two servers write; `count` of them."""
+    made: list[TextPolicy] = []
+
+    def build(count: int = 2, shadows: tuple[str, ...] = (), views: object = None, **settings: object) -> TextPolicy:
+        given = {"timeout_s": 60.0, **settings.pop("engine", {})}  # type: ignore[dict-item]
+        url = tuple(engine.url for engine in two[:count])
+        settings = {"sampling": SHORT, **settings}
+        config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=EngineConfig(url=url, **given), **settings)  # type: ignore[arg-type]
+        made.append(TextPolicy(config, shadows, views=views))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    for engine in two:
+        if engine.process.poll() is None:
+            engine.order()
+    for policy in made:
+        assert isinstance(policy.generator, VllmGenerator)
+        policy.generator.close()
+
+
+def gap(policy: TextPolicy, rollouts: Rollouts) -> float:
+    """The largest |log ratio| between the record and the policy's own reading."""
+    difference = rollouts.recorded[ROLLOUT_LOGPROBS] - logprobs(policy, rollouts).detach()
+    return float(difference.abs()[rollouts.action_mask].max())
+
+
+def tokens(rollouts: Rollouts) -> list[tuple[int, ...]]:
+    return [ids_of(sample) for group in rollouts.groups for sample in group.samples]
+
+
+def move(policy: TextPolicy, by: float = 0.1) -> None:
+    """Move the weights, those of the vision tower too, and count an update."""
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight += by * torch.randn(weight.shape, generator=draw)
+    policy.advance()
+
+
+def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, two):
+    policy = make()
+    assert not policy.generator.exact
+    rollouts = policy.rollout(mixed())
+    assert gap(policy, rollouts) < FP32_BOUND
+    assert all(engine.told()["wrote"] for engine in two), "both servers have rows of the step"
+    assert not policy.banned & {token for row in tokens(rollouts) for token in row}
+    assert tokens(make(1).rollout(mixed())) == tokens(rollouts), "a sample does not depend on who writes it"
+    assert tokens(policy.rollout(mixed(70))) != tokens(rollouts)
+    many = policy.rollout([Request(prompts()[0], 20, 0, seed=5)])
+    assert len(set(tokens(many))) > 15 and tokens(policy.rollout([Request(prompts()[0], 3, 0, seed=5)])) == tokens(many)[:3]
+
+
+def test_new_weights_reach_all_servers(make, two):
+    policy = make()
+    before = policy.rollout(mixed())
+    move(policy)
+    after = policy.rollout(mixed())
+    assert (before.weights_version, after.weights_version) == (0, 1)
+    assert tokens(after) != tokens(before) and gap(policy, after) < FP32_BOUND
+    calls = two[1].told()["calls"]
+    last = calls[len(calls) - calls[::-1].index("/update_weights") - 1 :]
+    wanted = [
+        "/update_weights",
+        "/finish_weight_update",
+        "/reset_prefix_cache",
+        "/reset_encoder_cache",
+        "/reset_mm_cache",
+        "/resume",
+    ]
+    assert last[: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("kept", [["prefix", "encoder", "mm"], ["encoder"]])
+def test_caches_that_are_not_reset_show(make, two, kept):
+    policy = make(1)
+    policy.rollout(mixed())
+    two[0].order(silent=kept)
+    move(policy)
+    assert gap(policy, policy.rollout(mixed())) > 1e-3, "the servers' caches must go stale for this test to mean anything"
+    two[0].order()
+    move(policy, 0.01)
+    assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
+
+
+def test_adapters_are_swapped_under_new_names(make, two):
+    policy = make(lora=LoraSettings(rank=4, alpha=8))
+    for _ in range(3):
+        move(policy, 0.2)
+        assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
+    told = two[0].told()
+    names = list(dict.fromkeys(told["wrote"]))[-3:]
+    assert [name.rsplit("-", 1)[1] for name in names] == ["1", "2", "3"]
+    assert told["calls"].count("/v1/unload_lora_adapter") == 2, "the one before is dropped"
+    assert "/start_weight_update" not in told["calls"][told["calls"].index("/v1/load_lora_adapter") :]
+
+
+def test_adapters_can_travel_merged_in_a_file(make):
+    policy = make(1, lora=LoraSettings(rank=4, alpha=8), engine={"sync": "file"})
+    move(policy, 0.2)
+    assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
+
+
+def test_a_completion_that_was_given_up_is_drawn_again(make, two):
+    policy = make(1)
+    expected = tokens(policy.rollout(mixed()))
+    two[0].order(abort=3)
+    assert tokens(policy.rollout(mixed())) == expected
+    two[0].order(abort=1000)
+    with pytest.raises(EngineUnavailableError, match="'abort', 4 times"):
+        policy.rollout(mixed())
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("wrong_version", "wrote with the weights somebody-else"),
+        ("nan", "the log-probability -9999.0"),
+        ("banned", "which no completion may hold"),
+        ("lose", "answered 2 completions of prompt 'two', 3 were asked for"),
+    ],
+)
+def test_answers_that_do_not_fit_are_refused(make, two, fault, words):
+    policy = make(1)
+    requests = [Request(prompts()[1], 3, 0, seed=1)]
+    policy.rollout(requests)
+    two[0].order(**{fault: 1})
+    with pytest.raises(EngineMismatchError, match=words):
+        policy.rollout(requests)
+
+
+def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
+    policy = make(1)
+
+    asked = [Request(prompts()[0], 1, 0)]
+    policy.rollout(asked)
+    with monkeypatch.context() as patch:
+        question_of = generators.question_of
+        patch.setattr(
+            generators, "question_of", lambda host, one: replace(question_of(host, one), token_ids=one.token_ids.tolist())
+        )
+        with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
+            policy.rollout(asked)
+
+
+def test_clips_are_sent_as_frames_where_the_server_knows_their_times(make, two, tmp_path, caplog):
+    policy = make(1)
+    told = Prompt("told", "what?", (Video(write_video(tmp_path / "told.mp4", [k / 10 for k in range(41)]), frames=8),))
+    even = Prompt("even", "what?", (Video(write_video(tmp_path / "even.mp4", [k / 10 for k in range(41)]), fps=2.0),))
+    written = len(two[0].told()["wrote"])
+    with caplog.at_level(logging.WARNING, "mmrl"):
+        rollouts = policy.rollout([Request(even, 2, 0, seed=1), Request(told, 2, 1, seed=2)])
+    assert gap(policy, rollouts) < FP32_BOUND
+    assert len(two[0].told()["wrote"]) == written + 1
+    assert "prompt 'told' is answered by the policy's own network" in caplog.text and "'even'" not in caplog.text
+
+
+def test_views_and_weights_kept_beside_are_written_locally(make, two):
+    policy = make(1, ("ref",), {"other": lambda prompt, seed: replace(prompt, text="never mind")})
+    policy.rollout(mixed())
+    written = len(two[0].told()["wrote"])
+    move(policy)
+    seen = Request(prompts()[0], 2, 0, seed=1)
+    rollouts = policy.rollout([replace(seen, view="other"), replace(seen, group_id=1, model="ref"), replace(seen, group_id=2)])
+    assert len(two[0].told()["wrote"]) == written + 1
+    assert len(tokens(rollouts)) == 6
+    assert policy.rollout([replace(seen, view="other")]).recorded[ROLLOUT_LOGPROBS].isnan().all()
+
+
+def test_greedy_rows_and_stops(make):
+    policy = make(1)
+    greedy = policy.rollout([Request(prompts()[1], 2, 0)], replace(SHORT, temperature=0.0))
+    assert tokens(greedy)[0] == tokens(greedy)[1]
+    assert tokens(greedy) == tokens(
+        replace_generator(policy).rollout([Request(prompts()[1], 2, 0)], replace(SHORT, temperature=0.0))
+    )
+    letter = policy.decode([list(tokens(greedy)[0][:1])])[0]
+    stopped = policy.rollout([Request(prompts()[1], 1, 0)], replace(SHORT, temperature=0.0, stop=(letter,)))
+    assert tokens(stopped) == [tokens(greedy)[0][:1]] and not stopped.truncated().any()
+
+
+def test_filters_leave_no_record(make):
+    rollouts = make(1).rollout(mixed(), replace(SHORT, top_p=0.5))
+    assert rollouts.recorded[ROLLOUT_LOGPROBS][rollouts.action_mask].isnan().all()
+    assert text_trace(rollouts.trace).lengths.min() > 0
+
+
+def test_servers_sleep_while_the_policy_reads(make, two):
+    policy = make(engine={"sleep": True})
+    rollouts = policy.rollout(mixed())
+    before = len(two[1].told()["calls"])
+    for _ in range(2):
+        logprobs(policy, rollouts)
+    assert two[1].told()["calls"][before:] == ["/sleep?level=1&mode=wait"]
+    move(policy)
+    assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
+    assert two[1].told()["calls"][before + 1] == "/wake_up", "before weights are sent"
+    policy.generator.wake()
+
+
+def test_another_model_type_or_way_is_refused_before_anything_is_loaded(tiny, two):
+    folder, url = tiny("qwen2_5_vl"), (two[0].url,)
+    look_at_engine(TextPolicyConfig(folder, engine=EngineConfig(url=url)))
+    for config, words in (
+        (TextPolicyConfig("Qwen/Qwen2.5-VL-3B-Instruct", engine=EngineConfig(url=url)), "serve that model there"),
+        (TextPolicyConfig(folder, dtype="bfloat16", engine=EngineConfig(url=url)), r"--dtype bfloat16"),
+        (TextPolicyConfig(folder, lora=LoraSettings(rank=20), engine=EngineConfig(url=url)), "--max-lora-rank 32"),
+        (TextPolicyConfig(folder, engine=EngineConfig(url=url, sync="nccl")), "by file, and policy.engine.sync is 'nccl'"),
+        (TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=9000), engine=EngineConfig(url=url)), "--max-model-len"),
+        (TextPolicyConfig(folder, engine=EngineConfig(url=("http://127.0.0.1:9",))), "nothing answers at 127.0.0.1:9"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            look_at_engine(config)
+
+
+def test_another_vocabulary_and_other_options_are_refused(two):
+    facts = ask_facts(EngineClient(two[0].url))
+    wanted = Wanted(facts.model, "float32", facts.tokens, "file")
+    refuse_other(facts, wanted, "here")
+    for other, words in (
+        (replace(facts, tokens=facts.tokens[1:]), "another vocabulary"),
+        (replace(facts, settings=(("--no-mm-device-do-normalize", False),)), "started without --no-mm-device-do-normalize"),
+        (replace(facts, transfer=""), "takes new weights by nothing"),
+    ):
+        assert isinstance(other, Facts)
+        with pytest.raises(ValueError, match=words):
+            refuse_other(other, wanted, "here")
+
+
+def test_an_address_that_is_no_engine_is_refused(two, tiny):
+    assert ask_facts(EngineClient(two[0].url)).version == "0.32.0"
+    with pytest.raises(ValueError, match="no vLLM server"):
+        ask_facts(EngineClient(two[0].url + "/v1"))
+
+
+def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(make, two):
+    policy = make(engine={"timeout_s": 2.0})
+    expected = tokens(policy.rollout(mixed()))
+    two[0].order(hold=True)
+    killer = threading.Thread(target=kill_in_a_request, args=(two[0],))
+    killer.start()
+    assert tokens(policy.rollout(mixed())) == expected
+    killer.join()
+    two[1].kill()
+    with pytest.raises(EngineUnavailableError, match=r"no engine answers \(.*start it again"):
+        policy.rollout(mixed())
+    move(policy)
+    with pytest.raises(EngineUnavailableError, match="no engine answers"):
+        policy.rollout(mixed())
+
+
+def kill_in_a_request(engine: FakeEngine) -> None:
+    """SIGKILL to a server that has a request and has not answered it."""
+    while not engine.told()["waiting"]:
+        time.sleep(0.05)
+    engine.kill()
