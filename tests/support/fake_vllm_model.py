@@ -92,11 +92,12 @@ class Model:
         for key, change in self.adapters.get(name, {}).items():
             named[key].data += sign * change
 
-    def expand(self, ids: list[int], parts: list[Json]) -> Encoded:
-        """Every picture takes the place of the next placeholder, whatever follows it."""
+    def expand(self, ids: list[int], parts: list[Json]) -> tuple[list[int], Encoded]:
+        """Every picture takes the place of the next placeholder, whatever follows it: the ids, and what the model is fed."""
         media: dict[str, list[torch.Tensor]] = {}
         clips: list[Frames] = []
-        out, place = list[int](), 0
+        holders = (self.config.image_token_id, self.config.video_token_id)
+        out, fed, place = list[int](), list[int](), 0
         for part in parts:
             tensors, count, token, clip = self.look_at(part)
             clips += [clip] if clip is not None else []
@@ -106,14 +107,17 @@ class Model:
                 raise RefusedError(400, "more media than placeholders in the prompt")
             where = ids.index(token, place)
             out += ids[place:where] + [token] * count
+            fed += [0 if id in holders else id for id in ids[place:where]] + [token] * count
             place = where + 1
-        token_ids = torch.tensor(out + ids[place:])
+        out += ids[place:]
+        # a placeholder that no picture took stays in the prompt, and has no features
+        token_ids = torch.tensor(fed + [0 if id in holders else id for id in ids[place:]])
         types = (token_ids == self.config.image_token_id).long() + 2 * (token_ids == self.config.video_token_id).long()
         joined = {name: torch.cat(values) for name, values in media.items()}
         if not joined:
             types = torch.zeros_like(types)
         positions = self.family.positions(self.net.core, token_ids, types, joined, clips)
-        return Encoded("asked", token_ids, positions, types, joined)
+        return out, Encoded("asked", token_ids, positions, types, joined)
 
     def look_at(self, part: Json) -> tuple[Json, int, int, Frames | None]:
         """A part's tensors, its number of placeholders, the placeholder, and its clip."""
@@ -142,15 +146,15 @@ class Model:
     @torch.no_grad()
     def generate(self, name: str, ids: list[int], parts: list[Json], params: Json) -> tuple[list[int], list[Json]]:
         """The prompt as it was read, and a choice per completion."""
-        prompt = self.expand(ids, parts)
-        key = name if name in self.adapters else "", tuple(prompt.token_ids.tolist()), tuple(part["url"] for part in parts)
+        read, prompt = self.expand(ids, parts)
+        key = name if name in self.adapters else "", tuple(read), tuple(part["url"] for part in parts)
         self.switch(name, 1)
         try:
             batch = collate_prompts([prompt], 0, torch.device("cpu"))
             if key not in self.prefixes:
                 self.prefixes[key] = self.net.prefill(batch)
             hidden, cache = copy.deepcopy(self.prefixes[key])
-            return prompt.token_ids.tolist(), self.decode(hidden, cache, prompt, params)
+            return read, self.decode(hidden, cache, prompt, params)
         finally:
             self.switch(name, -1)
 

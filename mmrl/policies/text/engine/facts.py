@@ -9,6 +9,8 @@ from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedErr
 
 PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
 """A text that tokenizers of different models cut differently."""
+FIRST = "default"
+"""The name of the weights of a server that has just been started."""
 SERVE = "start it as docs/how_to/engine.md says"
 
 
@@ -147,6 +149,11 @@ def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
         raise ValueError(
             f"{place} takes {held}, and the run's have rank {wanted.lora_rank}: start it with --enable-lora "
             f"--max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        )
+    if wanted.sync == "lora" and facts.weight_version != FIRST:
+        raise ValueError(
+            f"{place} has other weights than those of {wanted.model!r}, which adapters are added to (it was given "
+            f"{facts.weight_version}): start it anew"
         )
     backend = {"file": "file", "nccl": "nccl"}.get(wanted.sync, "")
     if backend and facts.transfer != backend:

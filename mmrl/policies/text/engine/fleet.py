@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mmrl.core.samples import EngineUnavailableError
-from mmrl.policies.text.engine.facts import Facts
+from mmrl.policies.text.engine.facts import FIRST, Facts
 from mmrl.policies.text.engine.server import EngineServer
 from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.engine.sync import Sync, Update
@@ -18,8 +18,6 @@ from mmrl.policies.text.engine.wire.request import Ask, Question
 
 log = logging.getLogger("mmrl")
 POLL_S = 0.2
-FIRST = "default"
-"""The name of the weights of a server that has just been started."""
 THREADS = 64
 """Requests of one process that are under way at one server."""
 
@@ -107,7 +105,7 @@ class Fleet:
     def _ask(self, place: int, ask: Ask, question: Question, params: dict[str, object], limits: "Limits") -> list[Written]:
         """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
         assert self.update is not None
-        aborted = 0
+        aborted = failed = 0
         while True:
             member = self._pick(place)
             model = self.sync.model(member.facts.served, self.update)
@@ -120,6 +118,9 @@ class Fleet:
                 if aborted > self.settings.retries:
                     raise EngineUnavailableError(f"{error}, {aborted} times: look into its log") from None
             except EngineDownError as error:
+                failed += 1
+                if failed > self.settings.retries + 1:
+                    raise EngineUnavailableError(f"{error}, {failed} times: look into its log") from None
                 self._lose(member, str(error))
             except (EngineRefusedError, EngineMismatchError) as error:
                 if not self._was_started_again(member):

@@ -77,6 +77,18 @@ def move(policy: TextPolicy, by: float = 0.1) -> None:
     policy.advance()
 
 
+def test_adapters_are_swapped_under_new_names(make, two):
+    policy = make(lora=LoraSettings(rank=4, alpha=8))
+    for _ in range(3):
+        move(policy, 0.2)
+        assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
+    told = two[0].told()
+    names = list(dict.fromkeys(told["wrote"]))[-3:]
+    assert [name.rsplit("-", 1)[1] for name in names] == ["1", "2", "3"]
+    assert told["calls"].count("/v1/unload_lora_adapter") == 2, "the one before is dropped"
+    assert "/start_weight_update" not in told["calls"], "the model's own weights stay as they were"
+
+
 def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, two):
     policy = make()
     assert not policy.generator.exact
@@ -84,10 +96,12 @@ def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, t
     assert gap(policy, rollouts) < FP32_BOUND
     assert all(engine.told()["wrote"] for engine in two), "both servers have rows of the step"
     assert not policy.banned & {token for row in tokens(rollouts) for token in row}
-    assert tokens(make(1).rollout(mixed())) == tokens(rollouts), "a sample does not depend on who writes it"
     assert tokens(policy.rollout(mixed(70))) != tokens(rollouts)
     many = policy.rollout([Request(prompts()[0], 20, 0, seed=5)])
     assert len(set(tokens(many))) > 15 and tokens(policy.rollout([Request(prompts()[0], 3, 0, seed=5)])) == tokens(many)[:3]
+    assert tokens(make(1).rollout(mixed())) == tokens(rollouts), "a sample does not depend on who writes it"
+    with pytest.raises(EngineMismatchError, match="let nobody else update this server"):
+        policy.rollout(mixed())
 
 
 def test_new_weights_reach_all_servers(make, two):
@@ -99,15 +113,8 @@ def test_new_weights_reach_all_servers(make, two):
     assert tokens(after) != tokens(before) and gap(policy, after) < FP32_BOUND
     calls = two[1].told()["calls"]
     last = calls[len(calls) - calls[::-1].index("/update_weights") - 1 :]
-    wanted = [
-        "/update_weights",
-        "/finish_weight_update",
-        "/reset_prefix_cache",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/resume",
-    ]
-    assert last[: len(wanted)] == wanted
+    caches = [f"/reset_{name}_cache" for name in ("prefix", "encoder", "mm")]
+    assert last[:6] == ["/update_weights", "/finish_weight_update", *caches, "/resume"]
 
 
 @pytest.mark.parametrize("kept", [["prefix", "encoder", "mm"], ["encoder"]])
@@ -120,18 +127,6 @@ def test_caches_that_are_not_reset_show(make, two, kept):
     two[0].order()
     move(policy, 0.01)
     assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
-
-
-def test_adapters_are_swapped_under_new_names(make, two):
-    policy = make(lora=LoraSettings(rank=4, alpha=8))
-    for _ in range(3):
-        move(policy, 0.2)
-        assert gap(policy, policy.rollout(mixed())) < FP32_BOUND
-    told = two[0].told()
-    names = list(dict.fromkeys(told["wrote"]))[-3:]
-    assert [name.rsplit("-", 1)[1] for name in names] == ["1", "2", "3"]
-    assert told["calls"].count("/v1/unload_lora_adapter") == 2, "the one before is dropped"
-    assert "/start_weight_update" not in told["calls"][told["calls"].index("/v1/load_lora_adapter") :]
 
 
 def test_adapters_can_travel_merged_in_a_file(make):
@@ -169,17 +164,12 @@ def test_answers_that_do_not_fit_are_refused(make, two, fault, words):
 
 
 def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
-    policy = make(1)
-
+    policy, ask = make(1), generators.question_of
     asked = [Request(prompts()[0], 1, 0)]
     policy.rollout(asked)
-    with monkeypatch.context() as patch:
-        question_of = generators.question_of
-        patch.setattr(
-            generators, "question_of", lambda host, one: replace(question_of(host, one), token_ids=one.token_ids.tolist())
-        )
-        with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
-            policy.rollout(asked)
+    monkeypatch.setattr(generators, "question_of", lambda host, one: replace(ask(host, one), token_ids=one.token_ids.tolist()))
+    with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
+        policy.rollout(asked)
 
 
 def test_clips_are_sent_as_frames_where_the_server_knows_their_times(make, two, tmp_path, caplog):
@@ -208,13 +198,13 @@ def test_views_and_weights_kept_beside_are_written_locally(make, two):
 
 def test_greedy_rows_and_stops(make):
     policy = make(1)
-    greedy = policy.rollout([Request(prompts()[1], 2, 0)], replace(SHORT, temperature=0.0))
+    local = TextPolicy(replace(policy.config, engine=None))
+    asked, cold = [Request(prompts()[1], 2, 0)], replace(SHORT, temperature=0.0)
+    greedy = policy.rollout(asked, cold)
     assert tokens(greedy)[0] == tokens(greedy)[1]
-    assert tokens(greedy) == tokens(
-        replace_generator(policy).rollout([Request(prompts()[1], 2, 0)], replace(SHORT, temperature=0.0))
-    )
+    assert tokens(greedy) == tokens(local.rollout(asked, cold))
     letter = policy.decode([list(tokens(greedy)[0][:1])])[0]
-    stopped = policy.rollout([Request(prompts()[1], 1, 0)], replace(SHORT, temperature=0.0, stop=(letter,)))
+    stopped = policy.rollout([Request(prompts()[1], 1, 0)], replace(cold, stop=(letter,)))
     assert tokens(stopped) == [tokens(greedy)[0][:1]] and not stopped.truncated().any()
 
 
@@ -256,6 +246,12 @@ def test_another_vocabulary_and_other_options_are_refused(two):
     facts = ask_facts(EngineClient(two[0].url))
     wanted = Wanted(facts.model, "float32", facts.tokens, "file")
     refuse_other(facts, wanted, "here")
+    with pytest.raises(ValueError, match="has other weights than those of 'qwen2_5_vl0', which adapters are added to"):
+        refuse_other(
+            replace(facts, model="qwen2_5_vl0", weight_version="3fe0-7"),
+            replace(wanted, model="qwen2_5_vl0", sync="lora"),
+            "here",
+        )
     for other, words in (
         (replace(facts, tokens=facts.tokens[1:]), "another vocabulary"),
         (replace(facts, settings=(("--no-mm-device-do-normalize", False),)), "started without --no-mm-device-do-normalize"),
