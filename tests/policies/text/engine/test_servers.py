@@ -269,7 +269,7 @@ def test_an_address_that_is_no_engine_is_refused(two, tiny):
 
 
 def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(make, two):
-    policy = make(engine={"timeout_s": 2.0})
+    policy = make(engine={"timeout_s": 0.5})
     expected = tokens(policy.rollout(mixed()))
     two[0].order(hold=True)
     killer = threading.Thread(target=kill_in_a_request, args=(two[0],))

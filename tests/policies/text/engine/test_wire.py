@@ -1,0 +1,153 @@
+"""What goes to a server and what is made of its answer, without one."""
+
+import base64
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine.command import ServeCommand, resolve_sync, serve_command
+from mmrl.policies.text.engine.facts import serving_rank
+from mmrl.policies.text.engine.server import free_port
+from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.policies.text.engine.wire.media import clip_part, picture_part
+from mmrl.policies.text.engine.wire.request import Ask, Question, row_seed, sampling_params, share_rows
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from tests.support.fake_engines import make_environment
+
+NOISE = np.random.default_rng(0).integers(0, 255, (3, 5, 7, 3), dtype=np.uint8)
+
+
+def test_a_rows_seed_depends_on_its_own_seed_and_number_only():
+    seeds = [(3, 0), (3, 1), (4, 0), (3, 2), (4, 1), (3, 7)]
+    asks = share_rows([0, 0, 1, 0, 1, 0], seeds)
+    assert [ask.rows for ask in asks] == [(0, 1, 3), (5,), (2, 4)]
+    drawn = {row: ask.seed + k for ask in asks for k, row in enumerate(ask.rows)}
+    assert drawn == {row: row_seed(*seed) for row, seed in enumerate(seeds)}
+    assert {row: ask.seed + k for ask in share_rows([0] * 6, seeds, most=1) for k, row in enumerate(ask.rows)} == drawn
+    apart = sorted(row_seed(seed, 0) for seed in range(2000))
+    assert min(b - a for a, b in itertools.pairwise(apart)) > 2**20, "neighbouring seeds must not give the same numbers"
+    assert apart[0] >= 0 and apart[-1] < 2**62
+    assert row_seed(-5, 0) != row_seed(5, 0)
+
+
+def test_many_rows_go_in_several_requests():
+    asks = share_rows([0] * 40, [(1, i) for i in range(40)])
+    assert [len(ask.rows) for ask in asks] == [16, 16, 8]
+    assert [row for ask in asks for row in ask.rows] == list(range(40))
+
+
+def test_a_request_says_everything():
+    question = Question([1, 9, 2], [picture_part(Image.fromarray(NOISE[0]))], [1, 9, 9, 2], "p")
+    params = sampling_params(Sampling(max_new_tokens=7, stop=("</a>",)), {9, 4}, (5, 6))
+    body = json.loads(Ask(0, (0, 1), 11).body(question, "step-3", params))
+    told = body["sampling_params"]
+    assert (body["model"], body["token_ids"], body["return_token_ids"]) == ("step-3", [1, 9, 2], True)
+    assert (told["n"], told["seed"], told["max_tokens"], told["stop"], told["stop_token_ids"]) == (2, 11, 7, ["</a>"], [5, 6])
+    assert told["logit_bias"] == {"4": -100.0, "9": -100.0} and told["logprobs"] == 0 and told["output_kind"] == 2
+    assert told["repetition_penalty"] == 1.0, "a model's own generation_config must not change what is sampled"
+    assert "content_parts" not in json.loads(Ask(0, (0,), 1).body(Question([1]), "m", params))
+
+
+def test_pictures_and_frames_keep_every_pixel():
+    def pixels(content: str) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
+
+    kind, content = picture_part(Image.fromarray(NOISE[0]))["url"].split(",", 1)
+    assert kind == "data:image/png;base64" and (pixels(content) == NOISE[0]).all()
+    kind, content = clip_part(NOISE)["url"].split(",", 1)
+    assert kind == "data:video/jpeg;base64"
+    assert (np.stack([pixels(one) for one in content.split(",")]) == NOISE).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": ("node7:8000",)}, "write http://host:port"),
+        ({"url": ("http://me:secret@node7:8000",)}, "an address with a password"),
+        ({"url": ("http://node7:8000/v1",)}, "write http://host:port"),
+        ({"url": ("http://node7:8000",)}, "is another machine, and policy.engine.folder is empty"),
+        ({"url": ("http://localhost:1", "http://localhost:1")}, "names a server twice"),
+        ({"url": ("http://localhost:1",), "port": 7}, "policy.engine.port is for a server that mmrl starts"),
+        ({"memory_share": 1.5}, "memory_share is 1.5"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        EngineConfig(**settings)
+    assert "secret" not in str(caught.value)
+
+
+def test_ways_of_new_weights():
+    lora = TextPolicyConfig("m", lora=LoraSettings())
+    assert resolve_sync(lora, EngineConfig()) == "lora" and resolve_sync(TextPolicyConfig("m"), EngineConfig()) == "file"
+    assert resolve_sync(lora, EngineConfig(sync="file")) == "file"
+    with pytest.raises(ValueError, match=r"there is no \[policy.lora\]"):
+        TextPolicyConfig("m", engine=EngineConfig(sync="lora"))
+    assert [serving_rank(rank) for rank in (1, 4, 16, 17, 512)] == [1, 8, 16, 32, 512]
+    with pytest.raises(ValueError, match="up to rank 512"):
+        serving_rank(600)
+
+
+def command(environment: str, monkeypatch: pytest.MonkeyPatch, **settings: object) -> ServeCommand:
+    monkeypatch.setenv("MMRL_ENGINE_TOKEN", "a-key")
+    lora = settings.pop("lora", None)
+    config = TextPolicyConfig("org/model", dtype="bfloat16", lora=lora, max_pixels=9000)  # type: ignore[arg-type]
+    return serve_command(config, EngineConfig(environment=environment, **settings), 8123, 20)  # type: ignore[arg-type]
+
+
+def test_the_command_on_a_cpu_and_on_a_card(tmp_path, monkeypatch):
+    on_cpu = command(str(make_environment(tmp_path / "cpu")), monkeypatch)
+    words = " ".join(on_cpu.words)
+    for part in (
+        "serve org/model --host 127.0.0.1 --port 8123",
+        "--dtype bfloat16",
+        "--logprobs-mode processed_logprobs",
+        "--enable-scale-out --no-mm-device-do-normalize --generation-config vllm",
+        "--no-enable-chunked-prefill",
+        '--mm-processor-kwargs {"max_pixels": 9000}',
+        "--worker-extension-cls vllm_extension.WeightExtension",
+        '--weight-transfer-config {"backend": "file"}',
+    ):
+        assert part in words
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("HF_HOME", "/models")
+    given = on_cpu.full_environment()
+    assert "WORLD_SIZE" not in given and "MASTER_PORT" not in given, "a server must not take itself for a trainer's process"
+    assert (given["HF_HOME"], given["VLLM_API_KEY"], given["VLLM_SERVER_DEV_MODE"]) == ("/models", "a-key", "1")
+    card = str(make_environment(tmp_path / "card", "0.32.0"))
+    on_card = command(
+        card, monkeypatch, lora=LoraSettings(rank=20), sleep=True, memory_share=0.4, devices="3", options=("--x", "y")
+    )
+    words = " ".join(on_card.words)
+    assert "--enable-lora --max-lora-rank 32" in words and "--weight-transfer-config" not in words
+    assert "--gpu-memory-utilization 0.4 --enable-sleep-mode --x y" in words and "--enforce-eager" not in words
+    assert dict(on_card.environment)["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_no_environment_or_another_version_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="run `mmrl engine install`"):
+        command(str(tmp_path / "nothing"), monkeypatch)
+    with pytest.raises(ValueError, match=r"holds vLLM 0\.19\.1, and mmrl was tried with 0\.32\.0"):
+        command(str(make_environment(tmp_path / "old", "0.19.1")), monkeypatch)
+
+
+def test_a_port_that_is_taken_is_refused():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="is taken by another program: choose another, or 0"):
+            free_port(taken.getsockname()[1])
+
+
+def test_nobody_there_is_no_refusal():
+    with pytest.raises(EngineDownError, match="cannot be reached"):
+        EngineClient(f"http://127.0.0.1:{free_port(0)}").get("/version")
