@@ -13,6 +13,9 @@ from mmrl.policies.text.engine.settings import HERE
 CONNECT_S = 5.0
 ASK_S = 60.0
 """Seconds for what a server answers at once."""
+IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again: the server hangs up after 5."""
+GENERATE = "/inference/v1/generate"
 MOST_WORDS = 300
 """Characters of a server's words in a message."""
 CACHES = ("prefix", "encoder", "mm")
@@ -51,7 +54,9 @@ class EngineClient:
         return httpx.Client(
             base_url=self.url.rstrip("/"),
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=self.connections, max_keepalive_connections=self.connections),
+            limits=httpx.Limits(
+                max_connections=self.connections, max_keepalive_connections=self.connections, keepalive_expiry=IDLE_S
+            ),
             trust_env=urlsplit(self.url).hostname not in HERE,
         )
 
@@ -61,6 +66,8 @@ class EngineClient:
 
         content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if content is not None else {}
+        # vLLM hangs up after an error of its own, and a later call on the same connection would look like a server that is gone.
+        headers |= {} if path == GENERATE else {"Connection": "close"}
         limits = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
         try:
             answer = self.http.request(method, path, content=content, headers=headers, timeout=limits)
@@ -93,7 +100,7 @@ class EngineClient:
 
     def generate(self, body: bytes) -> Mapping[str, Any]:
         """The server's answer to a request for completions."""
-        answer = self.post("/inference/v1/generate", body, self.timeout_s)
+        answer = self.post(GENERATE, body, self.timeout_s)
         if not isinstance(answer, Mapping):
             raise EngineDownError(f"{self.url} answered a request for completions with {shorten(str(answer))!r}")
         return answer
