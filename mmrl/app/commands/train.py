@@ -254,7 +254,7 @@ def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) 
     run = RunDir.open(name) if Path(name).is_dir() else None
     if run is None and step is not None:
         raise ValueError(f"--step {step} needs a run's folder; {name} is a config")
-    resolved = configs.load(str(run.config_file) if run else name, overrides)
+    resolved = configs.without_engine(configs.load(str(run.config_file) if run else name, overrides))
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         job = build(resolved, accelerator=accelerator)
         if job.evaluator is None:

@@ -4,7 +4,7 @@ Unknown keys, wrong types and impossible values are errors that name where the v
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
-from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling, Transform
 from mmrl.training.settings import TrainSettings
@@ -260,6 +260,14 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     config = make(RunConfig, table.values, (), table, ready=ready)
     check_needed_rewards(config.algorithm, config.reward, table)
     return Resolved(config, table, name)
+
+
+def without_engine(resolved: Resolved) -> Resolved:
+    """The run with its own network as writer: no server has to be there for a look at what was trained."""
+    config = resolved.config
+    if not isinstance(config.policy, TextPolicyConfig):
+        return resolved
+    return replace(resolved, config=replace(config, policy=replace(config.policy, engine=None)))
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:

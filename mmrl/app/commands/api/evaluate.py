@@ -9,7 +9,7 @@ from mmrl.app.commands.api.inputs import Lent, PolicyInput, PromptsInput, Reward
 from mmrl.app.commands.api.run import Run
 from mmrl.app.commands.train import wanted_part
 from mmrl.app.config.plug_ins import read_plug_ins
-from mmrl.app.config.run import Resolved, RunConfig, resolve
+from mmrl.app.config.run import Resolved, resolve, without_engine
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
@@ -17,7 +17,6 @@ from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import Table, Values
 from mmrl.core.types import Examples
-from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import Evaluator
@@ -82,15 +81,9 @@ def run_of(policy: object) -> RunDir | None:
     return run if run.config_file.is_file() else None
 
 
-def without_engine(config: RunConfig) -> RunConfig:
-    """The run as its own network answers: no server has to be there for a look at what was trained."""
-    policy = config.policy
-    return replace(config, policy=replace(policy, engine=None)) if isinstance(policy, TextPolicyConfig) else config
-
-
 def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
     """Build what evaluation needs, without an algorithm, and score."""
-    config = without_engine(resolved.config)
+    config = without_engine(resolved).config
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
         seed(config.seed)
         plug_ins = read_plug_ins(resolved)

@@ -15,7 +15,7 @@ GRACE_S = 10.0
 
 
 def main(command: list[str]) -> int:
-    """The command's exit code."""
+    """The command's exit code; 128 and the number of the signal that ended it."""
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(os.getpgrp(), signal.SIGKILL))
 
@@ -29,7 +29,8 @@ def main(command: list[str]) -> int:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()
-    return server.wait()
+    code = server.wait()
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""A run whose completions an engine writes: three optimizer steps from a config, a kill within one of them, and a resumed run."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.app.config.run import Resolved, resolve, without_engine
+from mmrl.app.run.build import Job, build
+from mmrl.app.toml.tables import Table
+from mmrl.policies.text.engine.generator import VllmGenerator
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.training.state import copy_state
+from tests.support.fake_engines import ask, make_environment
+
+CONFIG = """
+steps = 3
+prompts_per_step = 2
+[algorithm]
+preset = "grpo"
+group_size = 4
+[optimizer]
+lr = 1e-3
+[policy]
+model = "MODEL"
+box_space = "norm1000"
+sampling = { max_new_tokens = 5 }
+[policy.engine]
+timeout_s = 120.0
+[data]
+use = "digits_grounding"
+[[reward]]
+use = "REWARD"
+"""
+REWARD = '''
+def early_letters(group):
+    """The share of a text's bytes that are small numbers."""
+    return [sum(letter < "m" for letter in sample.text) / max(1, len(sample.text)) for sample in group.samples]
+'''
+
+
+@pytest.fixture
+def config(tiny: Callable[[str], str], tmp_path: Path) -> Callable[..., Resolved]:
+    """A run with these overrides."""
+    (tmp_path / "early.py").write_text(REWARD)
+    text = CONFIG.replace("MODEL", tiny("qwen3_vl")).replace("REWARD", f"{tmp_path}/early.py:early_letters")
+    (tmp_path / "run.toml").write_text(text)
+
+    def read(*overrides: str) -> Resolved:
+        return resolve(Table.read(tmp_path / "run.toml"), overrides)
+
+    return read
+
+
+def generator_of(job: Job) -> VllmGenerator:
+    assert isinstance(job.policy, TextPolicy) and isinstance(job.policy.generator, VllmGenerator)
+    return job.policy.generator
+
+
+def weights_of(job: Job) -> dict[str, torch.Tensor]:
+    return job.policy.state_dict()["weights"]
+
+
+def kill_in_a_request(url: str) -> None:
+    """SIGKILL to the server's process, which is not the one that mmrl started but its child, while a request is under way."""
+    while not ask(url, "/fake")["waiting"]:
+        time.sleep(0.05)
+    os.kill(ask(url, "/fake")["pid"], signal.SIGKILL)
+
+
+def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, tmp_path):
+    job = build(config(f"policy.engine.environment={make_environment(tmp_path / 'vllm')}"))
+    algorithm, generator = job.config.algorithm.algorithm, generator_of(job)
+    assert algorithm.old == "reread" and algorithm.importance == (RolloutCorrection(mode="token_truncate"),)
+    metrics = [job.trainer.step()]
+    assert generator.server is not None
+    url, first = generator.server.url, ask(generator.server.url, "/fake")["pid"]
+    ask(url, "/fake", {"hold": True})
+    killer = threading.Thread(target=kill_in_a_request, args=(url,))
+    killer.start()
+    metrics += [job.trainer.step(), job.trainer.step()]
+    killer.join()
+    told = ask(url, "/fake")
+    assert told["pid"] != first and told["calls"].count("/update_weights") == 2, (
+        "the weights of step 2 again, then of 3"
+    )
+    assert all(one["policy/grad_norm"] > 0 for one in metrics)
+
+    there = f'policy.engine.url=["{url}"]'
+    straight, resumed = build(config(there)), build(config(there))
+    states = [(straight.trainer.step(), copy_state(straight.trainer.state_dict()))[1] for _ in range(3)]
+    resumed.trainer.load_state_dict(states[1])
+    resumed.trainer.step()
+    for other in (straight, resumed):
+        assert all(torch.equal(weight, weights_of(other)[name]) for name, weight in weights_of(job).items())
+        generator_of(other).close()
+    generator.close()
+    assert generator.server is None and not generator.folder.exists()
+
+
+def test_defaults_of_an_engine_give_way_to_what_the_config_says(config):
+    resolved = config()
+    assert resolved.config.algorithm.algorithm.old == "reread"
+    assert resolved.origin(("algorithm", "old")) == "default with policy.engine"
+    assert resolved.config.algorithm.label == "grpo + importance"
+    mine = config("algorithm.importance=[]").config.algorithm.algorithm
+    assert (mine.old, mine.importance) == ("reread", ())
+    mine = config("algorithm.old=recorded").config.algorithm.algorithm
+    assert (mine.old, mine.importance) == ("recorded", ()), "a correction would compare the record with itself"
+    entropy = config("algorithm.preset=high_entropy").config.algorithm.algorithm.importance
+    assert [type(weight).__name__ for weight in entropy] == ["HighEntropy", "RolloutCorrection"]
+
+
+def test_a_look_at_what_was_trained_needs_no_server(config):
+    looked = without_engine(config('policy.engine.url=["http://127.0.0.1:9"]')).config.policy
+    assert looked.engine is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("policy.sampling.top_p=0.9", "algorithm.old=recorded"), 'set algorithm.old = "reread", or leave the filter out'),
+        (("policy.engine.environment=nowhere",), "run `mmrl engine install`"),
+        (('policy.engine.url=["http://127.0.0.1:9"]',), "nothing answers at 127.0.0.1:9"),
+        (('policy.engine.sync="lora"',), r"there is no \[policy.lora\]"),
+        (('policy.engine.url=["http://node7:8000"]',), "policy.engine.folder"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_model_is_loaded(config, tmp_path, monkeypatch, overrides, words):
+    monkeypatch.setattr(TextPolicy, "__init__", lambda *_, **__: pytest.fail("the model was loaded"))
+    environment = f"policy.engine.environment={make_environment(tmp_path / 'vllm')}"
+    alone = any("engine.url" in one or "environment" in one for one in overrides)
+    with pytest.raises(ValueError, match=words):
+        build(config(*(() if alone else (environment,)), *overrides))
