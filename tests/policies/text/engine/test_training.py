@@ -34,10 +34,18 @@ sampling = { max_new_tokens = 5 }
 [policy.engine]
 timeout_s = 120.0
 [data]
-use = "digits_grounding"
+use = "PROMPTS"
 [[reward]]
 use = "REWARD"
 """
+PROMPTS = '''
+from mmrl import Prompt
+from tests.support.text_policies import picture
+
+def load():
+    """Four questions, each with a picture of its own."""
+    return [Prompt(str(i), f"what is {i}?", (picture(i),)) for i in range(4)]
+'''
 REWARD = '''
 def early_letters(group):
     """The share of a text's bytes that are small numbers."""
@@ -49,7 +57,9 @@ def early_letters(group):
 def config(tiny: Callable[[str], str], tmp_path: Path) -> Callable[..., Resolved]:
     """A run with these overrides."""
     (tmp_path / "early.py").write_text(REWARD)
-    text = CONFIG.replace("MODEL", tiny("qwen3_vl")).replace("REWARD", f"{tmp_path}/early.py:early_letters")
+    (tmp_path / "questions.py").write_text(PROMPTS)
+    text = CONFIG.replace("MODEL", tiny("qwen3_vl")).replace("PROMPTS", f"{tmp_path}/questions.py")
+    text = text.replace("REWARD", f"{tmp_path}/early.py:early_letters")
     (tmp_path / "run.toml").write_text(text)
 
     def read(*overrides: str) -> Resolved:
@@ -84,22 +94,23 @@ def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, t
     ask(url, "/fake", {"hold": True})
     killer = threading.Thread(target=kill_in_a_request, args=(url,))
     killer.start()
-    metrics += [job.trainer.step(), job.trainer.step()]
+    metrics.append(job.trainer.step())
     killer.join()
+    state = copy_state(job.trainer.state_dict())
+    metrics.append(job.trainer.step())
     told = ask(url, "/fake")
-    assert told["pid"] != first and told["calls"].count("/update_weights") == 2, (
-        "the weights of step 2 again, then of 3"
-    )
+    assert told["pid"] != first and told["calls"].count("/update_weights") == 2, "the weights of step 2 again, then of 3"
     assert all(one["policy/grad_norm"] > 0 for one in metrics)
 
     there = f'policy.engine.url=["{url}"]'
-    straight, resumed = build(config(there)), build(config(there))
-    states = [(straight.trainer.step(), copy_state(straight.trainer.state_dict()))[1] for _ in range(3)]
-    resumed.trainer.load_state_dict(states[1])
-    resumed.trainer.step()
-    for other in (straight, resumed):
-        assert all(torch.equal(weight, weights_of(other)[name]) for name, weight in weights_of(job).items())
-        generator_of(other).close()
+    other, wanted = build(config(there)), weights_of(job)
+    for _ in range(3):
+        other.trainer.step()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items()), "the kill left no trace"
+    other.trainer.load_state_dict(state)
+    other.trainer.step()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items()), "nor did the resume"
+    generator_of(other).close()
     generator.close()
     assert generator.server is None and not generator.folder.exists()
 
