@@ -30,6 +30,7 @@ from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.metric_names import METRICS
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.serving.judge import Endpoint
@@ -47,6 +48,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.sampling]": ("How completions are drawn; `[evaluation.sampling]` has the same keys.", Sampling),
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
+    "[policy.engine]": ("Left out: the policy writes with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.lora]": ("Left out: all weights that are not frozen train.", LoraSettings),
     "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
     "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),

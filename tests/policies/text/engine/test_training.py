@@ -15,7 +15,7 @@ from mmrl.app.config.run import Resolved, resolve, without_engine
 from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.training.state import copy_state
 from tests.support.fake_engines import ask, make_environment
 
@@ -130,7 +130,7 @@ def test_defaults_of_an_engine_give_way_to_what_the_config_says(config):
 
 def test_a_look_at_what_was_trained_needs_no_server(config):
     looked = without_engine(config('policy.engine.url=["http://127.0.0.1:9"]')).config.policy
-    assert looked.engine is None
+    assert isinstance(looked, TextPolicyConfig) and looked.engine is None
 
 
 @pytest.mark.parametrize(
