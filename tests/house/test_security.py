@@ -21,7 +21,7 @@ CLIENTS = {
     "mmrl/core/offline.py",
     "mmrl/policies/video/workers.py",
 }
-CLIENTS |= {"mmrl/core/workers.py"}
+CLIENTS |= {"mmrl/core/workers.py", "mmrl/policies/text/engine/wire/client.py", "mmrl/policies/text/engine/server.py"}
 """Speak with servers that a config names, or with processes of their own."""
 
 

@@ -1,4 +1,4 @@
-"""What a server says of itself, and why a policy may not be able to use it."""
+"""A server's account of itself, and why a policy may not be able to use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,8 @@
 
 import atexit
 import logging
+import platform
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -179,7 +179,7 @@ class VllmGenerator:
     def _open(self) -> None:
         """Start the server, or find those of others, and look whether they can serve this policy; every process calls it."""
         ranks = self.host.ranks
-        nodes = set(ranks.gather(socket.gethostname()))
+        nodes = set(ranks.gather(platform.node()))
         if self.settings.is_own and len(nodes) > 1:
             raise ValueError(
                 f"the run's processes are on {len(nodes)} machines, and a server that mmrl starts listens on its own alone: "
