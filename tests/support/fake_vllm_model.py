@@ -5,6 +5,8 @@ import copy
 import hashlib
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +89,18 @@ class Model:
                 )
         self.adapters[name] = found
 
-    def switch(self, name: str, sign: int) -> None:
+    @contextmanager
+    def adapted(self, name: str) -> Iterator[None]:
+        """A block in which the weights have an adapter added."""
         named = dict(self.net.model.named_parameters())
+        kept = {key: named[key].data for key in self.adapters.get(name, {})}
         for key, change in self.adapters.get(name, {}).items():
-            named[key].data += sign * change
+            named[key].data = kept[key] + change
+        try:
+            yield
+        finally:
+            for key, value in kept.items():
+                named[key].data = value
 
     def expand(self, ids: list[int], parts: list[Json]) -> tuple[list[int], Encoded]:
         """Every picture takes the place of the next placeholder, whatever follows it: the ids, and what the model is fed."""
@@ -148,15 +158,12 @@ class Model:
         """The prompt as it was read, and a choice per completion."""
         read, prompt = self.expand(ids, parts)
         key = name if name in self.adapters else "", tuple(read), tuple(part["url"] for part in parts)
-        self.switch(name, 1)
-        try:
+        with self.adapted(name):
             batch = collate_prompts([prompt], 0, torch.device("cpu"))
             if key not in self.prefixes:
                 self.prefixes[key] = self.net.prefill(batch)
             hidden, cache = copy.deepcopy(self.prefixes[key])
             return read, self.decode(hidden, cache, prompt, params)
-        finally:
-            self.switch(name, -1)
 
     def decode(self, hidden: torch.Tensor, cache: Any, prompt: Encoded, params: Json) -> list[Json]:
         """Completions side by side, each from its own generator."""

@@ -19,6 +19,7 @@ from mmrl.core.tensors import stack_ragged
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.engine.agreement import compare_with_policy
 from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.policies.text.engine.facts import PROBE, Wanted, ask_facts, refuse_other
 from mmrl.policies.text.engine.fleet import Fleet, Limits, Member
@@ -26,7 +27,7 @@ from mmrl.policies.text.engine.questions import question_of, untold_clip
 from mmrl.policies.text.engine.server import EngineServer
 from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
-from mmrl.policies.text.engine.wire.answer import Written
+from mmrl.policies.text.engine.wire.answer import EngineMismatchError, Written
 from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
 from mmrl.policies.text.engine.wire.request import sampling_params, share_rows
 from mmrl.policies.text.generate import Completions, LocalGenerator
@@ -66,9 +67,9 @@ class VllmGenerator:
             ValueError: a server cannot serve this policy, or cannot read the weights.
             EngineUnavailableError: no server answers.
         """
+        is_new = self.fleet is None
         if self.fleet is None:
-            self._open()
-        assert self.fleet is not None
+            self.fleet = self._open()
         self.wake()
         update = Update(f"{self.run}-{version}", self.folder / f"{self.run}-{version}")
         self.sync.save(self.host, update)
@@ -78,6 +79,8 @@ class VllmGenerator:
             drop_old(self.folder, f"{self.run}-")
         for member in self.fleet.members:
             member.alive = True
+        if is_new:
+            compare_with_policy(self.host, self.fleet, self._told_to_main)
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling
@@ -176,7 +179,7 @@ class VllmGenerator:
             log.warning("prompt %r is answered by the policy's own network and not by the engine: %s", encoded.prompt_id, reason)
         return bool(reason)
 
-    def _open(self) -> None:
+    def _open(self) -> Fleet:
         """Start the server, or find those of others, and look whether they can serve this policy; every process calls it."""
         ranks = self.host.ranks
         nodes = set(ranks.gather(platform.node()))
@@ -190,7 +193,7 @@ class VllmGenerator:
         self.run, folder, urls = ranks.gather((self.run, str(self.folder), url))[0]
         self.folder = Path(folder)
         members = self._on_all(lambda: [self._member(url) for url in urls])
-        self.fleet = Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
+        return Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
 
     def _prepare(self) -> None:
         self.run = uuid.uuid4().hex[:12]
@@ -254,11 +257,16 @@ class VllmGenerator:
         """Do something on the main process; when it fails there, all processes raise."""
         self._on_all(act if self.host.ranks.is_main else lambda: None)
 
+    def _told_to_main(self, ask: Callable[[], list[float]]) -> list[float]:
+        """The numbers that the main process asks for, on every process."""
+        found = self._on_all(ask if self.host.ranks.is_main else list[float])
+        return self.host.ranks.gather(found)[0]
+
     def _on_all(self, act: Callable[[], T]) -> T:
         """Do something on every process; when it fails on one, all raise, so that none waits for it."""
         try:
             value = act()
-        except (ValueError, OSError, EngineDownError, EngineUnavailableError) as error:
+        except (ValueError, OSError, EngineDownError, EngineMismatchError, EngineUnavailableError) as error:
             self.host.ranks.gather(str(error))
             raise EngineUnavailableError(str(error)) if isinstance(error, EngineDownError) else error from None
         found = [text for text in self.host.ranks.gather("") if text]
