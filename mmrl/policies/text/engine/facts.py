@@ -29,7 +29,7 @@ class Facts:
     max_lora_rank: int = 0
     """0: it takes no adapters."""
     transfer: str = ""
-    """How it takes new weights: file, nccl, or not at all."""
+    """How it takes new weights: mmrl's file, another way, or not at all."""
     weight_version: str = ""
     clip_fps: float = 1.0
     """The frames per second that it takes clips to have."""
@@ -155,12 +155,10 @@ def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
             f"{place} has other weights than those of {wanted.model!r}, which adapters are added to (it was given "
             f"{facts.weight_version}): start it anew"
         )
-    backend = {"file": "file", "nccl": "nccl"}.get(wanted.sync, "")
-    if backend and facts.transfer != backend:
+    if wanted.sync == "file" and facts.transfer != "file":
         raise ValueError(
-            f"{place} takes new weights by {facts.transfer or 'nothing'}, and policy.engine.sync is {wanted.sync!r}: start it "
-            f'with --weight-transfer-config \'{{"backend": "{backend}"}}\''
-            + (f" and mmrl's extension ({SERVE})" if backend == "file" else "")
+            f"{place} takes new weights by {facts.transfer or 'nothing'}, and the run sends a file: start it with "
+            f'--weight-transfer-config \'{{"backend": "file"}}\' and mmrl\'s extension ({SERVE})'
         )
 
 

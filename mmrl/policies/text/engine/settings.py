@@ -34,9 +34,9 @@ class EngineConfig:
     """Completions that one server writes side by side."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The type that the server computes in; auto = policy.dtype."""
-    sync: Literal["auto", "lora", "file", "nccl"] = "auto"
-    """How new weights reach the servers. lora: the adapter, as a new one each time. file: all weights, through a file. nccl: all,
-    from card to card (written for GPUs, and not tried on one). auto = lora where adapters train, else file."""
+    sync: Literal["auto", "lora", "file"] = "auto"
+    """How new weights reach the servers. lora: the adapter, as a new one each time. file: all weights, through a file. auto = lora
+    where adapters train, else file."""
     folder: str = ""
     """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary one of this machine."""
     timeout_s: Positive = 600.0
@@ -63,7 +63,7 @@ class EngineConfig:
                 "remove one of them"
             )
         far = [url for url in self.url if urlsplit(url).hostname not in HERE]
-        if far and not self.folder and self.sync != "nccl":
+        if far and not self.folder:
             raise ValueError(
                 f"policy.engine.url names {far[0]}, which is another machine, and policy.engine.folder is empty, so new weights "
                 "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share"

@@ -248,7 +248,6 @@ def test_another_model_type_or_way_is_refused_before_anything_is_loaded(tiny, tw
         (TextPolicyConfig("Qwen/Qwen2.5-VL-3B-Instruct", engine=EngineConfig(url=url)), "serve that model there"),
         (TextPolicyConfig(folder, dtype="bfloat16", engine=EngineConfig(url=url)), r"--dtype bfloat16"),
         (TextPolicyConfig(folder, lora=LoraSettings(rank=20), engine=EngineConfig(url=url)), "--max-lora-rank 32"),
-        (TextPolicyConfig(folder, engine=EngineConfig(url=url, sync="nccl")), "by file, and policy.engine.sync is 'nccl'"),
         (TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=9000), engine=EngineConfig(url=url)), "--max-model-len"),
         (TextPolicyConfig(folder, engine=EngineConfig(url=("http://127.0.0.1:9",))), "nothing answers at 127.0.0.1:9"),
     ):
