@@ -35,7 +35,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The type that the server computes in; auto = policy.dtype."""
     sync: Literal["auto", "lora", "file"] = "auto"
-    """How new weights reach the servers. lora: the adapter, as a new one each time. file: all weights, in a file, adapters merged.
+    """How new weights reach the servers. lora: the adapter, as a new one each time. file: all of them, adapters merged.
     auto = lora where adapters train, else file."""
     folder: str = ""
     """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary one of this machine."""
