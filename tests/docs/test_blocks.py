@@ -36,6 +36,7 @@ NOT_MMRL = {
     "cd": "moves about",
     "export": "sets a variable",
     "source": "enters an environment",
+    "vllm": "serves a model in an environment of its own",
     "git": "fetches a repository",
     "kill": "needs a running process",
     "curl": "needs a running server",
