@@ -64,10 +64,18 @@ def normal(name: str) -> str:
 
 def test_ci_runs_the_tests_of_the_makefile():
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    words = (ROOT / ".ci" / "run").read_text()
+    assert words.index("make test") < words.index("make engine-test")
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "check", "lint", "evidence", "bench"])
+def test_what_needs_vllm_runs_in_a_target_of_its_own():
+    recipes = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t") and " -m " in line]
+    chosen = [line for line in recipes if "not gpu" in line]
+    assert len(chosen) == 2 and all("not engine" in line for line in chosen)
+    assert "not engine" in (ROOT / "tests" / "changed.py").read_text()
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "engine-test", "check", "lint", "evidence", "bench"])
 def test_make_targets_install_first(target: str):
     # not with what the make that runs this test was given
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CONSTRAINTS", "PYTHON")}

@@ -49,6 +49,13 @@ def test_only_mmrl_is_at_the_top(wheel: Path):
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 
+def test_an_environment_of_vllm_can_be_made_from_it(wheel: Path):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    engine = "mmrl/policies/text/engine"
+    wanted = ("requirements_cpu.txt", "requirements_cuda.txt", "worker/vllm_extension.py", "worker/torchvision_operators.py")
+    assert {f"{engine}/{name}" for name in wanted} <= names
+
+
 @pytest.mark.parametrize("kind", ["rewards", "datasets", "configs"])
 def test_everything_shipped_is_inside(wheel: Path, kind: str):
     suffix = ".toml" if kind == "configs" else ".py"
