@@ -1,0 +1,102 @@
+"""New weights reach the vLLM that runs, by a file and as an adapter; what it computed with others is forgotten."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrl.core.types import Prompt, Request
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine.sync import Update
+from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.policies.text.policy import TextPolicy
+from tests.engine.servers import CLOSE, gap, move, renew, server_of
+
+pytestmark = pytest.mark.engine
+Join = Callable[..., TextPolicy]
+
+
+def requests_of(asked: Sequence[Prompt]) -> list[Request]:
+    return [Request(prompt, 4, group_id=i, seed=21 + i) for i, prompt in enumerate(asked)]
+
+
+def test_all_weights_by_a_file(join: Join, asked: Sequence[Prompt]):
+    policy = join()
+    for version in range(3):
+        rollouts = policy.rollout(requests_of(asked))
+        assert (gap(policy, rollouts) < CLOSE, rollouts.weights_version) == (True, version)
+        move(policy)
+        assert gap(policy, rollouts) > 100 * CLOSE, "the weights moved far enough to be seen"
+
+
+@pytest.mark.parametrize("reset", [(), ("prefix",)])
+def test_without_resets_it_answers_with_what_it_remembers(
+    reset: tuple[str, ...], join: Join, asked: Sequence[Prompt], monkeypatch: pytest.MonkeyPatch
+):
+    """An update of vLLM's empties no cache: keys and values stay stale, and with a reset of these alone, features of pictures."""
+    policy = join()
+    requests = requests_of([Prompt(prompt.id, prompt.text * 30, prompt.media) for prompt in asked[:2]])
+    assert gap(policy, policy.rollout(requests)) < CLOSE
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineClient, "pause", lambda client: None)  # a pause forgets too
+        patch.setattr(EngineClient, "reset_caches", lambda client: [client.post(f"/reset_{name}_cache") for name in reset])
+        move(policy)
+        assert gap(policy, policy.rollout(requests)) > 10 * CLOSE
+    move(policy)
+    assert gap(policy, policy.rollout(requests)) < CLOSE
+
+
+def test_an_adapter(owner: TextPolicy, join: Join, asked: Sequence[Prompt]):
+    renew(owner)
+    policy = join("lora", lora=LoraSettings(rank=4, alpha=8))
+    for version in range(3):
+        rollouts = policy.rollout(requests_of(asked))
+        assert (gap(policy, rollouts) < CLOSE, rollouts.weights_version) == (True, version)
+        move(policy, by=1.0)
+        assert gap(policy, rollouts) > 100 * CLOSE
+
+
+def test_merged_adapters_by_a_file(join: Join, asked: Sequence[Prompt]):
+    policy = join("file", lora=LoraSettings(rank=4, alpha=8))
+    move(policy, by=1.0)
+    assert gap(policy, policy.rollout(requests_of(asked))) < CLOSE
+
+
+def test_a_file_that_does_not_fit_is_refused_and_the_old_weights_go_on(join: Join, asked: Sequence[Prompt], tmp_path: Path):
+    """A failed update would end vLLM at the next request."""
+    policy = join()
+    before = policy.rollout(requests_of(asked))
+    generator = server_of(policy)
+    assert generator.fleet is not None
+    client, sync = generator.fleet.members[0].client, generator.sync
+    good = Update("good", tmp_path / "good")
+    sync.save(policy, good)
+    weights = load_file(good.path / "model.safetensors")
+    some = "model.language_model.norm.weight"
+    broken: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+        "missing": ({name: weight for name, weight in weights.items() if name != some}, "1 weights are missing, "),
+        "strange": (weights | {"model.extra.weight": weights[some].clone()}, "none of the model's, model.extra.weight"),
+        "other": (weights | {some: weights[some][:5].clone()}, r"has shape \(5,\), the model's has \(128,\)"),
+        "cut": (weights, "cannot be read as safetensors"),
+    }
+    for name, (tensors, reason) in broken.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        file = folder / "model.safetensors"
+        save_file(tensors, file)
+        if name == "cut":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        with pytest.raises(EngineRefusedError, match=reason):
+            sync.push(client, Update(name, folder))
+        # The same file without a look at it beforehand is refused inside.
+        with pytest.raises(Exception, match="500"):
+            client.update({"path": str(file)}, name)
+        assert client.weight_version() != name
+    shutil.rmtree(tmp_path / "cut")
+    with pytest.raises(EngineRefusedError, match="is this folder shared with the engine"):
+        sync.push(client, Update("cut", tmp_path / "cut"))
+    after = policy.rollout(requests_of(asked))
+    assert after.groups == before.groups and gap(policy, after) < CLOSE
