@@ -31,6 +31,7 @@ NOT_OURS = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", 
 LOOK = """
 import importlib.metadata as m, json, torch, transformers
 from vllm.platforms import current_platform
+current_platform.import_kernels()
 print(json.dumps([m.version("vllm"), current_platform.device_type]))
 """
 

