@@ -1,5 +1,6 @@
 """New weights reach the vLLM that runs, by a file and as an adapter; what it computed with others is forgotten."""
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_a_file_that_does_not_fit_is_refused_and_the_old_weights_go_on(join: Joi
     good = Update("good", tmp_path / "good")
     sync.save(policy, good)
     weights = load_file(good.path / "model.safetensors")
-    some = "model.language_model.norm.weight"
+    (some,) = (name for name in weights if re.fullmatch(r"model\.(language_model\.)?norm\.weight", name))
     broken: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         "missing": ({name: weight for name, weight in weights.items() if name != some}, "1 weights are missing, "),
         "strange": (weights | {"model.extra.weight": weights[some].clone()}, "none of the model's, model.extra.weight"),
