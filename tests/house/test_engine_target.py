@@ -17,8 +17,9 @@ def test_without_packages_it_says_so_and_runs_nothing(tmp_path: Path):
     command = [sys.executable, "-m", "tests.engine", "--folder", str(tmp_path / "vllm")]
     done = subprocess.run(command, cwd=ROOT, env=kept | empty, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0
-    assert "vLLM was not tested: see above" in done.stdout or "GB of memory are free" in done.stdout
-    assert "where pip looks" in done.stderr or "GB of memory are free" in done.stdout
+    assert "vLLM was not tested: " in done.stdout
+    unfit = "GB of memory are free" in done.stdout or "the load is" in done.stdout
+    assert unfit or ("see above" in done.stdout and "where pip looks" in done.stderr)
 
 
 def test_what_takes_too_long_is_stopped_with_all_that_it_started(tmp_path: Path):
