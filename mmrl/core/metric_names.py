@@ -72,6 +72,8 @@ METRICS = (
     Metric("time/read_s", "seconds", "Readings without gradient: old and reference."),
     Metric("time/update_s", "seconds", "Forward, backward and optimizer."),
     Metric("time/step_s", "seconds", "The whole step."),
+    Metric("time/idle_share", "share of the step", "What no timed part took: planning, credit, waiting for others."),
+    Metric("time/{name}_share", "share of the step", "Rollout, reward, read, update: with idle 1. Mean over processes."),
     Metric("time/reward/{name}/p50_s", "seconds", "Half of the calls of this reward, one group each, were faster."),
     Metric("time/reward/{name}/p95_s", "seconds", "Nineteen of twenty were."),
     Metric("time/{name}_s", "seconds", "Another part of the step that was timed."),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Accelerator, State
+from mmrl.core.spans import in_span
 from mmrl.core.types import Group, Prompt, Rollouts
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class Ranks:
             )
         return list(items[self.rank * each : (self.rank + 1) * each])
 
+    @in_span("backward")
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Gradients are averaged over ranks by the wrapper; shares are global, so the loss is multiplied back."""
         if self.accelerator is None:
@@ -132,6 +134,7 @@ class Ranks:
         whole = getattr(norm, "full_tensor", None)
         return float(norm if whole is None else whole())
 
+    @in_span("optimizer")
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.engine is None:
             optimizer.step()

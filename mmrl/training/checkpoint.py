@@ -13,6 +13,7 @@ import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
+from mmrl.core.spans import in_span
 from mmrl.core.types import Batch
 from mmrl.training.checkpoint_files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
 from mmrl.training.state import copy_state
@@ -62,6 +63,7 @@ class Checkpoints:
     """Written by a thread: the run waits for the copy of its state only, and for the write before, if that still goes on."""
     _writer: Writer = field(default_factory=Writer, init=False, compare=False, repr=False)
 
+    @in_span("checkpoint")
     def save(
         self, step: int, state: State, ranks: Ranks, metrics: Mapping[str, float] | None = None, final: bool = False
     ) -> Path:

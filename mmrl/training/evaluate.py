@@ -9,6 +9,7 @@ import torch
 from mmrl.core.protocols import Policy
 from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
+from mmrl.core.spans import in_span
 from mmrl.core.types import Group, Prompt, Request, Scores
 from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
@@ -69,6 +70,7 @@ class Evaluator:
         self.ranks, self.variants = ranks or Ranks(), tuple(variants)
         self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
 
+    @in_span("evaluate")
     def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
         eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.

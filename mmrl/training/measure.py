@@ -9,9 +9,13 @@ import torch
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.spans import span
 from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.training.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 from mmrl.training.rewards import GroupScores
+
+PHASES = ("rollout", "reward", "read", "update")
+"""The timed parts of a step, none inside another."""
 
 
 def mean(values: list[float]) -> float:
@@ -105,10 +109,23 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
 
 @contextmanager
 def stopwatch(times: dict[str, float], name: str) -> Iterator[None]:
-    """Adds the seconds spent inside to times["time/<name>_s"]."""
+    """Adds the seconds spent inside to times["time/<name>_s"]; in a trace it is a span."""
     start = time.perf_counter()
     try:
-        yield
+        with span(name):
+            yield
     finally:
         key = f"time/{name}_s"
         times[key] = times.get(key, 0.0) + time.perf_counter() - start
+
+
+def time_shares(times: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
+    """time/<phase>_share = seconds of the phase / seconds of the step, mean over ranks; time/idle_share is what is left of 1.
+
+    Ranks wait for the slowest one where they meet: between phases, which is idle time, or inside reading and update.
+    """
+    whole = times.get("time/step_s", 0.0)
+    mine = [times.get(f"time/{phase}_s", 0.0) / whole if whole > 0 else 0.0 for phase in PHASES]
+    shares = [total / ranks.world for total in ranks.sum(mine)]
+    named = {f"time/{phase}_share": share for phase, share in zip(PHASES, shares, strict=True)}
+    return named | {"time/idle_share": max(0.0, 1.0 - sum(shares))}

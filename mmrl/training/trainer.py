@@ -24,12 +24,13 @@ from mmrl.training.collect import Collected, Collector
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
-from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch
+from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, time_shares
 from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.resources.figures import UpdateFigures
 from mmrl.training.resources.idle_rows import idle_rows, leave_out
 from mmrl.training.resources.micro_batch import MicroBatches
+from mmrl.training.resources.profile import Profile
 from mmrl.training.resources.resting import check_rest, put_to_rest, woken
 from mmrl.training.rewards import RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -95,7 +96,7 @@ class Trainer:
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
-        self.stop, self.is_stopped = Stop(), False
+        self.stop, self.is_stopped, self.profile = Stop(), False, Profile()
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
         self._latest: dict[str, float] = {}
@@ -111,6 +112,7 @@ class Trainer:
         try:
             self._evaluate_if_due()
             while self.index < self.settings.steps and not self.health.stop:
+                self.profile.reach(self.index + 1)
                 self._tell(self.step())
                 self._evaluate_if_due()
                 if self._is_last() or self._due(self.settings.save_every):
@@ -121,6 +123,7 @@ class Trainer:
             self.is_stopped = True
             self.save(self._before, final=True)
         finally:
+            self.profile.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
@@ -150,7 +153,8 @@ class Trainer:
         metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
         metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
-        metrics |= {**collected.times, **times, "policy/lr": self.optimizer.param_groups[0]["lr"]}
+        times |= collected.times
+        metrics |= {**times, **time_shares(times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
 

@@ -110,12 +110,16 @@ def train(
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
+    profile: Annotated[
+        str | None,
+        Option(metavar="STEPS", help="Record where the time of these steps goes, such as 3 or 3-5: a Chrome trace."),
+    ] = None,
 ) -> None:
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
     from mmrl.app.commands.train import TrainArguments
     from mmrl.app.commands.train import train as run_train
 
-    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume))
+    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile))
 
 
 @app.command("eval")

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl train tiny/image optimizer.lr=1e-5 --output runs/first",
         "mmrl train --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --reward iou",
         "mmrl train --resume runs/first",
+        "mmrl train tiny/image steps=6 --profile 3-5",
     ),
     "eval": ("mmrl eval runs/first", "mmrl eval tiny/image evaluation.num_prompts=4"),
     "report": ("mmrl report runs/first",),

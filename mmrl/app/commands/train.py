@@ -27,6 +27,7 @@ from mmrl.core.protocols import Callback, State
 from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
+from mmrl.training.resources.profile import Profile, Steps
 
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
@@ -45,6 +46,8 @@ class TrainArguments:
     rewards: Sequence[str] = ()
     output: Path | None = None
     resume: Path | None = None
+    profile: str | None = None
+    """Steps to record, as `mmrl.training.resources.profile.Steps` reads them."""
 
     def absolute(self) -> "TrainArguments":
         """The same words with a config's file, --output and --resume as absolute paths, for a run that goes to another folder."""
@@ -80,16 +83,16 @@ class TrainArguments:
 def train(given: TrainArguments) -> RunDir:
     """Train, write the report, and print what changed on the held-out prompts."""
     if given.resume is None:
-        return run_training(given.resolve())
+        return run_training(given.resolve(), profile=given.profile)
     run = RunDir.open(given.resume.expanduser().resolve())
     given = given.absolute()
     place = enter(run)
-    return run_training(given.resolve(), run.path, place)
+    return run_training(given.resolve(), run.path, place, given.profile)
 
 
-def run_training(resolved: Resolved, resume: Path | None = None, place: str = "") -> RunDir:
+def run_training(resolved: Resolved, resume: Path | None = None, place: str = "", profile: str | None = None) -> RunDir:
     """Train what a config describes; a run that is stopped ends the program with 0."""
-    run, job = run_job(resolved, resume, place)
+    run, job = run_job(resolved, resume, place, profile=profile)
     if job is not None and job.trainer.is_stopped:
         sys.exit(0)
     return run
@@ -100,6 +103,7 @@ def run_job(
     resume: Path | None = None,
     place: str = "",
     watchers: Callable[[RunConfig], Sequence[Callback]] = on_the_terminal,
+    profile: str | None = None,
 ) -> tuple[RunDir, Job | None]:
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint.
 
@@ -107,6 +111,7 @@ def run_job(
 
     Args:
         place: what there is to say about the folder that a resumed run's relative paths are of.
+        profile: steps whose time is recorded, such as `3-5`.
     """
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
@@ -122,10 +127,12 @@ def run_job(
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
+        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else done(resume))
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
             with leave_in_order():
                 job = build(resolved, run, accelerator, watchers)
+            job.trainer.profile = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
                 changes = changed_settings(saved_config(run), job.config)
                 step = continue_from(job, run, ranks)
@@ -195,9 +202,27 @@ def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
                 job.trainer.fit()
     finally:
         job.trainer.callbacks.close()
+        if ranks.is_main:
+            tell_profile(job)
     if job.trainer.is_stopped and ranks.is_main:
         text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
         console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
+
+
+def done(run: Path) -> int:
+    """The steps that a resumed run need not take again."""
+    return Checkpoints(RunDir(run).checkpoints).newest_whole() or 0
+
+
+def tell_profile(job: Job) -> None:
+    """Say where the trace of a run is, or why there is none."""
+    profile = job.trainer.profile
+    if profile.is_written:
+        console.print(
+            f"trace of {profile.steps}: {profile.file} (open it at ui.perfetto.dev or chrome://tracing)", highlight=False
+        )
+    elif profile.steps is not None:
+        console.print(f"no trace: the run ended before step {profile.steps.first}", highlight=False)
 
 
 def how_to_go_on(config: RunConfig, run: RunDir) -> str:

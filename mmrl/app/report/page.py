@@ -31,8 +31,9 @@ from mmrl.app.report.data import (
     pairs,
     read_rows,
 )
+from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
-from mmrl.app.run.folder import CHANGED, Line
+from mmrl.app.run.folder import CHANGED
 from mmrl.app.run.trackers import duration, is_reward
 
 ASSETS = Path(__file__).parent / "assets"
@@ -43,12 +44,6 @@ MAX_FILES = 40
 DIVERSITY = ("train/diversity", "eval/diversity")
 HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""
-PHASES = (
-    ("rollout", "time/rollout_s"),
-    ("reward", "time/reward_s"),
-    ("reading old and reference weights", "time/read_s"),
-    ("update", "time/update_s"),
-)
 
 
 @dataclass(frozen=True)
@@ -131,6 +126,7 @@ def write_report(run: Path | str) -> Path:
             best=[Example(data, row) for row in best],
             worst=[Example(data, row) for row in worst],
             phases=phases(data.train),
+            time_band=time_band(data.train),
         )
     )
     replace_text(data.run.report_file, page)
@@ -360,14 +356,3 @@ def reward_histogram(data: RunData) -> Chart | None:
             title = f"Rewards of {split} samples, first and last" if last else f"Rewards of {split} samples"
             return Chart(title, histogram(groups, title))
     return None
-
-
-def phases(train: Sequence[Line]) -> list[tuple[str, str, float, float]]:
-    """(name, style, seconds per step, share) of every phase and of the rest of the step."""
-    whole = mean(column(train, "time/step_s")[1])
-    if not math.isfinite(whole) or whole <= 0:
-        return []
-    found = [(name, f"p{i}", mean(column(train, metric)[1])) for i, (name, metric) in enumerate(PHASES)]
-    found = [phase for phase in found if math.isfinite(phase[2])]
-    rest = max(0.0, whole - sum(seconds for _, _, seconds in found))
-    return [(*phase, phase[2] / whole) for phase in [*found, ("everything else", "p4", rest)]]

@@ -18,6 +18,7 @@ from mmrl.app.files import replace_text
 from mmrl.app.run.folder import Line, RunDir, as_text
 from mmrl.app.run.sample_files import frames_of, sample_lines, strip
 from mmrl.core.types import Examples, Group, Scores, Status
+from mmrl.training.measure import PHASES
 
 KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("kl", "policy/kl"), ("length", "rollout/length"))
 """What the terminal shows of a step, in this order, where the run has it."""
@@ -246,7 +247,7 @@ class Progress:
         """Move the bar."""
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
-        text = printable(figures(metrics, self.prompts_per_step))
+        text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step), time_line(metrics)))))
         self.bar.update(self.task, completed=step, description=text)
         if not self.console.is_terminal and (now - self.last_line >= self.every_s or step == self.num_steps):
             self.last_line = now
@@ -294,6 +295,12 @@ def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
         if "rollout/actions" in metrics:
             texts.append(f"{metrics['rollout/actions'] / seconds:.0f} actions/s")
     return "  ".join(texts)
+
+
+def time_line(metrics: Mapping[str, float]) -> str:
+    """'rollout 41 %  read 3 %  update 52 %  idle 4 %', without parts that took nothing."""
+    shares = {name: metrics.get(f"time/{name}_share", 0.0) for name in (*PHASES, "idle")}
+    return "  ".join(f"{name} {share:.0%}".replace("%", " %") for name, share in shares.items() if share >= 0.005)
 
 
 def is_reward(name: str) -> bool:

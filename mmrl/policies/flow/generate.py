@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.spans import in_span
 from mmrl.core.tensors import to_device
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
@@ -62,6 +63,7 @@ class LocalGenerator:
     def follow(self, weights: Weights, version: int) -> None:
         """Nothing has to be taken over."""
 
+    @in_span("generate")
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         host, plan, counts = self.host, sigma_plan.plan, tuple(request.count for request in requests)
         seeds = tuple(request.seed for request in requests)
@@ -97,6 +99,7 @@ class LocalDecoder:
 
     host: FlowHost
 
+    @in_span("decode")
     def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
         """PIL images; raises ValueError where pixels are not finite."""
         family, vae, out = self.host.family, self.host.pipeline.vae, list[object]()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
+from mmrl.core.spans import in_span
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan
@@ -128,6 +129,7 @@ class FlowPolicy:
         """The sigmas at which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
         return plan.sigmas(plan.spacing or self.family.spacing(), self.family.image_tokens)
 
+    @in_span("forward")
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
 

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor, nn
 
+from mmrl.core.spans import in_span
 from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -75,6 +76,7 @@ class Encoder:
         known = self.ready.pop(id(prompt), None)
         return self.encode(prompt, seed) if known is None else replace(known, seed=seed)
 
+    @in_span("encode")
     @torch.no_grad()
     def encode(self, prompt: Prompt, seed: int = 0) -> Encoded:
         """Open the pictures, decode the clips, write the chat, tokenize.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
+from mmrl.core.spans import in_span
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
@@ -160,6 +161,7 @@ class TextPolicy:
         packed = self.packs and (self.config.prefix == "packed" or worth_packing(rollouts.trace))
         return replace(rollouts, trace=replace(rollouts.trace, packed=packed), weights_version=min(versions))
 
+    @in_span("forward")
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
 
@@ -273,6 +275,7 @@ class TextPolicy:
             prompt.views[view] = replace(shown, view=view)
         return prompt.views[view]
 
+    @in_span("generate")
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
         """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
         used = sorted({(row.prompt, row.request.view) for row in rows})

@@ -1,1 +1,1 @@
-"""The machine under an update: micro-batches, rows that may be left out, memory that rests elsewhere."""
+"""The machine under a step: micro-batches, rows that may be left out, memory that rests elsewhere, traces of time."""

@@ -223,6 +223,13 @@ def test_progress_names_the_rewards_when_there_are_several() -> None:
     assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
 
 
+def test_progress_says_where_the_time_went() -> None:
+    out = io.StringIO()
+    shares = {"rollout": 0.41, "reward": 0.001, "read": 0.029, "update": 0.52, "idle": 0.04}
+    Progress(5, 4, Console(file=out)).after_step(3, {f"time/{name}_share": share for name, share in shares.items()}, None)
+    assert "rollout 41 %  read 3 %  update 52 %  idle 4 %  0 s left" in out.getvalue()
+
+
 def test_several_hear_of_steps_and_of_evaluations(tmp_path: Path) -> None:
     runs = [RunDir.create(tmp_path / name) for name in "ab"]
     both = Callbacks([JsonlTracker(run) for run in runs], Path.is_dir)

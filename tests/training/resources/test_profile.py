@@ -1,0 +1,131 @@
+"""Traces of chosen steps: the spans in them, the steps they hold, and the words that choose them."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.core import spans
+from mmrl.core.ranks import Ranks
+from mmrl.core.types import Batch
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.measure import PHASES, time_shares
+from mmrl.training.resources.profile import Profile, Steps
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.trainer import Records
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.trainers import make_trainer
+
+
+class Two(Ranks):
+    """One of two processes, whose neighbour took other times."""
+
+    def __init__(self, neighbour: list[float]) -> None:
+        super().__init__()
+        self.world, self.neighbour = 2, neighbour
+
+    def gather(self, x: Any) -> list[Any]:
+        return [x, self.neighbour]
+
+
+def bars(file: Path) -> Counter[str]:
+    """How often each span is in a trace."""
+    with gzip.open(file, "rt") as lines:
+        events = json.load(lines)["traceEvents"]
+    return Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
+
+
+def profiled(tmp_path: Path, steps: Steps | None) -> Profile:
+    profile = Profile(steps, tmp_path / "profile")
+    policy = FakeTextPolicy()
+    evaluator = Evaluator(policy, prompts(), RewardRunner([NamedReward("letter", right_letter)]), EvaluationSettings())
+    records = Records(checkpoints=Checkpoints(tmp_path / "checkpoints"))
+    trainer = make_trainer(policy=policy, evaluator=evaluator, records=records, steps=4, save_every=2, evaluate_every=2)
+    trainer.profile = profile
+    trainer.fit()
+    return profile
+
+
+def test_a_trace_holds_the_chosen_steps_and_what_follows_them(tmp_path: Path):
+    profile = profiled(tmp_path, Steps(2, 3))
+    assert profile.is_written and profile.file == tmp_path / "profile" / "steps-2-3.json.gz"
+    found = bars(profile.file)
+    assert (found["step"], found["read"], found["update"], found["backward"], found["optimizer"]) == (2, 2, 2, 2, 2)
+    assert found["rollout"] >= 2 and found["reward"] >= 2
+    assert (found["evaluate"], found["checkpoint"]) == (1, 1), "after step 2 alone"
+
+
+def test_the_last_step_is_written_when_the_run_ends(tmp_path: Path):
+    assert bars(profiled(tmp_path, Steps(4, 4)).file)["step"] == 1
+
+
+def test_a_run_that_ends_badly_leaves_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    profile = Profile(Steps(1, 4), tmp_path)
+    trainer = make_trainer(steps=4)
+    trainer.profile = profile
+    update = trainer.update
+
+    def fail_at_last(batch: Batch) -> dict[str, float]:
+        if trainer.index == 2:
+            raise RuntimeError("gone")
+        return update(batch)
+
+    monkeypatch.setattr(trainer, "update", fail_at_last)
+    with pytest.raises(RuntimeError, match="gone"):
+        trainer.fit()
+    assert bars(profile.file)["backward"] == 2
+
+
+def test_without_steps_nothing_is_recorded(tmp_path: Path):
+    assert not profiled(tmp_path, None).is_written
+    assert not (tmp_path / "profile").exists()
+    assert spans.span("rollout") is spans.span("read"), "spans make nothing where no trace is recorded"
+
+
+def test_a_disk_that_takes_no_trace_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "profile").write_text("a file where the folder should be")
+    profile = profiled(tmp_path, Steps(1, 1))
+    assert not profile.is_written and "no trace of step 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "done", "message"),
+    [
+        ("three", 9, 0, "write a step such as 3, or several such as 3-5"),
+        ("-3", 9, 0, "write a step such as 3"),
+        ("0", 9, 0, "steps count from 1"),
+        ("5-3", 9, 0, "the first one is not after the last"),
+        ("8-10", 9, 0, "the run ends after step 9: choose earlier ones"),
+        ("3", 9, 3, "the run goes on after step 3: choose steps from 4 on"),
+        ("1-11", 99, 0, "more than 10 steps is too large to open"),
+    ],
+)
+def test_steps_that_cannot_be_recorded(text: str, total: int, done: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        Steps.read(text, total, done)
+
+
+def test_steps_are_read():
+    assert Steps.read(" 3 ", 9) == Steps(3, 3) and Steps.read("3-9", 9, 2) == Steps(3, 9)
+
+
+def test_shares_of_a_step_sum_to_one():
+    # by hand: 2 of 8 s, 1 of 8 s, 4 of 8 s; the rest is idle
+    times = {"time/step_s": 8.0, "time/rollout_s": 2.0, "time/read_s": 1.0, "time/update_s": 4.0, "time/reward/x/p50_s": 9.0}
+    shares = time_shares(times, Ranks())
+    wanted = {"rollout": 0.25, "reward": 0.0, "read": 0.125, "update": 0.5, "idle": 0.125}
+    assert shares == {f"time/{name}_share": share for name, share in wanted.items()}
+    both = time_shares(times, Two([0.75, 0.0, 0.125, 0.125]))
+    assert (both["time/rollout_share"], both["time/update_share"]) == (0.5, 0.3125) and sum(both.values()) == 1.0
+    assert set(time_shares({}, Ranks()).values()) == {0.0, 1.0}
+
+
+def test_every_step_tells_its_shares():
+    metrics = make_trainer().step()
+    shares = {name: value for name, value in metrics.items() if name.endswith("_share")}
+    assert set(shares) == {f"time/{name}_share" for name in (*PHASES, "idle")}
+    assert sum(shares.values()) == pytest.approx(1.0) and shares["time/update_share"] > 0
