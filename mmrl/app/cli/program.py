@@ -122,6 +122,30 @@ def train(
     run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile))
 
 
+@app.command()
+def launch(
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A config with [cluster], then overrides.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print who would run where, and start nothing.")] = False,
+    node: Annotated[int | None, Option(help="Of several nodes, which one this is; the batch script says it.")] = None,
+    hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; the batch script says them.")] = "",
+) -> None:
+    """Start trainers, engines and reward servers of a config's [cluster]; for several nodes, print a batch script for Slurm."""
+    from mmrl.app.commands.launch import LaunchArguments
+    from mmrl.app.commands.launch import launch as run_launch
+
+    code = run_launch(LaunchArguments(arguments or [], resume, dry_run, node, hosts))
+    if code:
+        raise typer.Exit(code)
+
+
 @app.command("eval")
 def evaluate(
     name: Annotated[

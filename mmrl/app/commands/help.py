@@ -9,7 +9,7 @@ from mmrl.app.plugins.catalog import KINDS, catalog
 PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "engine", "plan", "check"),
-    "Train": ("train", "eval"),
+    "Train": ("train", "launch", "eval"),
     "Look at a run": ("report", "compare", "sample", "export"),
     "Clean up": ("cache",),
 }
@@ -52,6 +52,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl train --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --reward iou",
         "mmrl train --resume runs/first",
         "mmrl train tiny/image steps=6 --profile 3-5",
+    ),
+    "launch": (
+        "mmrl launch tiny/image --dry-run",
+        "mmrl launch tiny/image cluster.trainers=2",
     ),
     "eval": ("mmrl eval runs/first", "mmrl eval tiny/image evaluation.num_prompts=4"),
     "report": ("mmrl report runs/first",),

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import InstanceOf
 
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.engine_defaults import add_engine_defaults
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
@@ -179,6 +180,7 @@ class RunConfig(TrainSettings):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackerConfig = TrackerConfig()
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     output: str = ""
     """The run's folder; empty: the next free one of runs/<name of the config>."""
 

@@ -1,0 +1,227 @@
+"""`mmrl launch`: all processes of a run, from its `[cluster]`: printed, started on this machine, or written as a batch script."""
+
+import os
+import shlex
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from mmrl.app.commands.train import TrainArguments
+from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.errors import printable
+from mmrl.app.planning.placement import EVERYWHERE, HERE, Placement, Process, place
+from mmrl.app.planning.slurm import batch_script
+from mmrl.app.run.build import check_ranks, with_local_model
+from mmrl.app.run.context import RUNS, console
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.watch import Watch, Watched
+from mmrl.policies.text.engine.command import LAUNCHERS
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.serving.secrets import HIDDEN
+from mmrl.training.checkpoint import Checkpoints
+
+REWARD_TOKEN = "MMRL_REWARD_TOKEN"
+SECRET = ("KEY", "TOKEN")
+"""Ends of the names of variables whose values are not printed."""
+CARDS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """The words of `mmrl launch`."""
+
+    arguments: Sequence[str]
+    """A config's name, unless a run is resumed; then overrides."""
+    resume: Path | None = None
+    dry_run: bool = False
+    node: int | None = None
+    """Which of the hosts this is; None: there is one, or nothing is started."""
+    hosts: str = ""
+    """Names of all machines, with commas between; empty: this one, or stand-ins where there are several."""
+
+    def resolve(self) -> Resolved:
+        """The run they describe; the servers of one that is resumed are those of this launch."""
+        resolved = TrainArguments(self.arguments, resume=self.resume).resolve()
+        if self.resume is None or not resolved.config.cluster.engines:
+            return resolved
+        return TrainArguments([*self.arguments, "policy.engine.url=[]"], resume=self.resume).resolve()
+
+    @property
+    def words(self) -> list[str]:
+        """The words that give the same config to `mmrl train`."""
+        return [*self.arguments, *([] if self.resume is None else ["--resume", str(self.resume)])]
+
+
+def launch(given: LaunchArguments) -> int:
+    """Print, start or write what the config's cluster is made of; the exit code.
+
+    Raises:
+        FileNotFoundError: a config, a run or a spec is missing.
+        ValueError: the processes do not fit together or to this machine, or one of them did not start.
+    """
+    resolved = given.resolve()
+    config, cluster = resolved.config, resolved.config.cluster
+    check_ranks(config, cluster.trainers)
+    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+    starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
+    if starts and cluster.engines:
+        resolved = replace(resolved, config=with_local_model(config))
+    placement = place(resolved, given.words, hosts_of(given, cluster.nodes), given.node or 0)
+    # what the trainers would refuse is refused before anything starts
+    TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
+    if starts:
+        return start(config, placement, given)
+    text = "\n".join(lines_of(placement)) if given.dry_run else batch_script(cluster, given.words)
+    typer.echo(printable(text))
+    return 0
+
+
+def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:
+    """The names of the machines.
+
+    Raises:
+        ValueError: a machine's number is given, and not the names of all.
+    """
+    hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
+    if hosts or nodes == 1:
+        return hosts or [HERE]
+    if given.node is not None:
+        raise ValueError(f"--node {given.node} is one of {nodes} nodes: give the names of all with --hosts first,second,...")
+    return [f"node-{i}" for i in range(nodes)]
+
+
+def lines_of(placement: Placement) -> list[str]:
+    """Who runs where, in words: machine, cards, port, what is waited for, variables and command line of every process."""
+    servers = ", ".join(process.name for process in placement.servers)
+    lines: list[str] = []
+    for node, host in enumerate(placement.hosts):
+        lines.append(f"node {node} ({'this machine' if len(placement.hosts) == 1 else host})")
+        for process in placement.of_node(node):
+            after = "starts first" if process.url or not servers else f"waits for {servers}"
+            place = f"GPU {ranges(process.gpus)}" if process.gpus else "no GPU"
+            lines.append(f"  {process.name}: {place}, port {process.port}, {after}")
+            lines += [f"    {name}={shlex.quote(shown(name, value))} \\" for name, value in process.environment]
+            lines.append(f"    {shlex.join(process.words)}")
+            lines += [f"    not on this machine: {process.missing}"] if process.missing else []
+    lines.append("when the trainers end, or one of them fails, everything ends; a server that dies is started again")
+    return lines
+
+
+def shown(name: str, value: str) -> str:
+    return HIDDEN if name.endswith(SECRET) else value
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-5` or `6`, of neighbours."""
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> int:
+    """Run the processes of this machine to the end of its trainers; their exit code.
+
+    Raises:
+        ValueError: a port is taken, there are too few cards, a program or a key is missing, or a server did not start.
+    """
+    mine = placement.of_node(given.node or 0)
+    refuse_missing(config, mine, len(placement.hosts))
+    cards = own_cards(max((max(process.gpus, default=-1) for process in mine), default=-1) + 1)
+    folder = log_folder(config, given)
+    folder.mkdir(parents=True, exist_ok=True)
+    servers = [watched(process, cards, folder, config.cluster.restarts) for process in mine if process.url]
+    trainers = next(watched(process, cards) for process in mine if not process.url)
+    for server in servers:
+        tell(f"{server.name}: {server.url}, its log is {server.log}")
+    urls = [process.url for process in placement.servers]
+    watch = Watch(servers, trainers, urls, config.cluster.patience_s, tell)
+    code = watch.run()
+    if code or watch.asked_by:
+        tell(f"the trainers ended with exit code {code}{how_to_go_on(config, given)}")
+    return code
+
+
+def refuse_missing(config: RunConfig, processes: Sequence[Process], nodes: int) -> None:
+    """Raise ValueError where a program, a key or a port that these processes need is not to be had."""
+    for process in processes:
+        if process.missing:
+            raise ValueError(f"{process.name} cannot run here: {process.missing}")
+        # trainers of other nodes come to the first one's port
+        if process.url or process.node == 0:
+            refuse_busy(process, EVERYWHERE if nodes > 1 else HERE)
+    if nodes > 1:
+        policy = config.policy
+        engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
+        wanted = {"engine": engine.token_env if engine is not None else "", "reward server": REWARD_TOKEN}
+        for kind in dict.fromkeys(process.kind for process in processes):
+            variable = wanted.get(kind, "")
+            if variable and not os.environ.get(variable):
+                raise ValueError(
+                    f"the {kind}s of {nodes} nodes are reached by other machines, and the environment variable {variable} is not "
+                    "set: set it to the same secret on all nodes, or start with the script that `mmrl launch` writes"
+                )
+
+
+def refuse_busy(process: Process, host: str) -> None:
+    """Raise ValueError where somebody listens at the process's port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, process.port))
+        except OSError:
+            key = {"engine": "cluster.engine_port", "trainers": "cluster.port"}.get(process.kind, "the port of its spec")
+            raise ValueError(
+                f"port {process.port} of {process.name} is taken by another program: end that, or change {key}"
+            ) from None
+
+
+def own_cards(wanted: int) -> list[str]:
+    """The names of this machine's cards, as CUDA_VISIBLE_DEVICES knows them.
+
+    Raises:
+        ValueError: there are fewer than wanted.
+    """
+    if not wanted:
+        return []
+    if os.environ.get(CARDS):
+        found, source = [name.strip() for name in os.environ[CARDS].split(",")], f" ({CARDS}={os.environ[CARDS]})"
+    else:
+        import torch
+
+        found, source = [str(i) for i in range(torch.cuda.device_count())], ""
+    if len(found) < wanted:
+        raise ValueError(
+            f"the processes of this node need {wanted} GPUs, and it shows {len(found)}{source}: change cluster.trainers, "
+            "cluster.engines or cluster.gpus_per_node"
+        )
+    return found
+
+
+def watched(process: Process, cards: Sequence[str], folder: Path | None = None, restarts: int = 0) -> Watched:
+    """The process with its whole environment: this program's, without variables of a launcher around it."""
+    environment = {name: value for name, value in os.environ.items() if not (process.url and LAUNCHERS.fullmatch(name))}
+    if process.kind == "reward server" and "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    environment |= dict(process.environment) | {CARDS: ",".join(cards[i] for i in process.gpus)}
+    log = None if folder is None else folder / f"{process.name.replace(' ', '-')}.log"
+    return Watched(process.name, process.words, environment, process.url, log, restarts)
+
+
+def log_folder(config: RunConfig, given: LaunchArguments) -> Path:
+    """The folder of the servers' logs, beside the run's: a run makes its own folder."""
+    run = given.resume or (Path(config.output).expanduser() if config.output else RUNS / "launch")
+    number = "" if given.node is None else f"-node-{given.node}"
+    return run.with_name(f"{run.name}.logs{number}")
+
+
+def how_to_go_on(config: RunConfig, given: LaunchArguments) -> str:
+    """The command that continues the run, where it left a checkpoint."""
+    run = given.resume or (Path(config.output).expanduser() if config.output else None)
+    if run is None or Checkpoints(RunDir(run).checkpoints).newest_whole() is None:
+        return ""
+    return f"; go on with\nmmrl launch --resume {run}"
+
+
+def tell(text: str) -> None:
+    console.print(text, highlight=False, markup=False)

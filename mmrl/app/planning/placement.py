@@ -1,0 +1,243 @@
+"""Who runs where: the processes of a run that `mmrl launch` starts, from `[cluster]` and the names of its machines."""
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from mmrl.app.config.cluster import ClusterConfig
+from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.plugins.resolve import shipped_folder
+from mmrl.policies.text.engine.command import ServeCommand, serve_command
+from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.settings import TextPolicyConfig
+
+Kind = Literal["engine", "reward server", "trainers"]
+HERE = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"  # servers that other machines reach ask for a token
+TENSOR_PARALLEL = "--tensor-parallel-size"
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of one machine, with all that it starts."""
+
+    name: str
+    kind: Kind
+    node: int
+    gpus: tuple[int, ...]
+    """Cards of its machine, counted from 0."""
+    port: int
+    """Where it listens; of trainers, where they meet."""
+    url: str
+    """The address that answers once it is ready; empty for trainers."""
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of its own."""
+    missing: str = ""
+    """Why it cannot run on this machine."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All processes of a run; trainers wait until every server answers."""
+
+    hosts: tuple[str, ...]
+    processes: tuple[Process, ...]
+    overrides: tuple[str, ...] = ()
+    """The words that tell trainers where their servers are."""
+
+    def of_node(self, node: int) -> list[Process]:
+        return [process for process in self.processes if process.node == node]
+
+    @property
+    def servers(self) -> list[Process]:
+        """The processes that answer before the trainers start."""
+        return [process for process in self.processes if process.url]
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """A spec of `mmrl reward serve`, and the port that it says."""
+
+    file: str
+    port: int
+
+    @classmethod
+    def read(cls, file: str) -> "RewardSpec":
+        """The port of a spec; its rewards are not loaded.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not TOML, or has no port that a config could name.
+        """
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"cluster.rewards names {file}, which does not exist: write one as for `mmrl reward serve`")
+        try:
+            port = tomllib.loads(path.read_text(encoding="utf-8")).get("port", 8500)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"cluster.rewards: {file} is not TOML: {error}") from None
+        if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+            raise ValueError(f"cluster.rewards: {file} says port = {port!r}: write the one that [[reward]] asks, such as 8500")
+        return cls(str(path), port)
+
+
+def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], node: int = 0) -> Placement:
+    """The processes of a run on these machines.
+
+    Args:
+        train: the words after `mmrl train` that give this config.
+        hosts: names of the machines, the first one's processes lead.
+        node: the machine whose command lines are made with its own interpreter and its own vLLM.
+
+    Raises:
+        FileNotFoundError: a spec of a reward server is missing.
+        ValueError: the processes do not fit together, the config or the machines; the message says which and what to do.
+    """
+    config, cluster = resolved.config, resolved.config.cluster
+    if len(hosts) != cluster.nodes:
+        raise ValueError(f"cluster.nodes is {cluster.nodes}, and {len(hosts)} host(s) are given: {', '.join(hosts) or 'none'}")
+    if not 0 <= node < cluster.nodes:
+        raise ValueError(f"--node is {node}, and cluster.nodes is {cluster.nodes}: count nodes from 0 to {cluster.nodes - 1}")
+    if config.prompts_per_step % cluster.trainers:
+        raise ValueError(
+            f"prompts_per_step is {config.prompts_per_step}, which {cluster.trainers} trainers cannot share evenly: "
+            f"set it to a multiple of {cluster.trainers}"
+        )
+    specs = [RewardSpec.read(file) for file in cluster.rewards]
+    engines, rewards = place_engines(config, hosts), place_rewards(cluster, specs, hosts)
+    refuse_same_ports(cluster, [*engines, *rewards])
+    overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards, hosts)]
+    trainers = [trainers_of(cluster, node, hosts, [*train, *overrides]) for node in range(cluster.nodes)]
+    return Placement(tuple(hosts), (*engines, *rewards, *trainers), tuple(overrides))
+
+
+def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
+    """The engines, dealt out to machines in turn; their cards come after the trainers'.
+
+    Raises:
+        ValueError: the config has no engine, or names servers that others run.
+    """
+    cluster, policy = config.cluster, config.policy
+    engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
+    if not cluster.engines:
+        return []
+    if engine is None or not isinstance(policy, TextPolicyConfig):
+        raise ValueError(
+            f"cluster.engines is {cluster.engines}, and the config has no [policy.engine] that would ask them: add "
+            '[policy.engine] with kind = "vllm", or set cluster.engines = 0'
+        )
+    if engine.url:
+        raise ValueError(
+            f"cluster.engines is {cluster.engines}, and policy.engine.url names servers that others run: remove one of them"
+        )
+    found: list[Process] = []
+    for number in range(cluster.engines):
+        node, place = number % cluster.nodes, number // cluster.nodes
+        port, first = cluster.engine_port + place, cluster.trainers_per_node + place * cluster.gpus_per_engine
+        gpus = tuple(range(first, first + cluster.gpus_per_engine)) if cluster.gpus_per_node else ()
+        command, missing = engine_command(policy, engine, port, cluster)
+        url = f"http://{HERE if cluster.nodes == 1 else hosts[node]}:{port}"
+        own = (*command.environment, ("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))))
+        found.append(Process(f"engine {number}", "engine", node, gpus, port, url, command.words, own, missing))
+    return found
+
+
+def engine_command(policy: TextPolicyConfig, engine: EngineConfig, port: int, cluster: ClusterConfig) -> tuple[ServeCommand, str]:
+    """The command of an engine, and why it cannot run here, if it cannot: plans are made on machines without vLLM too."""
+    options = engine.options
+    if cluster.gpus_per_engine > 1 and TENSOR_PARALLEL not in options:
+        options = (*options, TENSOR_PARALLEL, str(cluster.gpus_per_engine))
+    host = HERE if cluster.nodes == 1 else EVERYWHERE
+    rank = 0 if policy.lora is None else policy.lora.rank
+    try:
+        return serve_command(policy, replace(engine, devices="", options=options), port, rank, host), ""
+    except ValueError as error:
+        words = ("vllm", "serve", policy.model, "--host", host, "--port", str(port), *options, "...")
+        return ServeCommand(words, ()), str(error)
+
+
+def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Sequence[str]) -> list[Process]:
+    """The reward servers, on the first machine; their cards come last."""
+    found: list[Process] = []
+    first = cluster.trainers_per_node + cluster.most_engines * cluster.gpus_per_engine
+    for number, spec in enumerate(specs):
+        start = first + number * cluster.gpus_per_reward
+        gpus = tuple(range(start, start + cluster.gpus_per_reward)) if cluster.gpus_per_node else ()
+        host = HERE if cluster.nodes == 1 else EVERYWHERE
+        words = (sys.executable, "-m", "mmrl", "reward", "serve", spec.file, "--host", host, "--port", str(spec.port))
+        url = f"http://{HERE if cluster.nodes == 1 else hosts[0]}:{spec.port}"
+        own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))),)
+        found.append(Process(f"reward server {number}", "reward server", 0, gpus, spec.port, url, words, own))
+    return found
+
+
+def refuse_same_ports(cluster: ClusterConfig, servers: Sequence[Process]) -> None:
+    """Raise ValueError where two processes of a machine would listen at one port."""
+    owners = {(0, cluster.port): "the trainers meet (cluster.port)"}
+    for server in servers:
+        place = (server.node, server.port)
+        if place in owners:
+            raise ValueError(f"port {server.port} is given to {server.name}, and {owners[place]} there too: change one of them")
+        owners[place] = f"{server.name} listens"
+
+
+def engine_overrides(config: RunConfig, urls: Sequence[str]) -> list[str]:
+    """The words that tell trainers where their engines are, in place of how mmrl would start one."""
+    if not urls:
+        return []
+    own = ['policy.engine.environment=""', "policy.engine.port=0", 'policy.engine.devices=""', "policy.engine.options=[]"]
+    return [f"policy.engine.url={json.dumps(list(urls))}", *own]
+
+
+def reward_overrides(config: RunConfig, servers: Sequence[Process], hosts: Sequence[str]) -> list[str]:
+    """The words that tell trainers on which machine the reward servers are, where this is not their own.
+
+    Raises:
+        ValueError: no reward of the config asks one of the servers.
+    """
+    found: list[str] = []
+    for server in servers:
+        asked = [i for i, reward in enumerate(config.reward) if port_of(reward.use) == server.port]
+        if not asked:
+            raise ValueError(
+                f"nobody asks the reward server of {server.words[5]}: write use = "
+                f'"http://{HERE}:{server.port}/NAME" in a [[reward]], or remove it from cluster.rewards'
+            )
+        for i in asked:
+            parts = urlsplit(config.reward[i].use)
+            use = urlunsplit(parts._replace(netloc=f"{urlsplit(server.url).hostname}:{server.port}"))
+            found += [] if use == config.reward[i].use else [f"reward.{i}.use={json.dumps(use)}"]
+    return found
+
+
+def port_of(use: str) -> int | None:
+    """The port of a reward's address; None for rewards that are no servers."""
+    try:
+        return urlsplit(use).port if use.startswith(("http://", "https://")) else None
+    except ValueError:
+        return None
+
+
+def trainers_of(cluster: ClusterConfig, node: int, hosts: Sequence[str], train: Sequence[str]) -> Process:
+    """The trainers of one machine: one process alone, torchrun's, or accelerate's where weights are sharded."""
+    count, main = cluster.trainers_per_node, f"{HERE if cluster.nodes == 1 else hosts[0]}"
+    words = [sys.executable, "-m", "mmrl", "train", *train]
+    if cluster.weights == "shards":
+        file = shipped_folder("configs") / "accelerate" / "fsdp2.yaml"
+        words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+        words += ["--num_machines", str(cluster.nodes), "--num_processes", str(cluster.trainers), "--machine_rank", str(node)]
+        words += ["--main_process_ip", main, "--main_process_port", str(cluster.port), "-m", "mmrl", "train", *train]
+    elif cluster.trainers > 1:
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(cluster.nodes), "--nproc_per_node", str(count)]
+        words += ["--node_rank", str(node), "--master_addr", main, "--master_port", str(cluster.port)]
+        words += ["-m", "mmrl", "train", *train]
+    gpus = tuple(range(count)) if cluster.gpus_per_node else ()
+    own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))), ("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "4")))
+    return Process("trainers" if count > 1 else "trainer", "trainers", node, gpus, cluster.port, "", tuple(words), own)

@@ -1,0 +1,236 @@
+"""The processes of one machine, started and watched until the trainers end; then all of them end.
+
+Servers that die are started again. Signals go to the processes that train, which save and end well; a second one ends everything.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrl.policies.text.engine.server import WATCHDOG, kill_group
+
+POLL_S = 0.2
+ASK_S = 3.0
+GRACE_S = 15.0
+"""A server may take this long to end."""
+TAIL = 12
+"""Lines of a server's log in a message."""
+LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass
+class Watched:
+    """One process of this machine: `Watched("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
+
+    name: str
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    url: str = ""
+    """The address that answers once it is ready; empty: a process that trains, and the others end with it."""
+    log: Path | None = None
+    """Where its output goes; None: to the terminal."""
+    restarts: int = 0
+    """How often it may still be started again."""
+    running: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    """The watchdog; the process is its child, and ends with it and with this program, however that dies."""
+
+    def start(self) -> None:
+        with contextlib.ExitStack() as files:
+            out = None if self.log is None else files.enter_context(self.log.open("ab"))
+            self.running = subprocess.Popen(
+                [sys.executable, "-I", str(WATCHDOG), *self.words],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=None if out is None else subprocess.STDOUT,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+
+    def code(self) -> int | None:
+        """The exit code, or 128 and the number of the signal that ended it; None while it runs."""
+        code = None if self.running is None else self.running.poll()
+        return code if code is None or code <= 192 else 128 + 256 - code
+
+    def tail(self) -> str:
+        """The last lines of its log, for a message."""
+        if self.log is None or not self.log.is_file():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+        return "".join(f"\n  {line}" for line in lines)
+
+    def ask_to_end(self) -> None:
+        if self.running is not None and self.running.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.running.stdin.close()
+
+    def end(self) -> None:
+        """Wait a while for its end, and kill what is left."""
+        if self.running is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.running.wait(GRACE_S)
+        kill_group(self.running)
+        self.running.wait()
+
+
+@dataclass
+class Watch:
+    """All processes of one machine.
+
+    Args:
+        servers: what answers requests of the trainers; started first.
+        trainers: started when everything in `wait_for` answers.
+        wait_for: addresses, those of other machines' servers among them.
+        patience_s: how long servers may take until they answer.
+        tell: where lines for people go.
+    """
+
+    servers: Sequence[Watched]
+    trainers: Watched
+    wait_for: Sequence[str]
+    patience_s: float
+    tell: Callable[[str], None]
+    asked_by: list[signal.Signals] = field(default_factory=list[signal.Signals])
+    """Signals that this program got."""
+
+    def run(self) -> int:
+        """Start, watch and end everything; the exit code of the trainers.
+
+        Raises:
+            ValueError: a server ended before it answered, or did not answer in time.
+        """
+        try:
+            with self._signals():
+                for server in self.servers:
+                    server.start()
+                return self._train() if self._wait_until_ready() else 128 + self.asked_by[0]
+        finally:
+            for process in (self.trainers, *self.servers):
+                process.ask_to_end()
+            for process in (self.trainers, *self.servers):
+                process.end()
+
+    def _wait_until_ready(self) -> bool:
+        """Wait until every server answers; False when a signal came first."""
+        waiting, until = list(self.wait_for), time.monotonic() + self.patience_s
+        while waiting and not self.asked_by:
+            waiting = [url for url in waiting if not answers(url)]
+            for server in self.servers:
+                if (code := server.code()) is not None:
+                    where = f"look into {server.log}{server.tail()}"
+                    raise ValueError(f"{server.name} ended with exit code {code} before the trainers started: {where}")
+            if waiting and time.monotonic() > until:
+                raise ValueError(
+                    f"{', '.join(waiting)} did not answer within {self.patience_s:.0f} s: look into the logs, or raise "
+                    "cluster.patience_s"
+                )
+            time.sleep(POLL_S if waiting else 0.0)
+        return not self.asked_by
+
+    def _train(self) -> int:
+        """Run the trainers to their end, and start servers that die again."""
+        self.trainers.start()
+        told = 0
+        while (code := self.trainers.code()) is None:
+            for number in self.asked_by[told:]:
+                self._pass_on(number, first=told == 0)
+                told += 1
+            for server in self.servers:
+                self._look_after(server)
+            time.sleep(POLL_S)
+        return code
+
+    def _look_after(self, server: Watched) -> None:
+        code = server.code()
+        if code is None or server.running is None:
+            return
+        kill_group(server.running)
+        server.running = None
+        if server.restarts <= 0:
+            self.tell(f"{server.name} died (exit code {code}) and stays down: cluster.restarts are used up{server.tail()}")
+            return
+        server.restarts -= 1
+        self.tell(f"{server.name} died (exit code {code}): it is started again, {server.restarts} more time(s) after this")
+        server.start()
+
+    def _pass_on(self, number: signal.Signals, first: bool) -> None:
+        """Hand a signal to what trains; from the second one on nothing is waited for."""
+        assert self.trainers.running is not None
+        if first:
+            self.tell(f"{number.name}: the trainers are asked to save and end; once more to end at once")
+            for pid in training_processes(self.trainers.running.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        elif number != signal.SIGHUP:
+            for pid in (*training_processes(self.trainers.running.pid), *descendants(self.trainers.running.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            kill_group(self.trainers.running)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note signals in place of dying of them."""
+        before = {
+            number: signal.signal(number, lambda n, _: self.asked_by.append(signal.Signals(n)))
+            for number in LEAVING
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def answers(url: str) -> bool:
+    """Does the server at this address say that it is well?"""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/health", timeout=ASK_S) as answer:
+            return 200 <= answer.status < 300
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def training_processes(watchdog: int) -> list[int]:
+    """The processes that train, below a watchdog: a launcher's children, or the one process itself.
+
+    A launcher would give its children 30 s to save before it kills them; asked themselves, they take the time they need.
+    """
+    below = children(watchdog)
+    found = [pid for child in below for pid in children(child) if is_launcher(child)]
+    return found or below
+
+
+def is_launcher(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word in (b"torch.distributed.run", b"accelerate.commands.launch") for word in words)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started, where the system says so."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything below a process, the nearest first."""
+    found = children(pid)
+    for one in found:
+        found += children(one)
+    return found
