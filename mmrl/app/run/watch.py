@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -58,7 +59,10 @@ class Watched:
     def code(self) -> int | None:
         """The exit code, or 128 and the number of the signal that ended it; None while it runs."""
         code = None if self.running is None else self.running.poll()
-        return code if code is None or code <= 192 else 128 + 256 - code
+        if code is not None and (code < 0 or code > 192):
+            # of the watchdog itself, or of its child, whose negative code it ended with
+            return 128 + (-code if code < 0 else 256 - code)
+        return code
 
     def tail(self) -> str:
         """The last lines of its log, for a message."""
@@ -153,6 +157,7 @@ class Watch:
         code = server.code()
         if code is None or server.running is None:
             return
+        server.ask_to_end()
         kill_group(server.running)
         server.running = None
         if server.restarts <= 0:
@@ -178,7 +183,10 @@ class Watch:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Note signals in place of dying of them."""
+        """Note signals in place of dying of them; only in the main thread, for Python allows no handlers elsewhere."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {
             number: signal.signal(number, lambda n, _: self.asked_by.append(signal.Signals(n)))
             for number in LEAVING
