@@ -14,6 +14,7 @@ from mmrl.app.commands.settings import Setting, settings_of
 from mmrl.app.commands.show import part_lines
 from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.config.algorithm import Assembly
+from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -60,6 +61,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
     "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
     "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),
+    "[cluster]": ("Who runs where when `mmrl launch` starts a run ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
     "[health]": ("From where on a run is called unwell.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip

@@ -57,13 +57,13 @@ def test_rows_of_an_engine_that_stays_down_go_to_the_other_one(tmp_path: Path, w
 
 @pytest.mark.evidence
 def test_a_reward_server_that_stays_down_ends_the_run_which_resumes(tmp_path: Path, whole: list[float]):
-    ports = lay_out(tmp_path, restarts=0, deadline_s=2.0)
+    ports = lay_out(tmp_path, restarts=0, deadline_s=20.0)
     with launched(tmp_path, ports["engine_port"], *NEW_RUN) as running:
         running.wait_until_held()
         running.kill(running.reward_server())
         code = running.end()
     assert code not in (0, 137) and "reward server 0 died (exit code 137) and stays down" in running.output
-    assert "does not answer" in running.output and "mmrl launch --resume run" in running.output
+    assert "does not answer" in running.output and "mmrl launch config.toml output=run --resume run" in running.output
     go_on(tmp_path, ports["engine_port"], whole)
 
 
@@ -100,6 +100,6 @@ def go_on(folder: Path, port: int, whole: list[float]) -> None:
     """Resume the run by the command that was printed, and compare it with one that nobody disturbed."""
     assert Checkpoints(RunDir(folder / "run").checkpoints).newest_whole() in (2, 3)
     (folder / "go").touch()
-    with launched(folder, port, "--resume", "run") as running:
+    with launched(folder, port, *NEW_RUN, "--resume", "run") as running:
         assert running.end() == 0, running.output[-5000:]
     assert running.rewards() == pytest.approx(whole, abs=1e-6)

@@ -220,7 +220,8 @@ def how_to_go_on(config: RunConfig, given: LaunchArguments) -> str:
     run = given.resume or (Path(config.output).expanduser() if config.output else None)
     if run is None or Checkpoints(RunDir(run).checkpoints).newest_whole() is None:
         return ""
-    return f"; go on with\nmmrl launch --resume {run}"
+    # the run's own file names this launch's servers, and no longer how to start others
+    return f"; go on with\nmmrl launch {shlex.join([*given.arguments, '--resume', str(run)])}"
 
 
 def tell(text: str) -> None:

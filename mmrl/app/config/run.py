@@ -181,6 +181,7 @@ class RunConfig(TrainSettings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackerConfig = TrackerConfig()
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Who runs where when `mmrl launch` starts the run."""
     output: str = ""
     """The run's folder; empty: the next free one of runs/<name of the config>."""
 

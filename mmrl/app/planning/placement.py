@@ -70,13 +70,14 @@ class RewardSpec:
 
     @classmethod
     def read(cls, file: str) -> "RewardSpec":
-        """The port of a spec; its rewards are not loaded.
+        """The port of a spec, a file or one that ships with mmrl; its rewards are not loaded.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: it is not TOML, or has no port that a config could name.
         """
         path = Path(file).expanduser()
+        path = path if path.is_file() else shipped_folder("configs") / file
         if not path.is_file():
             raise FileNotFoundError(f"cluster.rewards names {file}, which does not exist: write one as for `mmrl reward serve`")
         try:

@@ -17,7 +17,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.optim import OptimizerSettings
 
-TABLES_OF_A_RUN = {"policy", "data", "reward", "algorithm", "sampler", "evaluation", "checkpoint", "trackers"}
+TABLES_OF_A_RUN = {"policy", "data", "reward", "algorithm", "sampler", "evaluation", "checkpoint", "trackers", "cluster"}
 INNER = {"optimizer", "health", "alarm", "args", "sampling", "lora", "video", "also", "call", "transform"}
 NUMBER = re.compile(r'(?<!")\b(number|integer)\b(?!")')
 TABLE = re.compile(r"\btable ([A-Z]\w*)")

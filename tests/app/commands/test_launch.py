@@ -1,0 +1,131 @@
+"""`mmrl launch`: what it prints, the script it writes, and what it refuses before it starts anything."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.launch import LaunchArguments, launch
+from mmrl.app.config import run as configs
+from mmrl.app.planning.slurm import batch_script
+from mmrl.app.plugins.resolve import shipped_folder
+from tests.support.fake_engines import make_environment
+
+SCRIPTS = sorted((shipped_folder("configs") / "cluster").glob("*.sh"))
+NODES = {"cluster/one_node_8_gpus": 1, "cluster/four_nodes_32_gpus": 4}
+
+
+@pytest.fixture(autouse=True)
+def empty_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CUDA_VISIBLE_DEVICES", "MMRL_REWARD_TOKEN", "MMRL_ENGINE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("name", sorted(NODES))
+def test_a_shipped_cluster_is_printed_with_everything_in_its_place(name: str, capsys: pytest.CaptureFixture[str]):
+    assert launch(LaunchArguments([name], dry_run=True)) == 0
+    said = capsys.readouterr().out
+    assert said.count("trainers: GPU 0-5, port 29500, waits for engine 0, engine 1") == NODES[name]
+    assert said.count(": GPU 6, port 8100, starts first") == said.count(": GPU 7, port 8101, starts first") == NODES[name]
+    assert said.count("-m torch.distributed.run --nnodes") == NODES[name]
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5" in said and "policy.engine.url=" in said
+
+
+def test_several_nodes_are_written_as_a_script_that_is_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert launch(LaunchArguments(["tiny/image", "cluster={nodes=2, trainers=2}", "output='it''s here'"])) == 0
+    said = capsys.readouterr().out
+    assert "#SBATCH --nodes=2\n" in said and "#SBATCH --gpus-per-node" not in said
+    file = tmp_path / "job.sh"
+    file.write_text(said)
+    subprocess.run(["bash", "-n", str(file)], check=True, timeout=60)
+    done = subprocess.run(
+        ["bash", str(file)], capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"}, check=False
+    )
+    assert done.returncode == 2 and done.stderr == "mmrl: this is a script for Slurm: start it with sbatch\n"
+
+
+def slurm(folder: Path, file: Path, nodes: int) -> subprocess.CompletedProcess[str]:
+    """Run a script as one job of two nodes, with stand-ins for Slurm's programs that print what they are asked."""
+    programs = {
+        "scontrol": 'printf "a\\nb\\n"',
+        "srun": 'shift; for node in 0 1; do SLURM_NODEID=$node "$@"; done',
+        "mmrl": 'echo "$@" "key=${#MMRL_REWARD_TOKEN}"',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    variables = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "[a-b]", "SLURM_JOB_NUM_NODES": str(nodes)}
+    return subprocess.run(["bash", str(file)], capture_output=True, text=True, timeout=60, env=variables, check=False)
+
+
+def test_the_script_starts_a_launch_on_every_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["tiny/image", "cluster={nodes=2, trainers=2}", "output='with a blank'"]
+    launch(LaunchArguments(words))
+    file = tmp_path / "job.sh"
+    file.write_text(capsys.readouterr().out)
+    done = slurm(tmp_path, file, 2)
+    assert done.stdout.splitlines() == [f"launch {' '.join(words)} --hosts a,b --node {node} key=48" for node in (0, 1)]
+    wrong = slurm(tmp_path, file, 3)
+    assert wrong.returncode == 2 and wrong.stderr == "mmrl: the job has 3 node(s), and the config wants 2\n"
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
+def test_shipped_scripts_are_those_that_launch_writes(file: Path):
+    name = f"cluster/{file.stem}"
+    assert file.read_text() == batch_script(configs.load(name).config.cluster, [name])
+    subprocess.run(["bash", "-n", str(file)], check=True, timeout=60)
+    assert file.stat().st_mode & 0o111
+
+
+def test_there_is_a_script_for_every_shipped_cluster():
+    assert [f"cluster/{file.stem}" for file in SCRIPTS] == sorted(NODES)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ValueError, match=f"port {port} of trainers is taken by another program: end that, or change cluster.port"
+        ):
+            launch(LaunchArguments(["tiny/image", f"cluster={{trainers=2, port={port}}}"]))
+
+
+def test_too_few_cards_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with pytest.raises(ValueError, match=r"this node need 4 GPUs, and it shows 2 \(CUDA_VISIBLE_DEVICES=3,5\)"):
+        launch(LaunchArguments(["tiny/image", "cluster={gpus_per_node=4, trainers=4, port=29517}"]))
+
+
+def test_an_engine_without_its_environment_is_refused(tmp_path: Path):
+    words = ["tiny/image", f"policy.engine={{kind='vllm', environment='{tmp_path / 'none'}'}}", "cluster.engines=1"]
+    with pytest.raises(ValueError, match=r"engine 0 cannot run here: there is no environment of vLLM in .*none"):
+        launch(LaunchArguments(words))
+
+
+def test_servers_that_other_machines_reach_need_a_key(tmp_path: Path):
+    environment = make_environment(tmp_path / "engine")
+    engine = f"policy.engine={{kind='vllm', environment='{environment}', folder='{tmp_path}'}}"
+    words = ["tiny/image", engine, "cluster={nodes=2, trainers=2, engines=2}"]
+    with pytest.raises(ValueError, match=r"engines of 2 nodes .* MMRL_ENGINE_TOKEN is not set"):
+        launch(LaunchArguments(words, node=1, hosts="a,b"))
+    with pytest.raises(ValueError, match="give the names of all with --hosts"):
+        launch(LaunchArguments(words, node=1))
+
+
+def test_engines_of_other_machines_need_a_shared_folder(tmp_path: Path):
+    words = ["tiny/image", "policy.engine={kind='vllm'}", "cluster={nodes=2, trainers=2, engines=2}"]
+    with pytest.raises(ValueError, match=r"which is another machine, and policy.engine.folder is empty"):
+        launch(LaunchArguments(words, dry_run=True))
+
+
+def test_keys_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("MMRL_ENGINE_TOKEN", "s3cret")
+    environment = make_environment(tmp_path / "engine")
+    words = ["tiny/image", f"policy.engine={{kind='vllm', environment='{environment}'}}", "cluster.engines=1"]
+    launch(LaunchArguments(words, dry_run=True))
+    said = capsys.readouterr().out
+    assert "VLLM_API_KEY='[the key]'" in said and "s3cret" not in said

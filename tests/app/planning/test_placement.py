@@ -1,0 +1,128 @@
+"""Who runs where: cards, ports, addresses and command lines, against what they should be by hand; what is refused before a start."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.config import run as configs
+from mmrl.app.planning.placement import Placement, place
+from tests.support.fake_engines import make_environment
+
+SPEC = 'port = 8533\n[[reward]]\nuse = "format"\nname = "tidy"\n'
+ENGINE = ["policy.engine={kind='vllm'}"]
+ASKED = "reward=[{use='http://127.0.0.1:8533/tidy'}, {use='iou'}]"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "spec.toml"
+    file.write_text(SPEC)
+    return str(file)
+
+
+def planned(words: list[str], hosts: list[str] | None = None, node: int = 0) -> Placement:
+    resolved = configs.load("tiny/image", ["prompts_per_step=24", *words])
+    return place(resolved, ["tiny/image", *words], hosts or ["127.0.0.1"], node)
+
+
+def test_one_node_of_eight_cards(tmp_path: Path, spec: str):
+    environment = make_environment(tmp_path / "engine")
+    words = [
+        f"policy.engine={{kind='vllm', environment='{environment}', options=['--seed', '7']}}",
+        ASKED,
+        f"cluster={{gpus_per_node=8, trainers=4, engines=1, gpus_per_engine=2, rewards=['{spec}'], gpus_per_reward=1}}",
+    ]
+    engine, reward, trainers = planned(words).processes
+    assert (engine.gpus, reward.gpus, trainers.gpus) == ((4, 5), (6,), (0, 1, 2, 3))
+    assert (engine.url, reward.url, trainers.url) == ("http://127.0.0.1:8100", "http://127.0.0.1:8533", "")
+    assert dict(engine.environment)["CUDA_VISIBLE_DEVICES"] == "4,5" and not engine.missing
+    assert " ".join(engine.words).startswith(f"{environment}/bin/vllm serve tiny:qwen3_vl --host 127.0.0.1 --port 8100")
+    assert engine.words[-4:] == ("--seed", "7", "--tensor-parallel-size", "2")
+    assert reward.words[1:] == ("-m", "mmrl", "reward", "serve", spec, "--host", "127.0.0.1", "--port", "8533")
+    assert trainers.words[1:] == (
+        *("-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "4", "--node_rank", "0"),
+        *("--master_addr", "127.0.0.1", "--master_port", "29500", "-m", "mmrl", "train", "tiny/image", *words),
+        'policy.engine.url=["http://127.0.0.1:8100"]',
+        *('policy.engine.environment=""', "policy.engine.port=0", 'policy.engine.devices=""', "policy.engine.options=[]"),
+    )
+
+
+def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
+    words = [*ENGINE, ASKED, f"cluster={{nodes=2, gpus_per_node=8, trainers=12, engines=3, rewards=['{spec}']}}"]
+    placement = planned(words, ["a", "b"], node=1)
+    assert [(p.name, p.node, p.gpus, p.url) for p in placement.processes[:4]] == [
+        ("engine 0", 0, (6,), "http://a:8100"),
+        ("engine 1", 1, (6,), "http://b:8100"),
+        ("engine 2", 0, (7,), "http://a:8101"),
+        ("reward server 0", 0, (), "http://a:8533"),
+    ]
+    assert placement.overrides[0] == 'policy.engine.url=["http://a:8100", "http://b:8100", "http://a:8101"]'
+    assert placement.overrides[-1] == 'reward.0.use="http://a:8533/tidy"'
+    first, second = placement.processes[4:]
+    assert (first.node, second.node) == (0, 1) and "--node_rank 1 --master_addr a" in " ".join(second.words)
+    assert first.words[-7:] == second.words[-7:], "all trainers have the same settings"
+    assert "0.0.0.0" in placement.processes[0].words and "0.0.0.0" in placement.processes[3].words
+    # a run that is resumed on other machines names those
+    moved = ["reward=[{use='http://a:8533/tidy'}]", *words[:1], words[2]]
+    assert planned(moved, ["c", "d"]).overrides[-1] == 'reward.0.use="http://c:8533/tidy"'
+
+
+def test_shards_are_accelerates():
+    trainers = planned(["cluster={nodes=2, gpus_per_node=2, trainers=4, weights='shards'}"], ["a", "b"]).processes[1]
+    words = " ".join(trainers.words)
+    assert "accelerate/fsdp2.yaml --num_machines 2 --num_processes 4 --machine_rank 1 --main_process_ip a" in words
+
+
+def test_one_trainer_needs_no_launcher():
+    assert planned([]).processes[0].words[1:] == ("-m", "mmrl", "train", "tiny/image")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster={nodes=2, trainers=3}"], "cluster.trainers is 3, which 2 nodes cannot share evenly"),
+        (
+            ["cluster={gpus_per_node=8, trainers=6, engines=3}"],
+            r"cluster.gpus_per_node is 8, and the first node needs 9: 6 for trainers, 3 for 3 engine\(s\)",
+        ),
+        (["cluster={trainers=2, weights='shards'}"], 'cluster.weights is "shards", which needs cards'),
+        (["cluster={trainers=5}"], "prompts_per_step is 24, which 5 trainers cannot share evenly"),
+        (["cluster={engines=1}"], r"cluster.engines is 1, and the config has no \[policy.engine\]"),
+        (
+            ["policy.engine={kind='vllm', url=['http://127.0.0.1:8000']}", "cluster={engines=1}"],
+            "policy.engine.url names servers that others run: remove one of them",
+        ),
+        (["cluster.rewards=['nowhere.toml']"], "cluster.rewards names nowhere.toml, which does not exist"),
+        (["cluster.port=80"], "cluster.*port is 80: it must be 1024 to 65535"),
+    ],
+)
+def test_what_does_not_fit_together(words: list[str], message: str):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        planned(words)
+
+
+def test_ports_that_two_processes_want(spec: str):
+    with pytest.raises(ValueError, match=r"port 8533 is given to reward server 0, and engine 0 listens there too"):
+        planned([*ENGINE, ASKED, f"cluster={{engines=1, engine_port=8533, rewards=['{spec}']}}"])
+    with pytest.raises(ValueError, match=r"port 8533 is given to reward server 0, and the trainers meet \(cluster.port\) there"):
+        planned([ASKED, f"cluster={{port=8533, rewards=['{spec}']}}"])
+
+
+def test_a_reward_server_that_nobody_asks(spec: str):
+    with pytest.raises(
+        ValueError, match=r'nobody asks the reward server of .*spec.toml: write use = "http://127.0.0.1:8533/NAME"'
+    ):
+        planned([f"cluster.rewards=['{spec}']"])
+
+
+@pytest.mark.parametrize("text", ["port = 0\n", "port = true\n", "port = [\n"])
+def test_specs_without_a_port(tmp_path: Path, text: str):
+    (tmp_path / "odd.toml").write_text(text)
+    with pytest.raises(ValueError, match=r"cluster.rewards: .*odd.toml (says port|is not TOML)"):
+        planned([f"cluster.rewards=['{tmp_path / 'odd.toml'}']"])
+
+
+@pytest.mark.parametrize(("hosts", "node"), [(["a"], 0), (["a", "b", "c"], 0), (["a", "b"], 2), (["a", "b"], -1)])
+def test_hosts_and_nodes_are_as_many_as_the_config_says(hosts: list[str], node: int):
+    with pytest.raises(ValueError, match=r"cluster.nodes is 2"):
+        planned(["cluster={nodes=2, trainers=2}"], hosts, node)
