@@ -61,7 +61,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
     "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
     "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),
-    "[cluster]": ("Who runs where when `mmrl launch` starts a run ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
+    "[cluster]": ("Who runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
     "[health]": ("From where on a run is called unwell.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip

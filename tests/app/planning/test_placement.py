@@ -1,4 +1,4 @@
-"""Who runs where: cards, ports, addresses and command lines, against what they should be by hand; what is refused before a start."""
+"""Who runs where: cards, ports, addresses and command lines, against those found by hand; and what is refused before a start."""
 
 from pathlib import Path
 
