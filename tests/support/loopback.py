@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -73,11 +74,12 @@ restarts = {restarts}
 
 
 def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that are free."""
+    """The first of so many neighbouring ports that are free.
+
+    They lie below those that the system gives to outgoing connections, of which one may take a port between two launches.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
+        first = random.SystemRandom().randrange(10_000, 32_000)
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:

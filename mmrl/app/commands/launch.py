@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +11,15 @@ import typer
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import printable
-from mmrl.app.planning.placement import EVERYWHERE, HERE, Placement, Process, place
+from mmrl.app.planning.placement import HERE, Placement, Process, place
 from mmrl.app.planning.slurm import batch_script
+from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.watch import Watch, Watched
 from mmrl.policies.text.engine.command import LAUNCHERS
+from mmrl.policies.text.engine.server import free_port
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.secrets import HIDDEN
 from mmrl.training.checkpoint import Checkpoints
@@ -69,7 +70,7 @@ def launch(given: LaunchArguments) -> int:
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
     if starts and cluster.engines:
         resolved = replace(resolved, config=with_local_model(config))
-    placement = place(resolved, given.words, hosts_of(given, cluster.nodes), given.node or 0)
+    placement = place(resolved, given.words, hosts_of(given, cluster.nodes), shipped_folder("configs"), given.node or 0)
     # what the trainers would refuse is refused before anything starts
     TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
     if starts:
@@ -149,7 +150,7 @@ def refuse_missing(config: RunConfig, processes: Sequence[Process], nodes: int) 
             raise ValueError(f"{process.name} cannot run here: {process.missing}")
         # trainers of other nodes come to the first one's port
         if process.url or process.node == 0:
-            refuse_busy(process, EVERYWHERE if nodes > 1 else HERE)
+            refuse_busy(process)
     if nodes > 1:
         policy = config.policy
         engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
@@ -163,17 +164,15 @@ def refuse_missing(config: RunConfig, processes: Sequence[Process], nodes: int) 
                 )
 
 
-def refuse_busy(process: Process, host: str) -> None:
+def refuse_busy(process: Process) -> None:
     """Raise ValueError where somebody listens at the process's port already."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, process.port))
-        except OSError:
-            key = {"engine": "cluster.engine_port", "trainers": "cluster.port"}.get(process.kind, "the port of its spec")
-            raise ValueError(
-                f"port {process.port} of {process.name} is taken by another program: end that, or change {key}"
-            ) from None
+    try:
+        free_port(process.port)
+    except ValueError:
+        key = {"engine": "cluster.engine_port", "trainers": "cluster.port"}.get(process.kind, "the port of its spec")
+        raise ValueError(
+            f"port {process.port} of {process.name} is taken by another program: end that, or change {key}"
+        ) from None
 
 
 def own_cards(wanted: int) -> list[str]:

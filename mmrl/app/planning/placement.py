@@ -12,7 +12,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.policies.text.engine.command import ServeCommand, serve_command
 from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -69,7 +68,7 @@ class RewardSpec:
     port: int
 
     @classmethod
-    def read(cls, file: str) -> "RewardSpec":
+    def read(cls, file: str, shipped: Path) -> "RewardSpec":
         """The port of a spec, a file or one that ships with mmrl; its rewards are not loaded.
 
         Raises:
@@ -77,7 +76,7 @@ class RewardSpec:
             ValueError: it is not TOML, or has no port that a config could name.
         """
         path = Path(file).expanduser()
-        path = path if path.is_file() else shipped_folder("configs") / file
+        path = path if path.is_file() else shipped / file
         if not path.is_file():
             raise FileNotFoundError(f"cluster.rewards names {file}, which does not exist: write one as for `mmrl reward serve`")
         try:
@@ -89,12 +88,13 @@ class RewardSpec:
         return cls(str(path), port)
 
 
-def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], node: int = 0) -> Placement:
+def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shipped: Path, node: int = 0) -> Placement:
     """The processes of a run on these machines.
 
     Args:
         train: the words after `mmrl train` that give this config.
         hosts: names of the machines, the first one's processes lead.
+        shipped: the folder of the configs that ship with mmrl.
         node: the machine whose command lines are made with its own interpreter and its own vLLM.
 
     Raises:
@@ -111,11 +111,11 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], node: 
             f"prompts_per_step is {config.prompts_per_step}, which {cluster.trainers} trainers cannot share evenly: "
             f"set it to a multiple of {cluster.trainers}"
         )
-    specs = [RewardSpec.read(file) for file in cluster.rewards]
+    specs = [RewardSpec.read(file, shipped) for file in cluster.rewards]
     engines, rewards = place_engines(config, hosts), place_rewards(cluster, specs, hosts)
     refuse_same_ports(cluster, [*engines, *rewards])
     overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards, hosts)]
-    trainers = [trainers_of(cluster, node, hosts, [*train, *overrides]) for node in range(cluster.nodes)]
+    trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
     return Placement(tuple(hosts), (*engines, *rewards, *trainers), tuple(overrides))
 
 
@@ -226,12 +226,12 @@ def port_of(use: str) -> int | None:
         return None
 
 
-def trainers_of(cluster: ClusterConfig, node: int, hosts: Sequence[str], train: Sequence[str]) -> Process:
+def trainers_of(cluster: ClusterConfig, node: int, hosts: Sequence[str], shipped: Path, train: Sequence[str]) -> Process:
     """The trainers of one machine: one process alone, torchrun's, or accelerate's where weights are sharded."""
     count, main = cluster.trainers_per_node, f"{HERE if cluster.nodes == 1 else hosts[0]}"
     words = [sys.executable, "-m", "mmrl", "train", *train]
     if cluster.weights == "shards":
-        file = shipped_folder("configs") / "accelerate" / "fsdp2.yaml"
+        file = shipped / "accelerate" / "fsdp2.yaml"
         words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
         words += ["--num_machines", str(cluster.nodes), "--num_processes", str(cluster.trainers), "--machine_rank", str(node)]
         words += ["--main_process_ip", main, "--main_process_port", str(cluster.port), "-m", "mmrl", "train", *train]

@@ -10,17 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.policies.text.engine.server import WATCHDOG, kill_group
+from mmrl.policies.text.engine.wire.client import EngineClient
 
 POLL_S = 0.2
-ASK_S = 3.0
 GRACE_S = 15.0
 """A server may take this long to end."""
 TAIL = 12
@@ -200,13 +198,12 @@ class Watch:
 
 
 def answers(url: str) -> bool:
-    """Does the server at this address say that it is well?"""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Does the server at this address say that it is well? Engines and reward servers have the same page for it."""
+    client = EngineClient(url)
     try:
-        with opener.open(f"{url}/health", timeout=ASK_S) as answer:
-            return 200 <= answer.status < 300
-    except (OSError, urllib.error.URLError, ValueError):
-        return False
+        return client.is_healthy()
+    finally:
+        client.close()
 
 
 def training_processes(watchdog: int) -> list[int]:

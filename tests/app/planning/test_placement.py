@@ -6,6 +6,7 @@ import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.planning.placement import Placement, place
+from mmrl.app.plugins.resolve import shipped_folder
 from tests.support.fake_engines import make_environment
 
 SPEC = 'port = 8533\n[[reward]]\nuse = "format"\nname = "tidy"\n'
@@ -22,7 +23,7 @@ def spec(tmp_path: Path) -> str:
 
 def planned(words: list[str], hosts: list[str] | None = None, node: int = 0) -> Placement:
     resolved = configs.load("tiny/image", ["prompts_per_step=24", *words])
-    return place(resolved, ["tiny/image", *words], hosts or ["127.0.0.1"], node)
+    return place(resolved, ["tiny/image", *words], hosts or ["127.0.0.1"], shipped_folder("configs"), node)
 
 
 def test_one_node_of_eight_cards(tmp_path: Path, spec: str):

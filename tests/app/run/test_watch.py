@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.run.watch import Watch, Watched, answers, children, training_processes
+from tests.support.loopback import free_ports
 
 SERVER = """
 import sys, os
@@ -52,18 +52,12 @@ sys.exit(max(process.wait() for process in [subprocess.Popen([sys.executable, *s
 """Two processes, as `python -m torch.distributed.run` starts them: by the name in its command line."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def script(*words: object) -> tuple[str, ...]:
     return (sys.executable, "-c", *map(str, words))
 
 
 def server(folder: Path, restarts: int = 0, code: str = SERVER) -> Watched:
-    port = free_port()
+    port = free_ports(1)
     log = folder / "server.log"
     return Watched("engine 0", script(code, port), dict(os.environ), f"http://127.0.0.1:{port}", log, restarts)
 
@@ -189,7 +183,7 @@ def test_a_second_signal_ends_what_does_not_listen(tmp_path: Path):
 
 def test_nothing_outlives_a_launch_that_is_killed(tmp_path: Path):
     """The program that watches gets SIGKILL; what it started notices that its pipe is closed."""
-    port, file = free_port(), tmp_path / "never"
+    port, file = free_ports(1), tmp_path / "never"
     url, log = f"http://127.0.0.1:{port}", str(tmp_path / "log")
     code = f"""
 import os, sys
