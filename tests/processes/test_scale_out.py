@@ -4,6 +4,7 @@ The engines are fakes that speak vLLM's endpoints over a real tiny model; all el
 """
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_signal_to_the_launch_saves_and_the_run_resumes(tmp_path: Path, whole:
         running.wait_until_held()
         running.process.send_signal(signal.SIGTERM)
         while running.output.count("SIGTERM: stopping") < 2:
-            pass
+            time.sleep(0.05)
         running.go()
         assert running.end() == 0, running.output[-5000:]
     assert "stopped by SIGTERM and saved after step 3" in running.output
