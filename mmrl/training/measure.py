@@ -129,3 +129,8 @@ def time_shares(times: Mapping[str, float], ranks: Ranks) -> dict[str, float]:
     shares = [total / ranks.world for total in ranks.sum(mine)]
     named = {f"time/{phase}_share": share for phase, share in zip(PHASES, shares, strict=True)}
     return named | {"time/idle_share": max(0.0, 1.0 - sum(shares))}
+
+
+def with_shares(times: dict[str, float], ranks: Ranks) -> dict[str, float]:
+    """Seconds and shares of a step's parts together."""
+    return {**times, **time_shares(times, ranks)}

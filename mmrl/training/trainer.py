@@ -24,7 +24,7 @@ from mmrl.training.collect import Collected, Collector
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
-from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, time_shares
+from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, with_shares
 from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.resources.figures import UpdateFigures
@@ -91,8 +91,7 @@ class Trainer:
         check_rest(settings.optimizer.rest, self.ranks)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.figures = UpdateFigures()
-        self.health = Health(settings.max_unparsed, settings.health)
-        self.index = 0
+        self.health, self.index = Health(settings.max_unparsed, settings.health), 0
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
@@ -153,8 +152,7 @@ class Trainer:
         metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
         metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
-        times |= collected.times
-        metrics |= {**times, **time_shares(times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
+        metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.spans import in_span
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.draft import Draft, Stops
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
@@ -231,6 +232,7 @@ class LocalGenerator:
     def follow(self, weights: Weights, version: int) -> None:
         """Nothing has to be taken over."""
 
+    @in_span("generate")
     def write(
         self,
         prompts: Sequence[Encoded],

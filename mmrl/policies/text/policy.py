@@ -275,7 +275,6 @@ class TextPolicy:
             prompt.views[view] = replace(shown, view=view)
         return prompt.views[view]
 
-    @in_span("generate")
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
         """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
         used = sorted({(row.prompt, row.request.view) for row in rows})

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.samples import EngineUnavailableError
+from mmrl.core.spans import in_span
 from mmrl.core.tensors import stack_ragged
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
@@ -82,6 +83,7 @@ class VllmGenerator:
         if is_new:
             compare_with_policy(self.host, self.fleet, self._told_to_main)
 
+    @in_span("generate")
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[tuple[int, int]], sampling: Sampling
     ) -> Completions:
