@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -198,11 +198,21 @@ class TextPolicy:
 
     def save(self, folder: Path) -> None:
         """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
-        prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
-        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict(keep_vars=True).items()}
+        held = self.net.model.state_dict(keep_vars=True)
+        if self.adapter is None:
+            weights = {name: whole(weight) for name, weight in held.items()}
+            write = partial(self.net.model.save_pretrained, state_dict=weights)
+        else:
+            own = {f"base_model.model.{name}": whole(weight) for name, weight in held.items() if self._is_adapted(name, weight)}
+            write = partial(self.adapter.save_pretrained, state_dict=own, save_embedding_layers=False)
         if self.is_main:
-            saved.save_pretrained(folder, state_dict=weights)
+            write(folder)
             self.processor.save_pretrained(folder)
+
+    @staticmethod
+    def _is_adapted(name: str, weight: Tensor) -> bool:
+        """Does this weight belong to the adapter? A frozen part of it does; the model's own weights need no copy."""
+        return "lora_" in name or weight.requires_grad
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
