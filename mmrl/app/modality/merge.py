@@ -39,7 +39,7 @@ def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False, most
 
 
 def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False) -> None:
-    """As `merge_adapter`, with the whole model in memory, in float32."""
+    """Merge like `merge_adapter`, with the whole model in memory, in float32."""
     from transformers import AutoConfig
 
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
@@ -73,7 +73,7 @@ def file_of(base: str, name: str) -> Path | None:
 
 
 def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None:
-    """What peft's adapter in `folder` adds, by the names of the stored weights; None where files do not allow it."""
+    """The share of peft's adapter in `folder`, by the names of the stored weights; None where files do not allow it."""
     from peft import LoraConfig, get_peft_model
     from peft.utils import load_peft_weights
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -109,7 +109,7 @@ def checkpoint_names(model: Any, stored: StoredWeights) -> dict[str, str]:
 
 
 def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | None:
-    """What the saved weights of an adapter add to each weight of a network on the meta device that has such an adapter.
+    """The share of saved adapter weights in each weight of a network on the meta device that has such an adapter.
 
     None where it is more than a product of two matrices beside a linear layer: that is for peft alone.
     """
@@ -168,7 +168,7 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
 
 
 def image_deltas(folder: Path, model: str, index: Mapping[str, Any]) -> Deltas | None:
-    """What diffusers' adapter in `folder` adds to the transformer; None where it is no plain adapter of the transformer alone."""
+    """The share of diffusers' adapter in `folder` in the transformer; None where it is no plain adapter of the transformer alone."""
     from peft import LoraConfig
 
     from mmrl.policies.flow.dry_run import part_of
@@ -186,7 +186,7 @@ def image_deltas(folder: Path, model: str, index: Mapping[str, Any]) -> Deltas |
 
 
 def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig) -> None:
-    """As `merge_lora`, with the whole pipeline in memory, in float32."""
+    """Merge like `merge_lora`, with the whole pipeline in memory, in float32."""
     from mmrl.policies.flow.loading import load
 
     pipeline = load(replace(policy, lora=None)).pipeline
