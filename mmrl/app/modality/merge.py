@@ -168,7 +168,7 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
 
 
 def image_deltas(folder: Path, model: str, index: Mapping[str, Any]) -> Deltas | None:
-    """The share of diffusers' adapter in `folder` in the transformer; None where it is no plain adapter of the transformer alone."""
+    """The share of the adapter in `folder` in the transformer; None where it is no plain one of the transformer alone."""
     from peft import LoraConfig
 
     from mmrl.policies.flow.dry_run import part_of
