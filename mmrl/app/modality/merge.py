@@ -31,7 +31,7 @@ def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False, most
     if stored is None or deltas is None:
         merge_in_memory(folder, base, trust_remote_code)
         return
-    write_weights(stored, partial(add, deltas), folder, "model", most=most)
+    write_weights(stored.sizes(), partial(add, deltas, stored), folder, "model", most)
     drop_adapter(folder)
     for name in ("config.json", "generation_config.json"):
         if (found := file_of(base, name)) is not None:
@@ -133,8 +133,9 @@ def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | No
 
 
 @torch.no_grad()
-def add(deltas: Deltas, name: str, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32."""
+def add(deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A stored weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32."""
+    weight = stored.read(name)
     kept = weight.dtype if dtype is None or not weight.is_floating_point() else dtype
     return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
 
@@ -157,7 +158,8 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
         merge_pipeline_in_memory(folder, policy)
         return
     (folder / "transformer").mkdir()
-    write_weights(stored, partial(add, deltas, dtype=dtype), folder / "transformer", TRANSFORMER, dtype, most)
+    merged = partial(add, deltas, stored, dtype=dtype)
+    write_weights(stored.sizes(dtype), merged, folder / "transformer", TRANSFORMER, most)
     shutil.copyfile(source / "transformer" / "config.json", folder / "transformer" / "config.json")
     shutil.copyfile(source / "model_index.json", folder / "model_index.json")
     for part, held in index.items():

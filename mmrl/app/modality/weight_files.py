@@ -64,28 +64,23 @@ def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeig
 
 
 def write_weights(
-    stored: StoredWeights,
-    change: Callable[[str, Tensor], Tensor],
-    folder: Path,
-    stem: str,
-    dtype: torch.dtype | None = None,
-    most: int = SHARD,
+    sizes: Mapping[str, int], make: Callable[[str], Tensor], folder: Path, stem: str, most: int = SHARD
 ) -> None:
-    """Write all weights, each as `change(name, weight)` gives it, in files of at most `most` bytes with an index.
+    """Write weights in files of at most `most` bytes, with an index where there are several.
 
     Only the weights of one file are in memory at a time.
 
     Args:
-        dtype: of the floating-point weights that `change` gives; None: as they are stored.
+        sizes: name of every weight, in order -> its bytes.
+        make: gives the weight of a name.
     """
     from safetensors.torch import save_file
 
-    sizes = stored.sizes(dtype)
     shards = cut(sizes, most)
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: change(name, stored.read(name)).contiguous() for name in names}, folder / file, {"format": "pt"})
+        save_file({name: make(name).contiguous() for name in names}, folder / file, {"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
         table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
