@@ -159,7 +159,7 @@ def rows_of(kind: str, folder: Path) -> list[str]:
         Image.fromarray(noise).save(folder / f"{i}.png")
     box = [10, 20, 200, 180]
     rows = [
-        {"image": f"{i}.png", "split": "val" if i % 2 else "train", "question": QUESTION, "box": [side + 8 * i for side in box]}
+        {"image": f"{i}.png", "split": "val" if i % 2 else "train", "question": QUESTION, "box": [side + 4 * i for side in box]}
         for i in range(40)
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
