@@ -143,7 +143,8 @@ def memory_of(process: int) -> tuple[int, int]:
     except OSError:
         return 0, 0
     told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return (1024 * int(told[name].split()[0]) if name in told else 0 for name in ("RssAnon", "VmHWM"))
+    own, highest = (1024 * int(told[name].split()[0]) if name in told else 0 for name in ("RssAnon", "VmHWM"))
+    return own, highest
 
 
 def rows_of(kind: str, folder: Path) -> list[str]:

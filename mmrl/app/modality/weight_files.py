@@ -63,9 +63,7 @@ def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeig
         return StoredWeights(dict.fromkeys(file.keys(), single))
 
 
-def write_weights(
-    sizes: Mapping[str, int], make: Callable[[str], Tensor], folder: Path, stem: str, most: int = SHARD
-) -> None:
+def write_weights(sizes: Mapping[str, int], make: Callable[[str], Tensor], folder: Path, stem: str, most: int = SHARD) -> None:
     """Write weights in files of at most `most` bytes, with an index where there are several.
 
     Only the weights of one file are in memory at a time.

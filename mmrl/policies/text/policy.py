@@ -40,6 +40,7 @@ from mmrl.policies.text.rollout import (
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
+from mmrl.policies.text.vision_cache import cache_of
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.settings import VideoSettings
 
@@ -81,7 +82,8 @@ class TextPolicy:
         self.banned = banned_tokens(loaded)
         self.media_token_ids = self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
-        self.net = TextNet(loaded.model, self.family, self.banned, pad, half=config.dtype == "bfloat16")
+        features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
+        self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
@@ -220,7 +222,12 @@ class TextPolicy:
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
         self.ranks = Ranks(accelerator)
-        self.net.passes, self.net.stand_in = self.ranks.passes, self.stand_in().media if self.ranks.world > 1 else None
+        self.net.stand_in = self.stand_in().media if self.ranks.world > 1 else None
+        if self.net.features is not None:
+            self.net.features.clear()
+        if self.net.features is None or self.ranks.is_sharded:
+            # A replica's frozen vision part waits for nobody.
+            self.net.passes = self.ranks.passes
         self.is_main = accelerator.is_main_process
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
