@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
-from mmrl.policies.shared.meta_models import KnownMasks, count_bytes, fake_weights, size_of
+from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.encode import Encoded, PromptBatch
@@ -163,7 +163,7 @@ class TextDryRun:
         length: int | None = None,
     ) -> None:
         self.length = config.sampling.max_new_tokens if length is None else length
-        self.log, still = CallLog(), StillWeights()
+        self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
         def generator(host: TextHost) -> DryGenerator:
             return DryGenerator(LocalGenerator(host), self.length, self.log)
@@ -199,7 +199,7 @@ class TextDryRun:
         written, read = self.largest()
         if written is not None:
             with count_bytes() as live:
-                decode(written, self.policy.net, self.length)
+                self.cache_bytes = decode(written, self.policy.net, self.length)
             found["rollout"] = live.peak
         for phase, work in read.items():
             with count_bytes() as live:
@@ -208,12 +208,14 @@ class TextDryRun:
         return found
 
     def parts_of_activations(self) -> dict[str, int]:
-        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes."""
+        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes.
+
+        `activations` is asked first: it grows the cache.
+        """
         found: dict[str, int] = {}
         written, read = self.largest()
         if written is not None:
-            size = cache_size(written, self.policy.net, self.length)
-            found["cache of keys and values at the end of the rollout"] = size
+            found["cache of keys and values at the end of the rollout"] = self.cache_bytes
         if read:
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())
@@ -264,11 +266,15 @@ def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
 
 
 @torch.no_grad()
-def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
-    """Read the prompts, and write the last token of completions of this length."""
+def decode(generation: Generation, net: TextNet, length: int) -> int:
+    """Read the prompts, and write the last token of completions of this length.
+
+    Returns:
+        Bytes of keys and values of all rows, in the types that the model caches.
+    """
     index, n = generation.prompt_index, len(generation.prompt_index)
 
-    def work(net: TextNet) -> Tensor:
+    def work(net: TextNet) -> int:
         last, cache = net.prefill(generation.prompts)
         cache.reorder_cache(index)
         hidden = last[index]
@@ -277,23 +283,10 @@ def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
             attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
             positions = generation.prompts.next_positions[:, index] + length - 2
             hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
-        logits = net.logits(hidden, torch.ones(n))
-        return draw(logits, torch.rand(n), generation.sampling)[0]
-
-    return net(work)
-
-
-def cache_size(generation: Generation, net: TextNet, length: int) -> int:
-    """Bytes of keys and values of all rows, in the types that the model caches."""
-
-    def work(net: TextNet) -> int:
-        _, cache = net.prefill(generation.prompts)
-        cache.reorder_cache(generation.prompt_index)
-        grow(cache, length - 1)
+        draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
         return sum(size_of([layer.keys, layer.values]) for layer in cache.layers)
 
-    with torch.no_grad(), KnownMasks():
-        return net(work)
+    return net(work)
 
 
 def grow(cache: Cache, count: int) -> None:
