@@ -173,15 +173,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where models, runs and logs go; models there are used again")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--small", action="store_true", help="narrow models, to see that all commands work")
+    parser.add_argument("--layers", type=int, help="of every stack, in the real width; all by default")
     parser.add_argument("--most", type=float, default=14.0, help="GiB at which a command is stopped")
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder.resolve()
     make = {"vlm": vlm_with_weights, "pipeline": pipeline_with_weights}
     for kind in chosen.shapes:
-        shape, model = SHAPES[kind], folder / (f"{kind}-small" if chosen.small else kind)
+        cut = "-small" if chosen.small else "" if chosen.layers is None else f"-{chosen.layers}"
+        shape, model = SHAPES[kind], folder / (kind + cut)
         if not model.exists():
             partial = folder / f"{model.name}.partial"
-            make[kind](partial, chosen.small).rename(model)
+            make[kind](partial, chosen.small, None if chosen.small else chosen.layers).rename(model)
         place = folder / time.strftime(f"{model.name}-%Y%m%d-%H%M%S")
         print(f"\n{shape.title}: {shape.config} {' '.join(shape.words)}\n", flush=True)
         print("| command | seconds | peak GiB | of no file | plan said | off |\n|---|--:|--:|--:|--:|--:|", flush=True)

@@ -130,11 +130,28 @@ def stable_diffusion(folder: Path, t5: bool = True) -> Path:
     return folder
 
 
-def vlm_with_weights(folder: Path, small: bool) -> Path:
-    """Qwen2.5-VL-3B's shape with random bfloat16 weights; `small`: a model of the same class with two narrow layers."""
+def change(file: Path, **values: object) -> None:
+    """Other values in a config file; those of a table inside are named `table__key`."""
+    config = json.loads(file.read_text())
+    for name, value in values.items():
+        table, _, key = name.rpartition("__")
+        (config[table] if table else config)[key] = value
+    file.write_text(json.dumps(config))
+
+
+def vlm_with_weights(folder: Path, small: bool, layers: int | None = None) -> Path:
+    """Qwen2.5-VL-3B's shape with random bfloat16 weights.
+
+    Args:
+        small: a model of the same class with two narrow layers.
+        layers: of the language model and of the vision tower; None: all.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
     vlms.build("qwen2_5_vl", folder) if small else vlm(folder, "qwen25_3b")
+    if layers is not None:
+        few: dict[str, object] = {"vision_config__depth": layers, "vision_config__fullatt_block_indexes": [layers - 1]}
+        change(folder / "config.json", text_config__num_hidden_layers=layers, **few)
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model: Any = AutoModelForImageTextToText.from_config(config)
@@ -145,11 +162,12 @@ def vlm_with_weights(folder: Path, small: bool) -> Path:
     return folder
 
 
-def pipeline_with_weights(folder: Path, small: bool) -> Path:
+def pipeline_with_weights(folder: Path, small: bool, layers: int | None = None) -> Path:
     """Stable Diffusion 3.5 medium's shape without T5, with random bfloat16 weights and tokenizers of letters.
 
     Args:
         small: a pipeline of the same classes with two narrow layers.
+        layers: of the transformer; None: all.
     """
     if small:
         pipelines.build("sd3", folder)
@@ -157,6 +175,8 @@ def pipeline_with_weights(folder: Path, small: bool) -> Path:
         stable_diffusion(folder, t5=False)
         for name in ("tokenizer", "tokenizer_2"):
             pipelines.clip_tokenizer().save_pretrained(folder / name)
+    if layers is not None:
+        change(folder / "transformer" / "config.json", num_layers=layers, dual_attention_layers=[0])
     index = load_index(str(folder))
     for name, stem in {**dict.fromkeys(("transformer", "vae"), DIFFUSERS), **dict.fromkeys(ENCODERS, "model")}.items():
         draw(stored(part_of(str(folder), index, name)), folder / name, stem)
