@@ -1,9 +1,9 @@
 """How much memory of a card a run takes, from models without weights."""
 
 import re
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if config.optimizer.kind == "adamw":
         # Its updates of all weights are computed together on a card.
         phases["optimizer step"] = size
-    counts = (sum(weight.numel() for weight in some) for some in (weights, trained))
-    memory = Memory(stays, phases, dry_run.parts_of_activations(), *counts)
+    parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
+    memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
     host = {LIBRARIES: libraries}
     if config.checkpoint.asynchronous:
         # Its copy is written while the next steps are taken.
@@ -93,7 +93,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
 def resident_now() -> int:
     """Bytes that this process has in memory; 0 where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
     except OSError:
         return 0
 

@@ -124,7 +124,7 @@ class DryGenerator:
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, num_kinds(self.inner.host.family, work.prompts), n, positions):
+            if self.log.note(length, num_passes(self.inner.host.net, work.prompts), n, positions):
                 self.largest = work
         ids = torch.full((n, length), ord("a"))
         stopped = torch.full((n,), length < sampling.max_new_tokens)
@@ -135,14 +135,14 @@ class DryGenerator:
 class DryEvaluator:
     """Reads zeros, and counts what a model would have been asked."""
 
-    family: Family
+    net: TextNet
     log: CallLog
     still: StillWeights
     largest: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     """By phase."""
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        if self.log.note(1, num_kinds(self.family, work.prompts), len(work.prompt_index), work.positions_fed):
+        if self.log.note(1, num_passes(self.net, work.prompts), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
         return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
 
@@ -169,7 +169,7 @@ class TextDryRun:
             return DryGenerator(LocalGenerator(host), self.length, self.log)
 
         def evaluator(host: TextHost) -> DryEvaluator:
-            return DryEvaluator(host.family, self.log, still)
+            return DryEvaluator(host.net, self.log, still)
 
         parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
@@ -195,6 +195,9 @@ class TextDryRun:
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
         found: dict[str, int] = {}
+        if self.policy.net.features is not None:
+            # What was only counted has no features.
+            self.policy.net.features.clear()
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
@@ -224,9 +227,14 @@ class TextDryRun:
         return found
 
 
-def num_kinds(family: Family, prompts: PromptBatch) -> int:
-    """How often the vision tower is called: once for the pictures and once for the clips of a batch."""
-    return len({kind for media in prompts.media for kind in family.kinds(media)})
+def num_passes(net: TextNet, prompts: PromptBatch) -> int:
+    """How often the vision tower is called: once for the pictures and once for the clips of a batch.
+
+    Where nothing of it trains, once for those of each prompt that were not seen before.
+    """
+    if net.features is not None:
+        return net.features.pretend(prompts.media)
+    return len({kind for media in prompts.media for kind in net.family.kinds(media)})
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:

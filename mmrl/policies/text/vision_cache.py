@@ -98,6 +98,14 @@ class VisionCache:
         """How often `look` would pass the vision part."""
         return len({key_of(own, kind) for one in media for kind, own in self.family.kinds(one).items()} - self._kept.keys())
 
+    def pretend(self, media: Sequence[Media]) -> int:
+        """How often `look` would pass the vision part, and from now on would not: for dry runs, which compute nothing."""
+        count = self.missing(media)
+        for kinds in map(self.family.kinds, media):
+            for kind, tensors in kinds.items():
+                self._keep(key_of(tensors, kind), Features(object, ()), next(iter(tensors.values())))
+        return count
+
     @torch.no_grad()
     def look(self, core: Any, media: Sequence[Media], device: torch.device) -> list[dict[str, Features]]:
         """The features of each prompt's pictures and clips, on the device."""
