@@ -184,7 +184,7 @@ def print_calls(made: Plan) -> None:
 
 
 def print_memory(made: Plan, on_card: bool) -> None:
-    """What stays and what comes on top of it; with a card, what lies in the memory of the host is no part of the sum."""
+    """The parts of a process's memory and their sum; with a card, what lies in the memory of the host is no part of it."""
     grid = Grid("memory of a process", "", box=None)
     for name, value in made.memory.stays.items():
         grid.add_row(name, size_text(value))
