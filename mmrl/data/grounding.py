@@ -1,12 +1,13 @@
 """Prompts from rows with a picture, a question and boxes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
+from mmrl.data.ahead import Watch, ahead, same
 from mmrl.data.files import path_below
 from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Cell, Row, read_rows
@@ -14,6 +15,8 @@ from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id, ch
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
+Measured = tuple[list[object], list[tuple[int, int]]]
+"""The pictures of a row, and their widths and heights."""
 _MOST = 1e300
 """Numbers beyond are no coordinates; whole numbers of JSON may have thousands of digits."""
 _USUAL_NAMES = {
@@ -58,14 +61,24 @@ class Layout:
             raise ValueError(f"template {self.template!r} must contain {{question}}")
         self._check_space(self.space)
 
-    def prompts(self, row: Row) -> list[Prompt]:
+    def measure(self, row: Row) -> Measured:
+        """A row's pictures, as their paths or whatever holds them, and their sizes; threads may ask for several rows together.
+
+        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
+        """
+        media = self._media(row)
+        return media, [picture_size(picture, self.decode) for picture in media]
+
+    def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
         """One prompt, or one per question where the row lists several; their ids then end in -0, -1, ...
+
+        Args:
+            measured: gives what `measure(row)` gave, where somebody asked before.
 
         Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with the row.
         """
         questions = self._questions(row)
-        media = self._media(row)
-        sizes = [picture_size(picture, self.decode) for picture in media]
+        media, sizes = self.measure(row) if measured is None else measured()
         for size in sizes:
             check_shape(size)
         answer = self._boxes(row, sizes[0])
@@ -183,26 +196,41 @@ class Layout:
         return value
 
 
-def read_grounding(path: str | Path, layout: Layout, split: str | None = None, limit: int = 20) -> tuple[list[Prompt], Report]:
-    """Read all good prompts of a file, and a report on its bad rows."""
+def read_grounding(
+    path: str | Path, layout: Layout, split: str | None = None, limit: int = 20, watch: Watch = same
+) -> tuple[list[Prompt], Report]:
+    """Read all good prompts of a file, and a report on its bad rows; `watch` sees the rows go by.
+
+    Threads look at the pictures of the next rows. Problems are those of one row after the other all the same.
+    """
     report, prompts, ids = Report(str(path), limit), list[Prompt](), set[str]()
-    for row in read_rows(path, report):
+    unread = Report(str(path), limit)
+    rows = ((row, unread.num_problems) for row in read_rows(path, unread))
+
+    def measure(numbered: tuple[Row, int]) -> Measured:
+        row, _ = numbered
+        return layout.measure(row) if split is None or layout.split_of(row) == split else ([], [])
+
+    for (row, bad), measured in watch(ahead(rows, measure)):
+        report.take_over(unread, bad)
         with report.collecting(row.place):
             if split is not None and layout.split_of(row) != split:
                 continue
             report.num_rows += 1
-            found = layout.prompts(row)
+            found = layout.prompts(row, measured)
             for prompt in found:
                 check_new_id(prompt, ids)
                 report.note_duplicate(prompt, row.place)
                 prompts.append(prompt)
+    report.take_over(unread, unread.num_problems)
+    report.num_rows += unread.num_rows
     return prompts, report
 
 
-def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20) -> Report:
+def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20, watch: Watch = same) -> Report:
     """Read every row of a grounding file and every picture to its end; paths are relative to the file by default."""
     layout = layout or Layout(Path(path).parent, decode=True)
-    report = read_grounding(path, layout, limit=limit)[1]
+    report = read_grounding(path, layout, limit=limit, watch=watch)[1]
     report.note_if_empty()
     report.refuse_duplicates()
     return report

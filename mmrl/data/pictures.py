@@ -3,16 +3,23 @@
 import hashlib
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Lock
 
 from PIL import ExifTags, Image, ImageOps
+
+from mmrl.data.ahead import FileMemory
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """How a complete file of this format ends."""
 _TURNED = range(5, 9)
 """EXIF orientations that swap width and height."""
+_SIZES: FileMemory[tuple[int, int]] = FileMemory()
+_DECODED: FileMemory[tuple[int, int]] = FileMemory()
+_HELD = Lock()
+"""Around a caller's own image, which several prompts may hold: PIL cannot decode one image in two threads."""
 
 
 def open_picture(source: object) -> Image.Image:
@@ -37,13 +44,25 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
     """Width and height of the picture held upright, as EXIF demands and as models see it.
 
     A file that does not end as its format demands is decoded to see whether it is broken.
-    Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too.
+    Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too. A file is
+    looked at once as long as it does not change. Threads may ask together.
     """
+    if isinstance(source, str | Path):
+        return (_DECODED if decode else _SIZES)(source, lambda: _measure(source, decode))
+    with _HELD if isinstance(source, Image.Image) else nullcontext():
+        return _measure(source, decode)
+
+
+def _measure(source: object, decode: bool) -> tuple[int, int]:
     with _picture(source) as picture:
-        if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
-            _decode(picture, _name(source))
         width, height = picture.size
-        return (height, width) if _orientation(picture, _name(source)) in _TURNED else (width, height)
+        turned = _orientation(picture, _name(source)) in _TURNED
+        if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
+            if picture is not source:
+                # JPEG: every bit is read, and an eighth of the pixels made; other formats know no shorter way
+                picture.draft("L", (max(1, width // 8), max(1, height // 8)))
+            _decode(picture, _name(source))
+        return (height, width) if turned else (width, height)
 
 
 def content_hash(source: object) -> str:

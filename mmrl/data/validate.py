@@ -1,15 +1,17 @@
 """A look at every row before training starts; bad ones are named by file and line."""
 
+import os
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
+from mmrl.data.ahead import Watch, ahead, same
 from mmrl.data.files import refuse_url
 from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
 from mmrl.data.videos import check_video
@@ -24,6 +26,10 @@ _TOKENS = re.compile(
 """Special tokens as models spell them: `<|image_pad|>`, `<|im_end|>`, `<start_of_image>`."""
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
+Measured = tuple[Sequence[tuple[int, int]], Sequence[float]]
+"""Widths and heights of pictures, and seconds of clips."""
+BAD_ROW = (ValueError, OSError, OverflowError)
+"""Errors that are one row's fault; others are ours."""
 FILE_ROW = "file_row"
 """The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
 
@@ -39,6 +45,13 @@ class Problem:
         return f"{self.place}: {self.text}"
 
 
+class NumberedPrompt(NamedTuple):
+    """A prompt of a data set, or what is wrong with it, and its number from 1 on."""
+
+    number: int
+    prompt: Prompt | Problem
+
+
 @dataclass
 class Report:
     """Problems that a look at a data set found; keeps the first `limit` problems and counts all."""
@@ -51,6 +64,8 @@ class Report:
     duplicates: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """(place, place before it) of rows that say exactly the same."""
     _first: dict[Hashable, str] = field(default_factory=dict[Hashable, str])
+    _taken: int = 0
+    """Problems of another report that are here too."""
 
     def __str__(self) -> str:
         lines = [f"{self.source}: {self.num_rows} rows, {self.num_problems} problems", *map(str, self.problems)]
@@ -68,6 +83,14 @@ class Report:
             self.problems.append(
                 Problem(place, "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short))
             )
+
+    def take_over(self, other: "Report", count: int) -> None:
+        """Add the first `count` problems of another report, but for those that were taken over before."""
+        for i in range(self._taken, count):
+            # beyond the other's limit there is no text, and here no room for it
+            problem = other.problems[i] if i < len(other.problems) else Problem(other.source, "")
+            self.add(problem.place, problem.text)
+        self._taken = max(self._taken, count)
 
     def note_duplicate(self, prompt: Prompt, place: str) -> None:
         """Remember the prompt; note it if one with the same files, text and answer came before."""
@@ -103,20 +126,29 @@ class Report:
             raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}")
 
 
-def check(prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_rows: int | None = None) -> Report:
+def check(
+    prompts: Iterable[Prompt], limit: int = 20, decode: bool = True, max_rows: int | None = None, watch: Watch = same
+) -> Report:
     """Look at every prompt, of any data set: text, ids, pictures and videos, boxes inside pictures, spans inside videos.
 
-    With `decode` pictures are read to their end, and of videos the first and the last frame. The caller decides with
-    `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream.
+    With `decode` pictures are read to their end, and of videos the first and the last frame; threads do so for the next prompts.
+    The caller decides with `raise_if_bad` or `ok`. `max_rows` bounds the look at a stream, and `watch` sees the rows go by.
     """
     report, ids = Report("data set", limit), set[str]()
-    for number, prompt in _enumerate_prompts(prompts, report, max_rows):
-        place = str(prompt.columns.get(FILE_ROW, f"row {number}"))
+
+    def measure(row: NumberedPrompt) -> Measured:
+        return ((), ()) if isinstance(row.prompt, Problem) else _measure(row.prompt, decode)
+
+    for row, measured in watch(ahead(_enumerate_prompts(prompts, max_rows), measure)):
+        if isinstance(row.prompt, Problem):
+            report.add(row.prompt.place, row.prompt.text)
+            continue
+        place = str(row.prompt.columns.get(FILE_ROW, f"row {row.number}"))
         report.num_rows += 1
         with report.collecting(place):
-            check_new_id(prompt, ids)
-            _check_prompt(prompt, decode)
-            report.note_duplicate(prompt, place)
+            check_new_id(row.prompt, ids)
+            _check_prompt(row.prompt, measured)
+            report.note_duplicate(row.prompt, place)
     report.note_if_empty()
     return report
 
@@ -151,38 +183,46 @@ def check_shape(size: tuple[int, int]) -> None:
         )
 
 
-def _enumerate_prompts(prompts: Iterable[Prompt], report: Report, max_rows: int | None) -> Iterator[tuple[int, Prompt]]:
-    """Prompts counted from 1; one that cannot be built is reported, and ends a stream but not a sequence."""
+def _enumerate_prompts(prompts: Iterable[Prompt], max_rows: int | None) -> Iterator[NumberedPrompt]:
+    """Prompts counted from 1; one that cannot be built is a problem, and ends a stream but not a sequence."""
     if hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__"):
         rows = cast(Sequence[Prompt], prompts)
         for i in range(len(rows) if max_rows is None else min(max_rows, len(rows))):
-            with report.collecting(f"row {i + 1}"):
-                yield i + 1, rows[i]
+            try:
+                yield NumberedPrompt(i + 1, rows[i])
+            except BAD_ROW as error:
+                yield NumberedPrompt(i + 1, Problem(f"row {i + 1}", str(error)))
         return
     number = 0
     try:
         for number, prompt in enumerate(prompts, start=1):
-            yield number, prompt
+            yield NumberedPrompt(number, prompt)
             if number == max_rows:
                 return
-    except (ValueError, OSError, OverflowError) as error:
-        report.add(f"the row after row {number}", str(error))
+    except BAD_ROW as error:
+        yield NumberedPrompt(number + 1, Problem(f"the row after row {number}", str(error)))
 
 
-def _check_prompt(prompt: Prompt, decode: bool) -> None:
+def _measure(prompt: Prompt, decode: bool) -> Measured:
+    """The sizes of a prompt's pictures, and the seconds of its clips."""
+    sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
+    for size in sizes:
+        check_shape(size)
+    clips = [media for media in prompt.media if isinstance(media, Video)]
+    return sizes, [check_video(clip, min_frames=1, decode=decode).seconds for clip in clips]
+
+
+def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
     text: object = prompt.text
     if not isinstance(text, str):
         raise ValueError(f"the text is {type(text).__name__} and must be a string")
     if not text.strip() and not prompt.media:
         raise ValueError("there is neither text nor a picture or video")
     check_tokens(text)
-    clips = [media for media in prompt.media if isinstance(media, Video)]
-    check_markers(text, len(prompt.media) - len(clips))
-    check_markers(text, len(clips), "<video>", "videos")
-    sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
-    for size in sizes:
-        check_shape(size)
-    lengths = [check_video(clip, min_frames=1, decode=decode).seconds for clip in clips]
+    num_clips = sum(isinstance(media, Video) for media in prompt.media)
+    check_markers(text, len(prompt.media) - num_clips)
+    check_markers(text, num_clips, "<video>", "videos")
+    sizes, lengths = measured()
     answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
     for answer in answers:
         if isinstance(answer, Box) and sizes:
@@ -196,7 +236,7 @@ def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
     if not isinstance(media, str | Path):
         return picture_size(media, decode) if hasattr(media, "getbands") else None
     refuse_url(str(media))
-    if Path(media).suffix.lower() in PICTURE_SUFFIXES:
+    if os.path.splitext(media)[1].lower() in PICTURE_SUFFIXES:
         return picture_size(media, decode)
     if not Path(media).exists():
         raise FileNotFoundError(f"{media} does not exist")

@@ -1,14 +1,18 @@
 """A look at videos before training: the length and frames of a file, and checks that a prompt's clip is in it."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
+from mmrl.data.ahead import FileMemory
 from mmrl.data.pictures import picture_size
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
+
+_DECODED: FileMemory[None] = FileMemory()
 
 
 class VideoFacts(NamedTuple):
@@ -78,7 +82,7 @@ def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = 
     if facts.frames < wanted:
         raise ValueError(f"the video {name} holds {facts.frames} frames in the part that is shown, fewer than {wanted}")
     if decode and isinstance(video.source, str):
-        decode_ends(video.source)
+        _DECODED(video.source, partial(decode_ends, video.source))
     return facts
 
 

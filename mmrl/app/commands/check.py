@@ -130,7 +130,7 @@ def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
         f"parts of each: {made.usual.counts['update'].parts / made.usual.updates:g}",
     )
     trouble = None if size is None else advice(made.memory, size, made.is_text)
-    needed = f"about {size_text(made.memory.peak)}"
+    needed = f"about {size_text(made.memory.resident if size is None else made.memory.peak)}"
     if size is None:
         found.add("memory", f"{needed}; no accelerator here: give --card 24GB to compare", "note")
     else:

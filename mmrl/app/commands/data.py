@@ -1,12 +1,16 @@
 """`mmrl data`: from the words of a command line to the functions of mmrl.data."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import track
 
 from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
+from mmrl.app.errors import Terminal
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.run.build import look_at
 from mmrl.app.toml.keys import check_keys
@@ -16,6 +20,8 @@ from mmrl.data.grounding import Layout, check_file
 from mmrl.data.recognise import recognise
 from mmrl.data.split import Part, split
 from mmrl.data.validate import check as check_prompts
+
+T = TypeVar("T")
 
 
 def check(source: str, settings: Sequence[str]) -> str:
@@ -41,9 +47,15 @@ def check(source: str, settings: Sequence[str]) -> str:
     known = recognise(Path(source))
     if known is not None:
         return _check_with(source, [f"use={known}", *settings])
-    report = check_file(source, layout(source, settings))
+    report = check_file(source, layout(source, settings), watch=show_progress)
     report.raise_if_bad()
     return str(report)
+
+
+def show_progress(rows: Iterable[T]) -> Iterable[T]:
+    """The rows, counted on a terminal while they go by."""
+    console = Terminal(stderr=True)
+    return track(rows, "rows looked at", console=console, transient=True, disable=not console.is_terminal)
 
 
 def _check_with(source: str, settings: Sequence[str]) -> str:
@@ -55,7 +67,7 @@ def _check_with(source: str, settings: Sequence[str]) -> str:
     name = str(arguments.pop("use"))
     reader = plugins.load(name, "datasets")
     check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
-    report = check_prompts(reader(**arguments))
+    report = check_prompts(reader(**arguments), watch=show_progress)
     report.source = f"{source} (read by {name})"
     report.refuse_duplicates()
     report.raise_if_bad()

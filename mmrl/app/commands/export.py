@@ -1,5 +1,6 @@
 """The trained model of a run as a folder that its own library loads, with processor and model card."""
 
+import gc
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
     state = Checkpoints(data.run.checkpoints).load(step)
+    state = {name: state[name] for name in ("policy", "index")}
     if weights == "ema":
         if "ema" not in state["policy"]["shadows"]:
             raise ValueError(
@@ -45,11 +47,14 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     policy.load_state_dict(state["policy"])
     with whole_or_absent(out) as folder:
         policy.save(folder)
-        if merge:
-            modality_of(policy_config).merge(folder, policy_config)
         is_adapter = config.policy.lora is not None and not merge
         snippet = modality_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
         card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights)
+        if merge:
+            # The policy's parts know each other, so its memory goes back only when cycles are looked for.
+            del policy, state
+            gc.collect()
+            modality_of(policy_config).merge(folder, policy_config)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return out
 

@@ -89,7 +89,7 @@ def plan(
     made = draw_up(resolved, processes)
     print_geometry(made)
     print_calls(made)
-    print_memory(made)
+    print_memory(made, on_card=size is not None)
     trouble = None if size is None else advice(made.memory, size, made.is_text)
     if trouble is not None:
         console.print(f"DOES NOT FIT: {trouble}", style="bold red", markup=False)
@@ -183,7 +183,8 @@ def print_calls(made: Plan) -> None:
     console.print(grid)
 
 
-def print_memory(made: Plan) -> None:
+def print_memory(made: Plan, on_card: bool) -> None:
+    """The parts of a process's memory and their sum; with a card, what lies in the memory of the host is no part of it."""
     grid = Grid("memory of a process", "", box=None)
     for name, value in made.memory.stays.items():
         grid.add_row(name, size_text(value))
@@ -192,7 +193,9 @@ def print_memory(made: Plan) -> None:
         grid.add_row(f"while {PHASES.get(name, name)}", f"+ {size_text(value)}{mark}")
     for name, value in made.memory.parts.items():
         grid.add_row(f"  part of it: {name}", size_text(value))
-    grid.add_row("at most", size_text(made.memory.peak), style="bold")
+    for name, value in made.memory.host.items():
+        grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(value))
+    grid.add_row("at most", size_text(made.memory.peak if on_card else made.memory.resident), style="bold")
     console.print(grid)
     console.print("not counted: models inside rewards" + ("" if made.is_text else "; activations of text encoders"))
 

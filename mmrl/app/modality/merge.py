@@ -1,15 +1,45 @@
-"""Adapters added to the models below them, so that the files need no other."""
+"""Adapters added to the models below them, so that the files need no other; weight by weight where files allow."""
 
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
+Deltas = Mapping[str, Callable[[], Tensor]]
+"""Name of a weight -> what an adapter adds to it, computed when it is asked for."""
+TRANSFORMER = "diffusion_pytorch_model"
+"""How diffusers names the files of a network."""
 
-def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False) -> None:
-    """Replace peft's adapter in `folder` by the model with the adapter added; the sum is taken in float32."""
-    import torch
+
+def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False, most: int = SHARD) -> None:
+    """Replace peft's adapter in `folder` by the model with the adapter added, in files of at most `most` bytes.
+
+    Sums are taken in float32 and stored as the base model's weights are. One file's weights and the adapter are in memory at
+    a time, unless the model has code of its own, no .safetensors files, or an adapter that is no plain product of matrices.
+    """
+    stored = None if trust_remote_code else find_weights(partial(file_of, base), "model")
+    deltas = None if stored is None else text_deltas(folder, base, stored)
+    if stored is None or deltas is None:
+        merge_in_memory(folder, base, trust_remote_code)
+        return
+    write_weights(stored.sizes(), partial(add, deltas, stored), folder, "model", most)
+    drop_adapter(folder)
+    for name in ("config.json", "generation_config.json"):
+        if (found := file_of(base, name)) is not None:
+            shutil.copyfile(found, folder / name)
+
+
+def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False) -> None:
+    """Merge like `merge_adapter`, with the whole model in memory, in float32."""
     from transformers import AutoConfig
 
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
@@ -18,18 +48,147 @@ def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False) -> N
     stored = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).dtype or torch.float32
     model = load_weights(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
     merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
-    for file in (*folder.glob("adapter_*"), folder / "README.md"):
-        file.unlink(missing_ok=True)
+    drop_adapter(folder)
     merged.to(stored).save_pretrained(folder)
 
 
-def merge_lora(folder: Path, policy: FlowPolicyConfig) -> None:
-    """Replace diffusers' adapter in `folder` by the pipeline with the adapter added.
+def drop_adapter(folder: Path) -> None:
+    """Remove what peft wrote."""
+    for file in (*folder.glob("adapter_*"), folder / "README.md"):
+        file.unlink(missing_ok=True)
 
-    The sum is taken in float32 and written in the policy's dtype.
+
+def file_of(base: str, name: str) -> Path | None:
+    """Where a file of a folder or hub model lies; None if the model has none of this name."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        str(Path(base).expanduser()) if Path(base).expanduser().is_dir() else base,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return None if found is None else Path(str(found))
+
+
+def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None:
+    """The share of peft's adapter in `folder`, by the names of the stored weights; None where files do not allow it."""
+    from peft import LoraConfig, get_peft_model
+    from peft.utils import load_peft_weights
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(base))
+        names = checkpoint_names(model, stored)
+        settings = LoraConfig.from_pretrained(str(folder))
+        if type(settings) is not LoraConfig:
+            return None
+        adapted = get_peft_model(model, settings)
+    found = plain_deltas(adapted, load_peft_weights(str(folder), device="cpu"))
+    if found is None:
+        return None
+    deltas = {names.get(name.removeprefix("base_model.model.")): delta for name, delta in found.items()}
+    return None if None in deltas else {name: delta for name, delta in deltas.items() if name is not None}
+
+
+def checkpoint_names(model: Any, stored: StoredWeights) -> dict[str, str]:
+    """Name of a weight in the model -> its name in the files, where transformers only renames it."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    changes = get_model_conversion_mapping(model)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    converters = [change for change in changes if isinstance(change, WeightConverter)]
+    own, names = model.state_dict(), dict[str, str]()
+    for name in stored.files:
+        found, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        if converter is None:
+            names[found] = name
+    return names
+
+
+def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | None:
+    """The share of saved adapter weights in each weight of a network on the meta device that has such an adapter.
+
+    None where it is more than a product of two matrices beside a linear layer: that is for peft alone.
     """
-    import torch
+    from peft.tuners.lora import Linear
+    from peft.tuners.lora.layer import LoraLayer
 
+    from mmrl.policies.shared.lora import ADAPTER
+
+    deltas: dict[str, Callable[[], Tensor]] = {}
+    used: set[str] = set()
+    for name, layer in adapted.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        own = {f"lora_{side}.{ADAPTER}.weight": f"{name}.lora_{side}.weight" for side in "AB"}
+        if type(layer) is not Linear or layer.lora_variant or not saved.keys() >= set(own.values()):
+            return None
+        layer.load_state_dict({key: saved[there] for key, there in own.items()}, strict=False, assign=True)
+        used |= set(own.values())
+        deltas[f"{name}.weight"] = partial(layer.get_delta_weight, ADAPTER)
+    return deltas if used == saved.keys() else None
+
+
+@torch.no_grad()
+def add(deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """A stored weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32."""
+    weight = stored.read(name)
+    kept = weight.dtype if dtype is None or not weight.is_floating_point() else dtype
+    return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
+
+
+def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> None:
+    """Replace diffusers' adapter in `folder` by the pipeline with the adapter added, in files of at most `most` bytes.
+
+    The sum is taken in float32 and written in the policy's dtype; the other parts of the pipeline are copied. One file's
+    weights and the adapter are in memory at a time, unless the transformer has no .safetensors files or the adapter is no
+    plain product of matrices.
+    """
+    from mmrl.policies.flow.loading import load_index, pipeline_folder
+
+    index = load_index(policy.model)
+    source = pipeline_folder(policy.model, index)
+    dtype: torch.dtype = getattr(torch, policy.dtype)
+    stored = find_weights(lambda name: path if (path := source / "transformer" / name).is_file() else None, TRANSFORMER)
+    deltas = None if stored is None else image_deltas(folder, policy.model, index)
+    if stored is None or deltas is None or not deltas.keys() <= stored.files.keys():
+        merge_pipeline_in_memory(folder, policy)
+        return
+    (folder / "transformer").mkdir()
+    merged = partial(add, deltas, stored, dtype=dtype)
+    write_weights(stored.sizes(dtype), merged, folder / "transformer", TRANSFORMER, most)
+    shutil.copyfile(source / "transformer" / "config.json", folder / "transformer" / "config.json")
+    shutil.copyfile(source / "model_index.json", folder / "model_index.json")
+    for part, held in index.items():
+        if isinstance(held, list) and held[0] is not None and part != "transformer":
+            shutil.copytree(source / part, folder / part)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+
+
+def image_deltas(folder: Path, model: str, index: Mapping[str, Any]) -> Deltas | None:
+    """The share of the adapter in `folder` in the transformer; None where it is no plain one of the transformer alone."""
+    from peft import LoraConfig
+
+    from mmrl.policies.flow.dry_run import part_of
+
+    kind = getattr(import_module("diffusers"), index["_class_name"])
+    saved, told = kind.lora_state_dict(str(folder), return_lora_metadata=True)
+    prefix = "transformer."
+    settings = {key.removeprefix(prefix): value for key, value in (told or {}).items() if key.startswith(prefix)}
+    if not settings or not all(key.startswith(prefix) for key in saved):
+        return None
+    with torch.device("meta"):
+        transformer = part_of(model, dict(index), "transformer")
+        transformer.add_adapter(LoraConfig(**settings))
+    return plain_deltas(transformer, {key.removeprefix(prefix): value for key, value in saved.items()})
+
+
+def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig) -> None:
+    """Merge like `merge_lora`, with the whole pipeline in memory, in float32."""
     from mmrl.policies.flow.loading import load
 
     pipeline = load(replace(policy, lora=None)).pipeline

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from mmap import PAGESIZE
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ CONTEXT = GIB // 2
 """About as much as CUDA and its libraries take before anything is computed."""
 SPARE = 0.05
 """Share of a card that fragments of its memory may take."""
+LIBRARIES, WRITTEN = "Python, its libraries and the data", "a checkpoint on its way to the disk"
 UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}
 
 
@@ -33,10 +36,18 @@ class Memory:
     """Of the network that trains."""
     trained: int = 0
     """Parameters of it that do."""
+    host: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
+    """The same process's bytes beside a card; where there is no card they come on top."""
 
     @property
     def peak(self) -> int:
+        """Most bytes on a card."""
         return sum(self.stays.values()) + max(self.phases.values(), default=0)
+
+    @property
+    def resident(self) -> int:
+        """Most bytes of a process that has no card."""
+        return self.peak + sum(self.host.values())
 
     @property
     def largest_phase(self) -> str:
@@ -49,7 +60,11 @@ class Memory:
 
 
 def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
-    """The memory of a run of which a step was gone through: its log says how large the largest pieces of work are."""
+    """The memory of a run of which a step was gone through: its log says how large the largest pieces of work are.
+
+    This process has loaded the libraries, processor and data that the run will load, and no weights: so much they take there.
+    """
+    libraries = resident_now()
     weights = list(dry_run.network.parameters())
     trained = [weight for weight in weights if weight.requires_grad]
     size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
@@ -66,8 +81,21 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if config.optimizer.kind == "adamw":
         # Its updates of all weights are computed together on a card.
         phases["optimizer step"] = size
-    counts = (sum(weight.numel() for weight in some) for some in (weights, trained))
-    return Memory(stays, phases, dry_run.parts_of_activations(), *counts)
+    parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
+    memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
+    host = {LIBRARIES: libraries}
+    if config.checkpoint.asynchronous:
+        # Its copy is written while the next steps are taken.
+        host[WRITTEN] = memory.checkpoint(len(shadows))
+    return replace(memory, host=host)
+
+
+def resident_now() -> int:
+    """Bytes that this process has in memory; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
+    except OSError:
+        return 0
 
 
 def states(optimizer: OptimizerSettings) -> int:

@@ -72,15 +72,12 @@ def load(config: FlowPolicyConfig) -> FlowFamily:
 
 def load_pipeline(config: FlowPolicyConfig, index: Index) -> Any:
     """The pipeline of diffusers, its networks loaded one by one: from_pretrained of a pipeline fills gaps with random weights."""
-    # A part that was left out is saved as null, and must be named again to be left out.
-    absent = {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
+    absent = absent_parts(index)
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     vae = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
     dtypes = {"vae": vae, "transformer": torch.float32 if config.lora is None else half}
     kind = getattr(import_module("diffusers"), index["_class_name"])
-    folder = Path(config.model).expanduser()
-    if not folder.is_dir():
-        folder = Path(kind.download(config.model, **absent))
+    folder = pipeline_folder(config.model, index)
     place = f"policy.model {config.model!r}"
     networks: dict[str, nn.Module] = {}
     with readable(place, folder):
@@ -119,6 +116,18 @@ def set_attention_backend(pipeline: Any, name: str) -> None:
         transformer.set_attention_backend(name)
     except (ImportError, RuntimeError, ValueError) as error:
         raise ValueError(f"{place} cannot be had here ({str(error).splitlines()[0]}): install it, or leave it out") from None
+
+
+def absent_parts(index: Index) -> dict[str, None]:
+    """Parts that the pipeline was saved without: diffusers leaves them out only where they are named again."""
+    return {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
+
+
+def pipeline_folder(model: str, index: Index) -> Path:
+    """Where the files of a pipeline lie on this machine; a hub model is downloaded first."""
+    folder = Path(model).expanduser()
+    kind = getattr(import_module("diffusers"), index["_class_name"])
+    return folder if folder.is_dir() else Path(kind.download(model, **absent_parts(index)))
 
 
 def load_index(model: str) -> Index:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
 Operator = Callable[..., object]
@@ -42,7 +41,20 @@ def fake_weights(*modules: nn.Module) -> None:
                 setattr(module, name, fake(value))
 
 
-class LiveBytes(TorchDispatchMode):
+class KnownMasks(TorchDispatchMode):
+    """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
+
+    def __torch_dispatch__(
+        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
+            first = args[1][0]
+            if len(args[1]) == 1 and first is not None and first.dtype == torch.bool and not isinstance(first, FakeTensor):
+                return args[0].new_empty((int(first.sum()), *args[0].shape[first.ndim :]))
+        return func(*args, **(kwargs or {}))
+
+
+class LiveBytes(KnownMasks):
     """Counts the bytes of tensors that were made inside and still live: now, and at most."""
 
     def __init__(self) -> None:
@@ -56,7 +68,7 @@ class LiveBytes(TorchDispatchMode):
     ) -> object:
         for tensor in tensors_in((args, kwargs)):
             self.note(tensor, made_here=False)
-        out = func(*args, **(kwargs or {}))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tensors_in(out):
             self.note(tensor, made_here=True)
         return out
@@ -80,29 +92,23 @@ class LiveBytes(TorchDispatchMode):
         self.peak = self.now
 
 
-class KnownMasks(TorchDispatchMode):
-    """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
-
-    def __torch_dispatch__(
-        self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
-            first = args[1][0]
-            if len(args[1]) == 1 and first is not None and first.dtype == torch.bool and not isinstance(first, FakeTensor):
-                return args[0].new_empty((int(first.sum()), *args[0].shape[first.ndim :]))
-        return func(*args, **(kwargs or {}))
-
-
-def tensors_in(values: object) -> Iterable[Tensor]:
-    """The dense tensors in nested values."""
-    return (value for value in tree_leaves(values) if isinstance(value, Tensor) and value.layout == torch.strided)
+def tensors_in(values: object) -> Iterator[Tensor]:
+    """The dense tensors in nested tuples, lists and dictionaries, as operators take and give them."""
+    if isinstance(values, Tensor):
+        if values.layout == torch.strided:
+            yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in([*values.values()])
 
 
 @contextmanager
 def count_bytes() -> Iterator[LiveBytes]:
     """Count the bytes of everything that is computed in a block; on real tensors and on fake ones alike."""
     live = LiveBytes()
-    with KnownMasks(), live:
+    with live:
         yield live
 
 

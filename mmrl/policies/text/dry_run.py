@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
-from mmrl.policies.shared.meta_models import KnownMasks, count_bytes, fake_weights, size_of
+from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.encode import Encoded, PromptBatch
@@ -124,7 +124,7 @@ class DryGenerator:
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, num_kinds(self.inner.host.family, work.prompts), n, positions):
+            if self.log.note(length, num_passes(self.inner.host.net, work.prompts), n, positions):
                 self.largest = work
         ids = torch.full((n, length), ord("a"))
         stopped = torch.full((n,), length < sampling.max_new_tokens)
@@ -135,14 +135,14 @@ class DryGenerator:
 class DryEvaluator:
     """Reads zeros, and counts what a model would have been asked."""
 
-    family: Family
+    net: TextNet
     log: CallLog
     still: StillWeights
     largest: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
     """By phase."""
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        if self.log.note(1, num_kinds(self.family, work.prompts), len(work.prompt_index), work.positions_fed):
+        if self.log.note(1, num_passes(self.net, work.prompts), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
         return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
 
@@ -163,13 +163,13 @@ class TextDryRun:
         length: int | None = None,
     ) -> None:
         self.length = config.sampling.max_new_tokens if length is None else length
-        self.log, still = CallLog(), StillWeights()
+        self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
         def generator(host: TextHost) -> DryGenerator:
             return DryGenerator(LocalGenerator(host), self.length, self.log)
 
         def evaluator(host: TextHost) -> DryEvaluator:
-            return DryEvaluator(host.family, self.log, still)
+            return DryEvaluator(host.net, self.log, still)
 
         parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
@@ -195,11 +195,14 @@ class TextDryRun:
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
         found: dict[str, int] = {}
+        if self.policy.net.features is not None:
+            # What was only counted has no features.
+            self.policy.net.features.clear()
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
             with count_bytes() as live:
-                decode(written, self.policy.net, self.length)
+                self.cache_bytes = decode(written, self.policy.net, self.length)
             found["rollout"] = live.peak
         for phase, work in read.items():
             with count_bytes() as live:
@@ -208,12 +211,14 @@ class TextDryRun:
         return found
 
     def parts_of_activations(self) -> dict[str, int]:
-        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes."""
+        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes.
+
+        `activations` is asked first: it grows the cache.
+        """
         found: dict[str, int] = {}
         written, read = self.largest()
         if written is not None:
-            size = cache_size(written, self.policy.net, self.length)
-            found["cache of keys and values at the end of the rollout"] = size
+            found["cache of keys and values at the end of the rollout"] = self.cache_bytes
         if read:
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())
@@ -222,9 +227,14 @@ class TextDryRun:
         return found
 
 
-def num_kinds(family: Family, prompts: PromptBatch) -> int:
-    """How often the vision tower is called: once for the pictures and once for the clips of a batch."""
-    return len({kind for media in prompts.media for kind in family.kinds(media)})
+def num_passes(net: TextNet, prompts: PromptBatch) -> int:
+    """How often the vision tower is called: once for the pictures and once for the clips of a batch.
+
+    Where nothing of it trains, once for those of each prompt that were not seen before.
+    """
+    if net.features is not None:
+        return net.features.pretend(prompts.media)
+    return len({kind for media in prompts.media for kind in net.family.kinds(media)})
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:
@@ -264,11 +274,15 @@ def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
 
 
 @torch.no_grad()
-def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
-    """Read the prompts, and write the last token of completions of this length."""
+def decode(generation: Generation, net: TextNet, length: int) -> int:
+    """Read the prompts, and write the last token of completions of this length.
+
+    Returns:
+        Bytes of keys and values of all rows, in the types that the model caches.
+    """
     index, n = generation.prompt_index, len(generation.prompt_index)
 
-    def work(net: TextNet) -> Tensor:
+    def work(net: TextNet) -> int:
         last, cache = net.prefill(generation.prompts)
         cache.reorder_cache(index)
         hidden = last[index]
@@ -277,23 +291,10 @@ def decode(generation: Generation, net: TextNet, length: int) -> Tensor:
             attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
             positions = generation.prompts.next_positions[:, index] + length - 2
             hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
-        logits = net.logits(hidden, torch.ones(n))
-        return draw(logits, torch.rand(n), generation.sampling)[0]
-
-    return net(work)
-
-
-def cache_size(generation: Generation, net: TextNet, length: int) -> int:
-    """Bytes of keys and values of all rows, in the types that the model caches."""
-
-    def work(net: TextNet) -> int:
-        _, cache = net.prefill(generation.prompts)
-        cache.reorder_cache(generation.prompt_index)
-        grow(cache, length - 1)
+        draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
         return sum(size_of([layer.keys, layer.values]) for layer in cache.layers)
 
-    with torch.no_grad(), KnownMasks():
-        return net(work)
+    return net(work)
 
 
 def grow(cache: Cache, count: int) -> None:

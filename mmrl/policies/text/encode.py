@@ -184,7 +184,7 @@ class PromptBatch:
     positions: Int[Tensor, "a u p"]
     type_ids: Int[Tensor, "u p"] | None
     media: tuple[Media, ...]
-    """One per prompt, empty where it has no picture."""
+    """One per prompt, empty where it has no picture; on the CPU, as they were encoded."""
 
     @property
     def next_positions(self) -> Int[Tensor, "a u 1"]:
@@ -193,7 +193,7 @@ class PromptBatch:
 
 
 def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch.device) -> PromptBatch:
-    """Prompts in order, moved to the device."""
+    """Prompts in order, moved to the device but for their media."""
     longest = max(map(len, prompts))
 
     def pad_left(x: Tensor, value: int = 0) -> Tensor:
@@ -208,7 +208,7 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
         attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
         positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
         type_ids=types,
-        media=tuple({name: x.to(device) for name, x in prompt.media.items()} for prompt in prompts),
+        media=tuple(prompt.media for prompt in prompts),
     )
 
 

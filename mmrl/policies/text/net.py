@@ -12,6 +12,7 @@ from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
+from mmrl.policies.text.vision_cache import VisionCache, joined
 
 T = TypeVar("T")
 NEVER = -1e20
@@ -51,8 +52,17 @@ class TextNet(nn.Module):
 
     banned: Tensor
 
-    def __init__(self, model: Any, family: Family, banned_ids: Iterable[int], pad_token_id: int, half: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        banned_ids: Iterable[int],
+        pad_token_id: int,
+        half: bool = False,
+        features: VisionCache | None = None,
+    ) -> None:
         super().__init__()
+        self.features = features
         self.model, self.family, self.pad_token_id, self.half_precision = model, family, pad_token_id, half
         # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
         present = {type(module).__name__ for module in model.modules()}
@@ -67,15 +77,16 @@ class TextNet(nn.Module):
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        Pictures pass it once and clips once, however many there are. `stand_in` is the picture looked at instead.
+        Pictures pass it once and clips once, however many there are; with a cache, those of each prompt that are not known
+        yet. `stand_in` is the picture looked at instead.
         """
-        own = len({kind for one in media for kind in self.family.kinds(one)})
+        kinds = {kind for one in media for kind in self.family.kinds(one)}
+        own = len(kinds) if self.features is None else self.features.missing(media)
         return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
 
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
-        media = {name: x.to(self.device) for name, x in self.stand_in.items()}
-        features = self.core.get_image_features(**self.family.collate([media]), return_dict=True)
+        features = self.core.get_image_features(**self.collate([self.stand_in]), return_dict=True)
         levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
         return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
 
@@ -134,7 +145,7 @@ class TextNet(nn.Module):
             position_ids=axes(prompts.positions),
             use_cache=True,
             **self.types(prompts.type_ids),
-            **self.family.collate(prompts.media),
+            **(self.collate(prompts.media) if self.features is None else self.vision(prompts.media, range(len(prompts.media)))),
         )
         return out.last_hidden_state[:, -1], out.past_key_values
 
@@ -154,20 +165,30 @@ class TextNet(nn.Module):
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
         return {} if type_ids is None else {self.family.type_name: type_ids}
 
+    def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
+        """Pictures of several prompts as one forward takes them, on the device of the model."""
+        return self.family.collate([{name: x.to(self.device) for name, x in one.items()} for one in media])
+
     def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
         if not any(media):
             return {}
         outputs: dict[str, object] = {}
+        if self.features is not None:
+            looked = self.features.look(self.core, media, self.device)
+            for kind in ("image", "video"):
+                if chosen := [looked[i][kind] for i in rows if kind in looked[i]]:
+                    outputs[kind] = joined(chosen).output()
+            return {"mm_encoder_outputs": outputs}
         split = [self.family.kinds(one) for one in media]
         for kind in ("image", "video"):
             own = [kinds.get(kind, {}) for kinds in split]
             counts = [self.family.entries(one, kind) for one in media]
             if None in counts:
-                return self.family.collate([media[i] for i in rows])
+                return self.collate([media[i] for i in rows])
             if any(own):
                 look = self.core.get_image_features if kind == "image" else self.core.get_video_features
-                features = look(**self.family.collate(own), return_dict=True)
+                features = look(**self.collate(own), return_dict=True)
                 starts = torch.tensor([0, *counts]).cumsum(0).tolist()
                 index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ from mmrl.policies.text.rollout import (
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
+from mmrl.policies.text.vision_cache import cache_of
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.settings import VideoSettings
 
@@ -83,7 +84,8 @@ class TextPolicy:
         self.banned = banned_tokens(loaded)
         self.media_token_ids = self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
-        self.net = TextNet(loaded.model, self.family, self.banned, pad, half=config.dtype == "bfloat16")
+        features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
+        self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
@@ -205,11 +207,21 @@ class TextPolicy:
 
     def save(self, folder: Path) -> None:
         """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
-        prefix, saved = ("base_model.model.", self.adapter) if self.adapter is not None else ("", self.net.model)
-        weights = {prefix + name: whole(weight) for name, weight in self.net.model.state_dict(keep_vars=True).items()}
+        held = self.net.model.state_dict(keep_vars=True)
+        if self.adapter is None:
+            weights = {name: whole(weight) for name, weight in held.items()}
+            write = partial(self.net.model.save_pretrained, state_dict=weights)
+        else:
+            own = {f"base_model.model.{name}": whole(weight) for name, weight in held.items() if self._is_adapted(name, weight)}
+            write = partial(self.adapter.save_pretrained, state_dict=own, save_embedding_layers=False)
         if self.is_main:
-            saved.save_pretrained(folder, state_dict=weights)
+            write(folder)
             self.processor.save_pretrained(folder)
+
+    @staticmethod
+    def _is_adapted(name: str, weight: Tensor) -> bool:
+        """Does this weight belong to the adapter? A frozen part of it does; the model's own weights need no copy."""
+        return "lora_" in name or weight.requires_grad
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
@@ -217,7 +229,12 @@ class TextPolicy:
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
         self.ranks = Ranks(accelerator)
-        self.net.passes, self.net.stand_in = self.ranks.passes, self.stand_in().media if self.ranks.world > 1 else None
+        self.net.stand_in = self.stand_in().media if self.ranks.world > 1 else None
+        if self.net.features is not None:
+            self.net.features.clear()
+        if self.net.features is None or self.ranks.is_sharded:
+            # A replica's frozen vision part waits for nobody.
+            self.net.passes = self.ranks.passes
         self.is_main = accelerator.is_main_process
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False

@@ -71,6 +71,9 @@ class TextPolicyConfig:
     """Completions decoded side by side; more of them need more memory, fewer more time. Samples do not depend on it."""
     logit_chunk: Count = 2**26
     """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""
+    vision_cache_mib: CountOrNone = 1024
+    """MiB of features of pictures and clips that are kept while their prompts are in use, so that a vision part that does not
+    train looks at each once; up to a quarter lies on the card, the rest in the memory of the host. 0 = none."""
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None

@@ -1,3 +1,4 @@
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from mmrl.app.commands.export import export
 from mmrl.app.config.run import load
+from mmrl.app.modality.text import TextModality
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
@@ -129,3 +131,19 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(run_of: Any, tmp_
     manifest.write_text(json.dumps(damaged))
     card = (export(run.path, tmp_path / "out") / "README.md").read_text()
     assert "step 3 of 5" in card and not list(tmp_path.glob("*.partial"))
+
+
+def test_the_policy_is_gone_before_weights_are_merged(run_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models at a time are what a machine that trained one has no memory for."""
+    run, _ = run_of(lora=True)
+    alive: list[int] = []
+
+    def policies() -> int:
+        # type(): objects that are looked at by isinstance may import modules
+        return sum(type(one) is TextPolicy for one in gc.get_objects())
+
+    gc.collect()
+    before = policies()
+    monkeypatch.setattr(TextModality, "merge", lambda *_: alive.append(policies()))
+    export(run.path, tmp_path / "merged", merge=True)
+    assert alive == [before]

@@ -298,3 +298,10 @@ def test_real_steps_are_timed_and_nothing_is_kept(make: Make, tmp_path: Path, ca
     plan.print_time(fixed, config, Memory({}, {}), price=2.0)
     said = " ".join(capsys.readouterr().out.split())
     assert "100 steps, 3 evaluations, about 65 minutes, 2.17 at 2 an hour" in said
+
+
+def test_a_vision_part_that_does_not_train_is_passed_once_for_each_prompt():
+    words = ["data.size=16", "algorithm.group_size=2", "prompts_per_step=3", "policy.sampling.max_new_tokens=4"]
+    counts = plan.draw_up(configs.load("tiny/image", [*words, "policy.lora.rank=2", "policy.rollout_rows=2"])).usual.counts
+    assert [counts[phase].vision for phase in ("rollout", "read", "update")] == [3, 0, 0]
+    assert counts["rollout"].parts == 3

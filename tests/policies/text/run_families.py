@@ -1,4 +1,7 @@
-"""Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER..."""
+"""Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER...
+
+The first one also with an adapter, whose vision part, which does not train, looks at each prompt once.
+"""
 
 import sys
 from pathlib import Path
@@ -7,16 +10,18 @@ from typing import Any
 import torch
 
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 from tests.support.text_policies import logprobs, make, mixed, text_trace
 
 
-def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, Any]:
+def trained(kind: Kind, model: str, accelerator: Any, saved: Path, lora: LoraSettings | None = None) -> dict[str, Any]:
     """What this process reads after two updates on its share of the prompts, and the state that all hold."""
     world, rank = accelerator.num_processes, accelerator.process_index
     sampling = Sampling(max_new_tokens=12, stop=tuple("eaist"))
-    policy = make(model, {"ref", "ema"}, sampling=sampling, gradient_checkpointing="qwen3_vl" in Path(model).name)
+    torch.manual_seed(0)
+    policy = make(model, {"ref", "ema"}, sampling=sampling, lora=lora, gradient_checkpointing="qwen3_vl" in Path(model).name)
     policy.prepare(accelerator)
     assert (type(policy.parameters()[0]).__name__ == "DTensor") == (kind == "sharded")
     optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
@@ -39,7 +44,7 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, 
     state = policy.state_dict()
     policy.load_state_dict(state)
     policy.save(saved)
-    return {"rows": rows, "state": state}
+    return {"rows": rows, "state": state, "kept": lora is not None and policy.net.features is not None}
 
 
 def main(kind: Kind, out: str, *models: str) -> None:
@@ -47,6 +52,8 @@ def main(kind: Kind, out: str, *models: str) -> None:
     for model in models:
         renew(accelerator)
         found[model] = trained(kind, model, accelerator, Path(out) / Path(model).name)
+    renew(accelerator)
+    found["adapter"] = trained(kind, models[0], accelerator, Path(out) / "adapter", LoraSettings(rank=2))
     leave(accelerator, out, found)
 
 

@@ -31,7 +31,7 @@ def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
         ran[kind] = results("tests.policies.text.run_families", kind, folder / kind, *models.values())
 
     def of(kind: Kind, family: str) -> dict[str, Any]:
-        parts = [part[models[family]] for part in ran[kind]]
+        parts = [part[models.get(family, family)] for part in ran[kind]]
         return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
 
     return of
@@ -48,3 +48,13 @@ def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Joined, fol
         torch.testing.assert_close(joined(kind, family), one, atol=2e-5, rtol=1e-5)
         assert saved(folder / kind, tiny(family)).stat().st_size == saved(folder / "one", tiny(family)).stat().st_size
     assert one["rows"]["0 policy"] > one["rows"]["0 ema"] > one["rows"]["0 ref"]
+
+
+def test_processes_that_keep_features_of_pictures_equal_one(joined: Joined, folder: Path):
+    """One of them sees no picture: sharded, it passes the vision part as often as the other; replicated, it never does."""
+    one = joined("one", "adapter")
+    for kind in KINDS:
+        torch.testing.assert_close(joined(kind, "adapter"), one, atol=2e-5, rtol=1e-5)
+        sizes = [(folder / name / "adapter" / "adapter_model.safetensors").stat().st_size for name in (kind, "one")]
+        assert sizes[0] == sizes[1]
+    assert one["rows"]["0 policy"] != one["rows"]["0 ref"]

@@ -1,0 +1,98 @@
+"""Weights in .safetensors files: found by name, read one at a time, written anew in files of bounded size."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+INDEX = ".safetensors.index.json"
+SHARD = 2**31
+"""Bytes of a written file at most, unless one weight alone has more; so much is held in memory beside the weights read."""
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The weights of a checkpoint: `StoredWeights({"lm_head.weight": Path("model-00002-of-00002.safetensors")})`."""
+
+    files: Mapping[str, Path]
+    """Name of a weight -> the file that holds it."""
+
+    def read(self, name: str) -> Tensor:
+        """One weight, as it is stored."""
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], framework="pt") as file:
+            return file.get_tensor(name)
+
+    def sizes(self, dtype: torch.dtype | None = None) -> dict[str, int]:
+        """Name -> bytes, as it is stored or in another type; weights are not read."""
+        from safetensors import safe_open
+
+        found: dict[str, int] = {}
+        for path in dict.fromkeys(self.files.values()):
+            with safe_open(path, framework="pt") as file:
+                # an empty slice has the weight's type and reads nothing
+                parts = {name: file.get_slice(name) for name in file.keys() if self.files.get(name) == path}  # noqa: SIM118
+                for name, part in parts.items():
+                    shape = part.get_shape()
+                    width = (dtype or (part[:0] if shape else file.get_tensor(name)).dtype).itemsize
+                    found[name] = width * int(torch.tensor(shape).prod()) if shape else width
+        return found
+
+
+def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeights | None:
+    """The weights of a checkpoint whose files are named `stem`; None where it has no .safetensors files.
+
+    Args:
+        resolve: name of one of the checkpoint's files -> where it lies on this machine, None if there is none.
+    """
+    from safetensors import safe_open
+
+    index = resolve(stem + INDEX)
+    if index is not None:
+        names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        paths = {file: resolve(file) for file in set(names.values())}
+        return StoredWeights({name: path for name, file in names.items() if (path := paths[file]) is not None})
+    single = resolve(f"{stem}.safetensors")
+    if single is None:
+        return None
+    with safe_open(single, framework="pt") as file:
+        return StoredWeights(dict.fromkeys(file.keys(), single))
+
+
+def write_weights(sizes: Mapping[str, int], make: Callable[[str], Tensor], folder: Path, stem: str, most: int = SHARD) -> None:
+    """Write weights in files of at most `most` bytes, with an index where there are several.
+
+    Only the weights of one file are in memory at a time.
+
+    Args:
+        sizes: name of every weight, in order -> its bytes.
+        make: gives the weight of a name.
+    """
+    from safetensors.torch import save_file
+
+    shards = cut(sizes, most)
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file({name: make(name).contiguous() for name in names}, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        table = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        (folder / (stem + INDEX)).write_text(json.dumps(table, indent=2), encoding="utf-8")
+
+
+def cut(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Names in order, as many together as have at most `most` bytes."""
+    shards: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not shards or size > room:
+            shards.append([])
+            room = most
+        shards[-1].append(name)
+        room -= size
+    return shards

@@ -1,0 +1,198 @@
+"""Adapters added to models file by file: equal to the libraries' own sums, in little memory, with indices that hold."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mmrl.app.modality import merge as merging
+from mmrl.app.modality.merge import merge_adapter, merge_in_memory, merge_lora, merge_pipeline_in_memory
+from mmrl.app.modality.weight_files import cut
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.meta_models import LiveBytes, count_bytes, size_of
+from mmrl.tiny.pipelines import build as build_pipeline
+from mmrl.tiny.vlms import build as build_model
+from tests.support.flow_policies import make as make_image_policy
+from tests.support.flow_policies import stir as stir_image
+from tests.support.text_policies import make
+
+KIB = 2**10
+
+
+class RealBytes(LiveBytes):
+    """Without those of networks on the meta device, which take no memory."""
+
+    def note(self, tensor: Tensor, made_here: bool) -> None:
+        if tensor.device.type != "meta":
+            super().note(tensor, made_here)
+
+
+def stir(policy: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for weight in policy.parameters():
+        weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A bfloat16 model in many files, and an adapter for it. Qwen2.5-VL's files name weights otherwise than its class does."""
+    folder = tmp_path_factory.mktemp("merge")
+    plain = load(build_model(request.param, folder / "whole"))
+    base, adapter = folder / "base", folder / "adapter"
+    plain.to(torch.bfloat16).save_pretrained(base, max_shard_size="40KB")
+    for file in (folder / "whole").iterdir():
+        if not (base / file.name).exists() and file.suffix != ".safetensors":
+            (base / file.name).write_bytes(file.read_bytes())
+    assert len(list(base.glob("*.safetensors"))) > 2
+    policy = make(str(base), lora=LoraSettings(rank=4), dtype="bfloat16")
+    stir(policy)
+    policy.save(adapter)
+    return base, adapter
+
+
+def load(folder: Path, **settings: Any) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(folder, **settings)
+
+
+def copied(adapter: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in adapter.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def merged_by_peft(base: Path, adapter: Path) -> dict[str, Tensor]:
+    from peft import PeftModel
+
+    adapted: Any = PeftModel.from_pretrained(load(base, dtype=torch.float32), str(adapter))
+    return dict(adapted.merge_and_unload().to(torch.bfloat16).state_dict())
+
+
+def assert_index_holds(folder: Path, most: int) -> None:
+    table = json.loads((folder / "model.safetensors.index.json").read_text())
+    held: dict[str, str] = {}
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - a file has no __iter__
+        assert not held.keys() & weights.keys()
+        held |= dict.fromkeys(weights, file.name)
+        assert size_of(weights.values()) <= most or len(weights) == 1
+        total += size_of(weights.values())
+    assert table["weight_map"] == held and table["metadata"]["total_size"] == total
+    count = len(set(held.values()))
+    assert set(held.values()) == {f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)}
+
+
+def test_files_are_merged_one_by_one_as_peft_merges_the_whole(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base, adapter), most = trained, 48 * KIB
+    expected = merged_by_peft(base, adapter)
+    monkeypatch.setattr(merging, "merge_in_memory", never)
+    folder = copied(adapter, tmp_path / "merged")
+    with RealBytes() as live:
+        merge_adapter(folder, str(base), most=most)
+    assert_index_holds(folder, most)
+    assert not list(folder.glob("adapter*"))
+    found = load(folder)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(dict(found.state_dict()), expected, rtol=0, atol=0)
+    plain, layer = load(base).state_dict(), "model.language_model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(plain[layer], expected[layer])
+    largest = max(weight.numel() for name, weight in expected.items() if ".layers." in name)
+    # one file in bfloat16; of one weight its float32 copy, the adapter's product, its scaled form or the sum, and the result
+    file = max(most, *(size_of([weight]) for weight in expected.values()))
+    assert most / 2 < live.peak <= file + 4 * 4 * largest < size_of(expected.values())
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("the whole model was loaded")
+
+
+def test_adapters_that_are_more_than_a_product_of_matrices_are_merged_by_peft(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = trained[0]
+    adapted = get_peft_model(load(base, dtype=torch.float32), LoraConfig(r=2, target_modules=["up_proj"], use_dora=True))
+    stir(adapted)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    folder = copied(tmp_path / "adapter", tmp_path / "merged")
+    merge_adapter(folder, str(base))
+    expected = merged_by_peft(base, tmp_path / "adapter")
+    torch.testing.assert_close(dict(load(folder).state_dict()), expected, rtol=0, atol=0)
+
+
+def test_a_layer_whose_weight_has_no_entry_of_its_own_is_merged_in_memory(tmp_path: Path) -> None:
+    """The head of a model that shares it with its embedding stands in no file."""
+    from peft import LoraConfig, get_peft_model
+
+    base = build_model("qwen3_vl", tmp_path / "base")
+    tied = load(base)
+    tied.config.tie_word_embeddings = tied.config.text_config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path / "tied")
+    adapted = get_peft_model(load(tmp_path / "tied"), LoraConfig(r=2, target_modules=["lm_head"]))
+    stir(adapted)
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    file_way, whole_way = (copied(tmp_path / "adapter", tmp_path / name) for name in ("a", "b"))
+    merge_adapter(file_way, str(tmp_path / "tied"))
+    merge_in_memory(whole_way, str(tmp_path / "tied"))
+    torch.testing.assert_close(dict(load(file_way).state_dict()), dict(load(whole_way).state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pipeline_is_merged_as_diffusers_merges_it(tmp_path: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diffusers.models.modeling_utils import ModelMixin
+
+    base = build_pipeline("sd3", tmp_path / "sd3")
+    policy = make_image_policy(str(base), dtype=dtype)
+    stir_image(policy, 0.5)
+    policy.save(tmp_path / "adapter")
+    config = FlowPolicyConfig(str(base), 16, 16, dtype=dtype, lora=LoraSettings(rank=4, alpha=8))
+    file_way, whole_way = (copied(tmp_path / "adapter", tmp_path / name) for name in ("a", "b"))
+    merge_pipeline_in_memory(whole_way, config)
+    monkeypatch.setattr(merging, "merge_pipeline_in_memory", never)
+    merge_lora(file_way, config, most=16 * KIB)
+    assert {file.name for file in file_way.iterdir()} == {file.name for file in whole_way.iterdir()}
+    assert len(list((file_way / "transformer").glob("*.safetensors"))) > 2
+    find: Callable[[Path], ModelMixin] = partial(transformer_of, dtype=getattr(torch, dtype))
+    torch.testing.assert_close(dict(find(file_way).state_dict()), dict(find(whole_way).state_dict()), rtol=0, atol=0)
+
+
+def transformer_of(folder: Path, dtype: torch.dtype) -> Any:
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None, torch_dtype=dtype)
+    return pipeline.transformer
+
+
+def test_saving_an_adapter_copies_nothing_of_the_frozen_base(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    policy = make(str(trained[0]), lora=LoraSettings(rank=2), dtype="bfloat16", freeze=("layers:0-0",))
+    adapter = [weight for name, weight in policy.net.named_parameters() if "lora_" in name]
+    with count_bytes() as live:
+        policy.save(tmp_path / "out")
+    assert 0 < live.peak <= 2 * size_of(adapter) < size_of(policy.net.parameters())
+    with safe_open(tmp_path / "out" / "adapter_model.safetensors", framework="pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - a file has no __iter__
+    expected = {
+        "base_model.model." + name.replace(".default", ""): weight.detach()
+        for name, weight in policy.net.model.named_parameters()
+        if "lora_" in name
+    }
+    assert any(not weight.requires_grad for weight in adapter)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_names_are_cut_in_order_and_a_large_one_stands_alone() -> None:
+    assert cut({"a": 3, "b": 4, "c": 9, "d": 1, "e": 6}, 7) == [["a", "b"], ["c"], ["d", "e"]]
+    assert cut({}, 7) == []

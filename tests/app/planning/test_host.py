@@ -1,0 +1,39 @@
+"""The memory of a run's host: libraries as this process holds them, and a checkpoint's copy while it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands import plan as planning
+from mmrl.app.config import run as configs
+from mmrl.app.planning.memory import LIBRARIES, WRITTEN, resident_now, size_text
+
+TEXT = ["data.size=16", "algorithm.group_size=2", "prompts_per_step=2", "policy.sampling.max_new_tokens=4"]
+
+
+def told(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines[name].split()[0])
+
+
+@pytest.mark.parametrize("words", [[], ["policy.lora.rank=2"], ["checkpoint.asynchronous=false"]])
+def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
+    before = resident_now()
+    memory = planning.draw_up(configs.load("tiny/image", [*TEXT, *words])).memory
+    assert 100 * 2**20 < memory.host[LIBRARIES] <= told("VmHWM")
+    assert memory.host[LIBRARIES] >= before // 2
+    shadows = sum("kept beside" in name for name in memory.stays)
+    copied = memory.checkpoint(shadows) if "checkpoint.asynchronous=false" not in words else 0
+    assert memory.host.get(WRITTEN, 0) == copied
+    assert memory.resident == memory.peak + memory.host[LIBRARIES] + copied
+
+
+def test_with_a_card_the_sum_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    made = planning.draw_up(configs.load("tiny/image", TEXT))
+    monkeypatch.setattr(planning, "draw_up", lambda *_: made)
+    sums: list[str] = []
+    for card in (None, "24GB"):
+        assert planning.plan("tiny/image", TEXT, card=card)
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("at most")]
+        sums.append(line.split("at most")[1].strip())
+    assert sums == [size_text(made.memory.resident), size_text(made.memory.peak)]
