@@ -22,8 +22,8 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
     seen: Seen = {"steps": []}
     credit, fit = Trainer.credit, jobs.fit
 
-    def watched(self: Trainer, scores: Any, rollouts: Any) -> Any:
-        given = credit(self, scores, rollouts)
+    def watched(self: Trainer, scores: Any, rollouts: Any, frozen: Any) -> Any:
+        given = credit(self, scores, rollouts, frozen)
         pairs = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
         rows = {f"{group}/{sample}": torch.cat([scores.values[i], given.values[i]]) for i, (group, sample) in enumerate(pairs)}
         seen["steps"].append(rows)

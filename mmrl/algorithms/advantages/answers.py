@@ -45,6 +45,7 @@ class SemanticEntropy:
     """
 
     alpha: Share = 0.02
+    """By how much, at most, an advantage shrinks."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer; answers that are equal but for case and spaces are one."""
 
@@ -83,9 +84,11 @@ class Consistency:
     b: Number = 1.0
     """Entropy in bits at which local and global count alike."""
     discount: bool = False
+    """Lower the mean reward of groups whose answers scatter before prompts are compared."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer."""
     local: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-6))
+    """How samples of a group are compared; its eps is that of the prompts too."""
 
     min_group_size = 2
 

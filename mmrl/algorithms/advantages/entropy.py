@@ -56,6 +56,7 @@ class NoveltyBonus:
     inner: Advantage = field(default_factory=GroupNorm)
     """The advantage A."""
     novelty: NonNegative = 2.5
+    """Bonus per unit of 1 - eta."""
     most: NonNegative = 0.5
     """In shares of A."""
 

@@ -103,6 +103,7 @@ class TrustHinge:
     delta: NonNegative = 1e-4
     """In nats per action."""
     estimator: Literal["k1", "k3"] = "k3"
+    """Of the KL divergence, per action: one of the formulas above."""
 
     __post_init__ = check_ranges
 

@@ -25,12 +25,17 @@ class Rec(Surrogate):
     """
 
     kept: Literal["all", "two_sides", "one_side", "ring", "rollout"] = "one_side"
+    """Which ratios train: all, or a range as above."""
     weight: Literal["one", "ratio", "advantage"] = "one"
     """w: 1, policy / old without gradient, or exp(A / temperature), which is not normalized."""
     low: Share = 0.2
+    """The range begins at 1 - low."""
     high: NonNegative = 0.2
+    """The range ends at 1 + high."""
     outer_low: Share = 0.6
+    """ring: ratios up to 1 - outer_low train again where A >= 0."""
     outer_high: NonNegative = 2.0
+    """ring: ratios from 1 + outer_high on train again where A <= 0."""
     temperature: Positive = 1.0
     """Of exp(A / temperature), in units of the advantage."""
 
@@ -73,11 +78,12 @@ class OldKL:
     Coefficients of the paper's regularizers are the term's own; the half of k2 is taken in, as in its code.
     """
 
-    kind: Literal["k2", "forward"] = "k2"
+    form: Literal["k2", "forward"] = "k2"
+    """k2: the squared log ratio. forward: minus the log-probability."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS) if self.kind == "k2" else (LOGPROBS,)
+        return (LOGPROBS, OLD_LOGPROBS) if self.form == "k2" else (LOGPROBS,)
 
     @property
     def scope(self) -> Scope:
@@ -89,7 +95,7 @@ class OldKL:
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
-        if self.kind == "forward":
+        if self.form == "forward":
             return -actions_only(readings[LOGPROBS], mask), {}
         return actions_only(readings[LOGPROBS] - readings[OLD_LOGPROBS], mask) ** 2, {}
 
@@ -103,6 +109,7 @@ class VarianceBound(Surrogate):
     """
 
     multiplier: NonNegative = 0.04
+    """Weight of the squared distance of a ratio from 1."""
 
     __post_init__ = check_ranges
 
@@ -168,6 +175,7 @@ class NegativeAwareText(Surrogate):
     """
 
     normalize: Literal["none", "linear", "deviation"] = "deviation"
+    """How much a group counts by its success rate q: 1, 1 - q or sqrt((1 - q) / q)."""
     floor: Positive = 1.0
     """Least proxy of a wrong answer; 1 as in the authors' script: no wrong action trains beyond the ratio 1."""
     level: Literal["action", "rollout"] = "action"

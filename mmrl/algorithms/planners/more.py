@@ -69,7 +69,9 @@ class UntilMixed(Again):
     """
 
     max_rounds: Count = 4
+    """Most rounds of sampling in one step, the first one included."""
     right: Annotated[int, Range(0)] = 2
+    """So many right samples are wanted."""
     wrong: Annotated[int, Range(0)] = 2
     """0: its form that only asks for a right sample."""
     per_round: Count = 8
@@ -97,7 +99,9 @@ class WhereHard(Again):
     most: Count = 32
     """Samples of a prompt, both rounds: 32 in the paper's ET, 64 in its HW."""
     weigh: Literal["even", "hard"] = "even"
+    """hard: prompts that are solved rarely get still more."""
     deviation: bool = False
+    """True where the advantage divides by the group's deviation."""
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
 
@@ -132,12 +136,15 @@ class WhereUncertain(Again):
     """
 
     max_rounds: Count = 3
+    """Most rounds of sampling in one step, the first one included."""
     per_round: Count = 4
     """Samples of a prompt that a round adds."""
     prompts_per_round: Count = 4
     """Prompts that a round adds to."""
     bonus: NonNegative = 1.0
+    """How much prompts with few samples gain."""
     confidence: Annotated[float, Range(above=0, below=1)] = 0.95
+    """Of the interval of the mean reward."""
 
     def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
         if round_index + 1 >= self.max_rounds:

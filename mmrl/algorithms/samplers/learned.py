@@ -95,7 +95,9 @@ class Bandit(Learning):
     column: str = "category"
     """The column of the prompts that names their category."""
     rule: Literal["td", "ucb"] = "td"
+    """How a category is valued: td as in SEC, ucb as in DUMP."""
     temperature: Positive = 0.4
+    """The smaller, the more often the best category is drawn."""
     rate: PositiveShare = 0.5
     """td: how much of the value a step replaces."""
     window: Count = 300
@@ -196,7 +198,9 @@ class Thompson(Learning):
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
     fade_visited: PositiveShare = 0.8
+    """Share of a visited prompt's counts that stays at a step."""
     fade: PositiveShare = 0.99
+    """The same of all others."""
     right: list[float] = field(default_factory=list[float], init=False)
     """alpha of every prompt, 1 at the start."""
     wrong: list[float] = field(default_factory=list[float], init=False)
