@@ -68,6 +68,18 @@ class Resting(Protocol):
         ...
 
 
+def wake(generator: Generator) -> None:
+    """Rows will be written now: a generator that rests takes its memory back."""
+    if isinstance(generator, Resting):
+        generator.wake()
+
+
+def rest(generator: Generator) -> None:
+    """No rows will be written until `wake`: a generator that can rest gives its memory back."""
+    if isinstance(generator, Resting):
+        generator.rest()
+
+
 @dataclass(frozen=True)
 class Completions:
     """Written completions, on the CPU."""

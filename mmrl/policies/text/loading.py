@@ -2,9 +2,10 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.packed.packable import prepare_packing
@@ -222,3 +224,14 @@ def banned_tokens(loaded: Loaded) -> frozenset[int]:
     empty = range(len(tokenizer), loaded.model.get_output_embeddings().weight.shape[0])
     odd = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}
     return (loaded.family.media_token_ids(tokenizer) | odd | set(empty)) - set(loaded.eos_token_ids)
+
+
+def writer_of(model: Any, adapter: Any | None) -> Callable[[Path], None]:
+    """Gather what a folder of the model holds, or of its adapter alone, and return what writes it. Every process must call it."""
+    held = model.state_dict(keep_vars=True)
+    if adapter is None:
+        return partial(model.save_pretrained, state_dict={name: whole(weight) for name, weight in held.items()})
+    # A frozen part of an adapter belongs to it too; the model's own weights need no copy.
+    own = {name: weight for name, weight in held.items() if "lora_" in name or weight.requires_grad}
+    weights = {f"base_model.model.{name}": whole(weight) for name, weight in own.items()}
+    return partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False)

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmrl.core.ranks import Ranks
 from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
-from mmrl.policies.text.vision_cache import VisionCache, joined
+from mmrl.policies.text.vision.cache import VisionCache, joined
 
 T = TypeVar("T")
 NEVER = -1e20
@@ -73,6 +74,15 @@ class TextNet(nn.Module):
         self.stand_in: Media | None = None
         self.passes: Callable[[int], int] = int
         """How often this forward must pass the vision part, given how often its own media do."""
+
+    def join(self, ranks: Ranks, stand_in: Media | None) -> None:
+        """Meet the other processes: pass the vision part as often as they do, and look at `stand_in` where nothing else is."""
+        self.stand_in = stand_in
+        if self.features is not None:
+            self.features.clear()
+        if self.features is None or ranks.is_sharded:
+            # A replica's frozen vision part waits for nobody.
+            self.passes = ranks.passes
 
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,13 +17,12 @@ from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay, whole
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
-from mmrl.policies.text.clips import plan_of
 from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
-from mmrl.policies.text.generate import Resting
-from mmrl.policies.text.loading import banned_tokens
+from mmrl.policies.text.generate import rest, wake
+from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
@@ -42,7 +41,8 @@ from mmrl.policies.text.rollout import (
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
-from mmrl.policies.text.vision_cache import cache_of
+from mmrl.policies.text.vision.cache import cache_of
+from mmrl.policies.text.vision.clips import plan_of
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.settings import VideoSettings
 
@@ -137,8 +137,7 @@ class TextPolicy:
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         rows, prompts = plan(requests, self.encode)
         self.prefetch([request.prompt for request in requests])
-        if isinstance(self.generator, Resting):
-            self.generator.wake()
+        wake(self.generator)
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -150,9 +149,7 @@ class TextPolicy:
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
             # Clips are decoded while others are written about, and the length of a prompt is known once all of its clips are.
-            if len(own) > self.config.rollout_rows and not self.prefetches:
-                own = by_length(own, prompts)
-            chunks = split_rows(own, self.config.rollout_rows)
+            chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
                 with self.weights.swapped_in(model):
@@ -173,8 +170,7 @@ class TextPolicy:
             ValueError: a quantity, model or view this policy does not have.
         """
         assert isinstance(trace, TextTrace)
-        if isinstance(self.generator, Resting):
-            self.generator.rest()
+        rest(self.generator)
         wanted: dict[tuple[str, str], list[Reading]] = {}
         for reading in readings:
             check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
@@ -207,21 +203,10 @@ class TextPolicy:
 
     def save(self, folder: Path) -> None:
         """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
-        held = self.net.model.state_dict(keep_vars=True)
-        if self.adapter is None:
-            weights = {name: whole(weight) for name, weight in held.items()}
-            write = partial(self.net.model.save_pretrained, state_dict=weights)
-        else:
-            own = {f"base_model.model.{name}": whole(weight) for name, weight in held.items() if self._is_adapted(name, weight)}
-            write = partial(self.adapter.save_pretrained, state_dict=own, save_embedding_layers=False)
+        write = writer_of(self.net.model, self.adapter)
         if self.is_main:
             write(folder)
             self.processor.save_pretrained(folder)
-
-    @staticmethod
-    def _is_adapted(name: str, weight: Tensor) -> bool:
-        """Does this weight belong to the adapter? A frozen part of it does; the model's own weights need no copy."""
-        return "lora_" in name or weight.requires_grad
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
@@ -229,12 +214,7 @@ class TextPolicy:
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
         self.net = accelerator.unwrap_model(self.module)
         self.ranks = Ranks(accelerator)
-        self.net.stand_in = self.stand_in().media if self.ranks.world > 1 else None
-        if self.net.features is not None:
-            self.net.features.clear()
-        if self.net.features is None or self.ranks.is_sharded:
-            # A replica's frozen vision part waits for nobody.
-            self.net.passes = self.ranks.passes
+        self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None)
         self.is_main = accelerator.is_main_process
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
@@ -329,6 +309,8 @@ def check_space(space: str | None, model_type: str) -> str:
     return space
 
 
-def split_rows(rows: Sequence[Row], size: int) -> list[Sequence[Row]]:
-    """The rows in order, `size` at a time."""
+def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
+    """The rows `size` at a time; of several chunks, those with the longest prompts first, if their lengths may be asked for."""
+    if len(rows) > size and prompts is not None:
+        rows = by_length(rows, prompts)
     return [rows[start : start + size] for start in range(0, len(rows), size)]

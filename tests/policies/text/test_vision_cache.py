@@ -13,7 +13,7 @@ from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
-from mmrl.policies.text.vision_cache import MIB, VisionCache
+from mmrl.policies.text.vision.cache import MIB, VisionCache
 from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, make, mixed, picture, text_trace
 from tests.support.videos import even, write_video
 
