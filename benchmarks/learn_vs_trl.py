@@ -243,7 +243,9 @@ def rows_of(name: str, runs: dict[str, dict[str, list[Point]]]) -> list[list[str
     for side in SIDES:
         means = [f"**{statistics.mean(end[2][title] for end in ends[side]):.3f}**" for title in task.figures]
         label, steps = "mmrl" if side == "mmrl" else task.peer, statistics.mean(end[1] for end in ends[side])
-        rows.append([f"**{name}, {label}, mean**", f"{statistics.mean(end[0] for end in ends[side]):.0f}", f"{steps:.0f}", *means])
+        rows.append(
+            [f"**{name}, {label}, mean**", f"{statistics.mean(end[0] for end in ends[side]):.0f}", f"{steps:.0f}", *means]
+        )
     return rows
 
 
@@ -264,7 +266,9 @@ def plot(curves: dict[str, dict[str, dict[str, list[Point]]]], file: Path) -> No
                 axis.plot(*zip(*line, strict=True), color=colour, alpha=0.35, linewidth=1)
             label = "mmrl" if side == "mmrl" else TASKS[name].peer
             xs = [max(line[-1][0] for line in lines) * i / 30 for i in range(31)]
-            axis.plot(xs, [statistics.mean(between(line, x) for line in lines) for x in xs], color=colour, label=label, linewidth=2)
+            axis.plot(
+                xs, [statistics.mean(between(line, x) for line in lines) for x in xs], color=colour, label=label, linewidth=2
+            )
         axis.set(xlabel="CPU seconds of training", ylabel=f"held-out {title}", title=name)
         axis.grid(alpha=0.3)
         axis.legend(loc="lower right")

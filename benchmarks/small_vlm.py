@@ -97,7 +97,9 @@ def mmrl_trainer(case: Case, policy: Any = None) -> Any:
         policy = TextPolicy(config)
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=case.group_size)
     reward = NamedReward("ids", lambda group: [score(sample.token_ids) for sample in group.samples])
-    settings = TrainSettings(prompts_per_step=case.prompts, micro_batch=10**9, audit_steps=1, optimizer=OptimizerSettings(lr=1e-6))
+    settings = TrainSettings(
+        prompts_per_step=case.prompts, micro_batch=10**9, audit_steps=1, optimizer=OptimizerSettings(lr=1e-6)
+    )
     drawn = Shuffled(prompts_of(case.length, 4 * case.prompts), seed=0)
     return Trainer(policy, algorithm, drawn, RewardRunner([reward]), settings)
 
@@ -148,6 +150,7 @@ class Clock:
 def trl_settings(count: int, group_size: int, tokens: int, checkpointing: bool, **others: Any) -> Any:
     """GRPOConfig for the same step: one forward for all rows, one update, no KL, the loss of GRPO, float32."""
     trl: Any = __import__("trl")  # its names are made at run time
+    chosen = {"bf16": False, "use_cpu": True, **others}
     return trl.GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=count,
@@ -155,15 +158,13 @@ def trl_settings(count: int, group_size: int, tokens: int, checkpointing: bool, 
         max_completion_length=tokens,
         beta=0.0,
         loss_type="grpo",
-        bf16=False,
-        use_cpu=True,
         gradient_checkpointing=checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if checkpointing else None,
         report_to=[],
         save_strategy="no",
         logging_steps=10**6,
         disable_tqdm=True,
-        **others,
+        **chosen,
     )
 
 

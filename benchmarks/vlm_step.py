@@ -88,7 +88,12 @@ def measure(args: argparse.Namespace) -> list[Found]:
     found = []
     for length in args.lengths:
         for checkpointing in args.checkpointing:
-            words = [f"--lengths={length}", f"--checkpointing={checkpointing}", f"--model={args.model}", f"--prefix={args.prefix}"]
+            words = [
+                f"--lengths={length}",
+                f"--checkpointing={checkpointing}",
+                f"--model={args.model}",
+                f"--prefix={args.prefix}",
+            ]
             names = ("steps", "prompts", "group_size", "tokens", "threads")
             words += [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
             sides = take_turns(__file__, SIDES, words, args.rounds)
