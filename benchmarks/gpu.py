@@ -3,10 +3,10 @@
     make gpu-wheels
     python benchmarks/gpu.py --minutes 8 --out gpu-results --wheels gpu-wheels
 
-It needs the repository, a Python with torch for the card, and the wheels (`make gpu-wheels`); no network. Weights are random, in
-models of published sizes that are written to a temporary folder first. Results are written as they come, as JSON and as a table of
-markdown; before each measurement the clock is looked at, and what no longer fits is listed as not measured. On a machine without a
-card, `--tiny` runs the same code on tiny models.
+It needs the repository, a Python with torch for the card, and the wheels (`make gpu-wheels`); no network. Weights are random,
+in models of published sizes that are written to a temporary folder first. Results are written as they come, as JSON and as a
+table of markdown; before each measurement the clock is looked at, and what no longer fits is listed as not measured. On a
+machine without a card, `--tiny` runs the same code on tiny models.
 
 What is measured: Qwen2.5-VL-3B's shape with LoRA, 8 prompts x 8 samples, one long picture each, packed prompts and gradient
 checkpointing on and off, TRL beside it where it is installed; SD3.5-medium's shape with LoRA under Flow-GRPO, MixGRPO and

@@ -268,7 +268,7 @@ def trl(card: Card, model: str, sizes: Sizes, checkpointing: bool) -> Found:
     import datasets
     import peft
     import transformers
-    from small_vlm import Clock, trl_settings
+    from small_vlm import trl_settings
 
     package: Any = __import__("trl")  # its names are made at run time
     drawn, rows, tokens = pictures(sizes, 2 * sizes.prompts), sizes.prompts * sizes.group_size, list[int]()
@@ -294,10 +294,27 @@ def trl(card: Card, model: str, sizes: Sizes, checkpointing: bool) -> Found:
         processing_class=transformers.AutoProcessor.from_pretrained(model),
         peft_config=peft.LoraConfig(r=32, lora_alpha=64, target_modules=r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"),
     )
-    clock = Clock(trainer)
-    trainer.add_callback(clock.callback())
+    steps: list[float] = []
+    rollouts: list[float] = []
+    inner = trainer._generate_and_score_completions
+
+    def sample(*args: Any, **kwargs: Any) -> Any:
+        start = card.now()
+        out = inner(*args, **kwargs)
+        rollouts.append(card.now() - start)
+        return out
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.start = card.now()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            steps.append(card.now() - self.start)
+
+    trainer._generate_and_score_completions = sample
+    trainer.add_callback(Watch())
     card.reset()
     trainer.train()
-    step, rollout = (sum(seconds[-sizes.steps :]) / sizes.steps for seconds in (clock.steps, clock.rollouts))
+    step, rollout = (sum(seconds[-sizes.steps :]) / sizes.steps for seconds in (steps, rollouts))
     found = {"step_s": step, "rollout_s": rollout, "read_s": 0.0, "update_s": step - rollout, "actions": tokens[-1]}
     return found | {"tokens_per_s": tokens[-1] / rollout, "mfu": None, "share": None, "gib": card.gib()}

@@ -4,8 +4,8 @@
 
 The machine itself is to bring torch and torchvision for its card, numpy, scipy, pillow and what these and pip's usual company
 bring (requests, PyYAML, psutil, packaging, regex, pytest). Versions are those of constraints.txt. TRL comes along for the
-comparison; it also wants pandas and pyarrow, which are too large: without them its row says what is missing. PyAV (34 MiB) is left
-out, for nothing is measured on clips.
+comparison; it also wants pandas and pyarrow, which are too large: without them its row says what is missing. PyAV (34 MiB) is
+left out, for nothing is measured on clips.
 """
 
 import argparse

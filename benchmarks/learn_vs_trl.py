@@ -3,10 +3,10 @@
     python benchmarks/learn_vs_trl.py --tasks grounding t2i --seconds 150 --seeds 0 1 2 --plot docs/assets/learn_vs_trl.svg
 
 grounding: TRL's GRPOTrainer (extra `bench`), from the model that `mmrl demo grounding` teaches by imitation: the same scenes,
-rewards (IoU + 0.1 form), 32 prompts x 4 samples, clip range 0.2 / 0.28, no KL, AdamW at 3e-4 after 5 updates of warm-up, gradients
-clipped to 1, no gradient checkpointing on either side. t2i: a loop after the structure of Flow-GRPO's script
-(benchmarks/flow_script.py), from the model that `mmrl demo t2i` teaches: the same captions, reward, 12 x 16 pictures, LoRA of rank 8,
-6 steps of which 5 train, clip range 1e-2, KL 0.004, AdamW at 1e-3, two updates per step, on both sides.
+rewards (IoU + 0.1 form), 32 prompts x 4 samples, clip range 0.2 / 0.28, no KL, AdamW at 3e-4 after 5 updates of warm-up,
+gradients clipped to 1, no gradient checkpointing on either side. t2i: a loop after the structure of Flow-GRPO's script
+(benchmarks/flow_script.py), from the model that `mmrl demo t2i` teaches: the same captions, reward, 12 x 16 pictures, LoRA of
+rank 8, 6 steps of which 5 train, clip range 1e-2, KL 0.004, AdamW at 1e-3, two updates per step, on both sides.
 
 Both sides of a seed run at the same time, each on one thread. Seconds are CPU seconds of a process between the beginning and the
 end of training, data loading among them; evaluations by mmrl's own evaluator, the same for both, are left out.
@@ -15,10 +15,10 @@ end of training, data loading among them; evaluations by mmrl's own evaluator, t
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +130,10 @@ def run_trl(args: argparse.Namespace) -> Race:
     import transformers
     from small_vlm import trl_settings, trl_trainer
 
-    job, (seed, config) = job_of(args), (args.seeds[0], None)
-    config = job.config
+    job = job_of(args)
+    seed, config = args.seeds[0], job.config
     prompts, settings = list(job.trainer.sampler.prompts), config.optimizer
-    sizes = [job.policy.encode(prompt).sizes for prompt in prompts[:1]][0]
+    sizes = job.policy.encode(prompts[0]).sizes
     totals = totals_of(job)
 
     def reward(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
@@ -279,7 +279,7 @@ def plot(curves: dict[str, dict[str, dict[str, list[Point]]]], file: Path) -> No
 
 def between(line: Sequence[tuple[float, float]], x: float) -> float:
     """The value at x, by straight lines between the points."""
-    for (x0, y0), (x1, y1) in zip(line, line[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(line):
         if x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     return line[-1][1]
@@ -318,8 +318,7 @@ def main() -> None:
     if args.side:
         one_side(args)
         return
-    with tempfile.TemporaryDirectory():
-        curves = measure(args)
+    curves = measure(args)
     for name, runs in curves.items():
         head = ["run", "CPU s", "steps", *TASKS[name].figures]
         print(markdown(head, rows_of(name, runs)) + "\n")

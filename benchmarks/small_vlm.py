@@ -78,12 +78,13 @@ def score(token_ids: Any) -> float:
     return sum(map(int, token_ids)) % SEVEN / SEVEN
 
 
-def mmrl_trainer(case: Case, policy: Any = None) -> Any:
-    """mmrl's trainer; with a policy it takes that one."""
+def mmrl_trainer(case: Case, policy: Any = None, accelerator: Any = None) -> Any:
+    """mmrl's trainer; with a policy it takes that one, with accelerate's Accelerator its processes."""
     from dataclasses import replace
 
     from mmrl.algorithms.presets.text import PRESETS
     from mmrl.algorithms.samplers.base import Shuffled
+    from mmrl.core.ranks import Ranks
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
     from mmrl.training.optim import OptimizerSettings
     from mmrl.training.rewards import NamedReward, RewardRunner
@@ -95,56 +96,67 @@ def mmrl_trainer(case: Case, policy: Any = None) -> Any:
         sampling = Sampling(max_new_tokens=case.tokens)
         config = TextPolicyConfig(case.model, gradient_checkpointing=case.checkpointing, prefix=prefix, sampling=sampling)
         policy = TextPolicy(config)
+        if accelerator is not None:
+            policy.prepare(accelerator)
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=case.group_size)
     reward = NamedReward("ids", lambda group: [score(sample.token_ids) for sample in group.samples])
     settings = TrainSettings(
         prompts_per_step=case.prompts, micro_batch=10**9, audit_steps=1, optimizer=OptimizerSettings(lr=1e-6)
     )
     drawn = Shuffled(prompts_of(case.length, 4 * case.prompts), seed=0)
-    return Trainer(policy, algorithm, drawn, RewardRunner([reward]), settings)
-
-
-def mmrl_steps(case: Case, count: int, warm_up: int) -> dict[str, Any]:
-    """Seconds of mmrl's steps and of their parts, and tokens per step."""
-    trainer = mmrl_trainer(case)
-    steps = [trainer.step() for _ in range(warm_up + count)][warm_up:]
-    lengths = [len(trainer.policy.encode(prompt).token_ids) for prompt in prompts_of(case.length, 1)]
-    split = {
-        "rollout": [step["time/rollout_s"] + step["time/reward_s"] for step in steps],
-        "update": [step["time/read_s"] + step["time/update_s"] for step in steps],
-    }
-    seconds = [step["time/step_s"] for step in steps]
-    return {"seconds": seconds, "split": split, "tokens": steps[-1]["rollout/actions"], "prompt_tokens": lengths[0]}
+    return Trainer(policy, algorithm, drawn, RewardRunner([reward]), settings, ranks=Ranks(accelerator))
 
 
 class Clock:
-    """Seconds of a TRL trainer's steps, and of their sampling and scoring."""
+    """CPU seconds of a trainer's steps, and of their sampling and scoring, the method `name` of `owner`.
 
-    def __init__(self, trainer: Any) -> None:
+    With one thread they are what a step takes on an idle machine, and other work on the machine changes them little.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
         self.steps: list[float] = []
         self.rollouts: list[float] = []
-        self.inner = trainer._generate_and_score_completions
-        trainer._generate_and_score_completions = self.generate
+        self.inner = getattr(owner, name)
+        setattr(owner, name, self.sample)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
         out = self.inner(*args, **kwargs)
-        self.rollouts.append(time.perf_counter() - start)
+        self.rollouts.append(time.process_time() - start)
         return out
 
+    def found(self, warm_up: int) -> dict[str, Any]:
+        """Seconds of the steps after so many, and of their parts."""
+        steps, rollouts = self.steps[warm_up:], self.rollouts[warm_up:]
+        rest = [whole - part for whole, part in zip(steps, rollouts, strict=True)]
+        return {"seconds": steps, "split": {"rollout": rollouts, "update": rest}}
+
     def callback(self) -> Any:
+        """Tells the clock when a trainer of transformers begins and ends a step."""
         import transformers
 
         clock = self
 
         class Watch(transformers.TrainerCallback):
             def on_step_begin(self, *_: Any, **__: Any) -> None:
-                self.start = time.perf_counter()
+                self.start = time.process_time()
 
             def on_step_end(self, *_: Any, **__: Any) -> None:
-                clock.steps.append(time.perf_counter() - self.start)
+                clock.steps.append(time.process_time() - self.start)
 
         return Watch()
+
+
+def mmrl_steps(case: Case, count: int, warm_up: int) -> dict[str, Any]:
+    """CPU seconds of mmrl's steps and of their parts, tokens of the last step and of a prompt."""
+    trainer = mmrl_trainer(case)
+    clock, actions = Clock(trainer, "collect"), 0.0
+    for _ in range(warm_up + count):
+        start = time.process_time()
+        actions = trainer.step()["rollout/actions"]
+        clock.steps.append(time.process_time() - start)
+    prompt = trainer.policy.encode(prompts_of(case.length, 1)[0])
+    return {**clock.found(warm_up), "tokens": actions, "prompt_tokens": len(prompt.token_ids)}
 
 
 def trl_settings(count: int, group_size: int, tokens: int, checkpointing: bool, **others: Any) -> Any:
@@ -189,7 +201,7 @@ def trl_trainer(model: str, prompts: list[Any], reward: Any, settings: Any) -> A
 
 
 def trl_steps(case: Case, count: int, warm_up: int) -> dict[str, Any]:
-    """Seconds of TRL's steps and of their parts, and tokens per step."""
+    """CPU seconds of TRL's steps and of their parts, and tokens of the last step."""
     tokens: list[int] = []
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -200,9 +212,7 @@ def trl_steps(case: Case, count: int, warm_up: int) -> dict[str, Any]:
     more = {"max_steps": warm_up + count, "learning_rate": 1e-6}
     settings = trl_settings(rows, case.group_size, case.tokens, case.checkpointing, **more)
     trainer = trl_trainer(case.model, prompts_of(case.length, 4 * case.prompts), reward, settings)
-    clock = Clock(trainer)
+    clock = Clock(trainer, "_generate_and_score_completions")
     trainer.add_callback(clock.callback())
     trainer.train()
-    steps, rollouts = clock.steps[warm_up:], clock.rollouts[warm_up:]
-    split = {"rollout": rollouts, "update": [whole - part for whole, part in zip(steps, rollouts, strict=True)]}
-    return {"seconds": steps, "split": split, "tokens": tokens[-1]}
+    return {**clock.found(warm_up), "tokens": tokens[-1]}

@@ -1,11 +1,12 @@
-"""Seconds and memory per GRPO step of TRL's GRPOTrainer and of mmrl: same model, pictures, reward, group size and length.
+"""CPU seconds and memory per GRPO step of TRL's GRPOTrainer and of mmrl: same model, pictures, reward, group size and length.
 
-    python benchmarks/vlm_step.py --lengths 300 900 --checkpointing off on --rounds 2 --steps 3
+    python benchmarks/vlm_step.py --lengths 300 900 --checkpointing off on --rounds 2 --steps 2
 
-Needs the extra `bench` (trl). Every case (prompt length, checkpointing) has processes of its own for each side, which take turns;
-each reports its own peak of memory, the libraries' among it. The model, a Qwen3-VL with random weights, hardly ever stops
-early, so both sides write the same number of tokens within a few per cent (printed). The first step of every process is warm-up
-and left out. "update" is all that is not sampling and scoring.
+Needs the extra `bench` (trl). One thread, so that CPU seconds are what an idle machine takes. Every case (prompt length,
+checkpointing) has processes of its own for each side, which take turns; each reports its own peak of memory, the libraries'
+among it. The model, a Qwen3-VL with random weights, hardly ever stops early, so both sides write the same number of tokens within
+a few per cent (printed). The first step of every process is warm-up and left out. "update" is all that is not sampling and
+scoring.
 """
 
 import argparse
@@ -40,12 +41,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", type=int, nargs="+", default=[300, 900], help="tokens of a prompt")
     parser.add_argument("--checkpointing", nargs="+", choices=["off", "on"], default=["off", "on"])
     parser.add_argument("--rounds", type=int, default=2, help="processes per side and case")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps per process")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps per process")
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32, help="max new tokens")
     parser.add_argument("--prefix", default="auto", help="mmrl's policy.prefix")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--profile", action="store_true", help="print where mmrl's time goes in the first case, and stop")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -62,7 +62,7 @@ def case_of(args: argparse.Namespace) -> Case:
 def one_side(args: argparse.Namespace) -> None:
     import torch
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     run = mmrl_steps if args.side == "mmrl" else trl_steps
     report_found(run(case_of(args), args.steps, WARM_UP))
 
@@ -75,7 +75,7 @@ def profile(args: argparse.Namespace) -> None:
     import torch
     from small_vlm import mmrl_trainer
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     trainer = mmrl_trainer(case_of(args))
     trainer.step()
     profiler = cProfile.Profile()
@@ -94,7 +94,7 @@ def measure(args: argparse.Namespace) -> list[Found]:
                 f"--model={args.model}",
                 f"--prefix={args.prefix}",
             ]
-            names = ("steps", "prompts", "group_size", "tokens", "threads")
+            names = ("steps", "prompts", "group_size", "tokens")
             words += [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
             sides = take_turns(__file__, SIDES, words, args.rounds)
             found.append({"length": length, "checkpointing": checkpointing, "sides": sides})
