@@ -202,7 +202,8 @@ def main() -> None:
         words = [word for word in sys.argv[1:] if word not in ("--wheels", str(args.wheels), f"--wheels={args.wheels}")]
         path = os.pathsep.join([str(install_wheels(args.wheels)), str(ROOT), os.environ.get("PYTHONPATH", "")])
         os.execve(sys.executable, [sys.executable, __file__, *words], {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
-    sys.path.append(str(ROOT))
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
     session = Session(args.out, args.minutes)
     if "tests" in args.only:
         session.measure("tests", "tests marked gpu", partial(gpu_tests, max(1.0, min(120.0, session.left() / 3))))

@@ -97,13 +97,15 @@ def images(folder: Path, device: torch.device, tiny: bool) -> str:
     pipelines.build("sd3", folder)
     if tiny:
         return str(folder)
-    import diffusers
+    from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
-    pipeline: Any = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    make = pipelines.diffusers_object
+    pipeline: Any = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     with made_on(device, torch.bfloat16):
-        transformer = diffusers.SD3Transformer2DModel(**SD35_MEDIUM)
-        vae = diffusers.AutoencoderKL(
+        transformer = make("SD3Transformer2DModel", **SD35_MEDIUM)
+        vae = make(
+            "AutoencoderKL",
             down_block_types=("DownEncoderBlock2D",) * 4,
             up_block_types=("UpDecoderBlock2D",) * 4,
             block_out_channels=(128, 256, 512, 512),

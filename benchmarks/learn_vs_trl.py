@@ -156,7 +156,8 @@ def run_trl(args: argparse.Namespace) -> Race:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             race.start()
 
-        def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+        def on_step_end(self, *words: Any, **_: Any) -> None:
+            _settings, state, control = words
             control.should_training_stop = race.after_step(state.global_step)
 
     trainer.add_callback(Watch())

@@ -1,7 +1,6 @@
 """benchmarks/gpu.py on a CPU: the same code on tiny models, the clock, and models of published sizes."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,37 +11,28 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_whole_script_runs_tiny(tmp_path):
-    command = [
-        sys.executable,
-        "benchmarks/gpu.py",
-        "--tiny",
-        "--minutes",
-        "30",
-        "--out",
-        str(tmp_path),
-        "--only",
-        "vlm",
-        "images",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+def run(gpu, monkeypatch, *words: str) -> None:
+    """Call the script as its command does."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks/gpu.py", *words])
+    monkeypatch.syspath_prepend(str(ROOT))
+    gpu.main()
+
+
+def test_the_whole_script_runs_tiny(script, monkeypatch, tmp_path, capsys):
+    run(script("gpu"), monkeypatch, "--tiny", "--minutes", "60", "--out", str(tmp_path), "--only", "vlm", "images")
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert [row.get("error") for row in rows] == [None] * 5
     assert {row["name"].split(",")[0] for row in rows} == {"VLM", "images of 16"}
     assert all(row["tflop"] > 0 and row["update_s"] < row["step_s"] and row["mfu"] is None for row in rows)
     assert all(0 < row["share"] < 1 for row in rows if row["part"].startswith("images"))
     table = (tmp_path / "gpu.md").read_text()
-    assert table in done.stdout and table.count("\n| ") == 6 and "--tiny` on CPU, torch" in table
+    assert table in capsys.readouterr().out and table.count("\n| ") == 6 and "--tiny` on CPU, torch" in table
 
 
-def test_without_a_card_it_says_what_to_do(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("a card is here")
-    done = subprocess.run(
-        [sys.executable, "benchmarks/gpu.py", "--out", str(tmp_path), "--only", "vlm"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 1 and "no GPU is here: run it on a machine with one, or add --tiny" in done.stderr
+def test_without_a_card_it_says_what_to_do(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no GPU is here: run it on a machine with one, or add --tiny"):
+        run(script("gpu"), monkeypatch, "--out", str(tmp_path), "--only", "vlm")
 
 
 def test_the_minutes_are_kept(script, tmp_path):
@@ -98,16 +88,15 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 
 
 def test_models_have_their_published_sizes(script, tmp_path):
-    import diffusers
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.tiny import vlms
+    from mmrl.tiny import pipelines, vlms
 
     models = script("gpu_models")
     vlms.build("qwen2_5_vl", tmp_path)
     with models.made_on(torch.device("meta"), torch.bfloat16):
         vlm = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path)))
-        images = diffusers.SD3Transformer2DModel(**models.SD35_MEDIUM)
+        images = pipelines.diffusers_object("SD3Transformer2DModel", **models.SD35_MEDIUM)
     assert sum(weight.numel() for weight in vlm.parameters()) == 3_754_622_976
     assert sum(weight.numel() for weight in images.parameters()) == 2_243_171_520
     assert next(vlm.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
