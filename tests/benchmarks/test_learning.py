@@ -88,5 +88,5 @@ def test_the_loop_takes_two_updates_and_moves(loop):
     script.step()
     assert len(updates) == 2 and len(asked) == 1
     assert [asked[0].count(text) for text in sorted(set(asked[0]))] == [4, 4]
-    moved = sum(float((a - b).norm()) for a, b in zip(before, script.weights, strict=True))
+    moved = sum(float((a - b.detach()).norm()) for a, b in zip(before, script.weights, strict=True))
     assert math.isfinite(moved) and moved > 0
