@@ -19,37 +19,27 @@ from typing import Any
 
 from sides import markdown, write_json
 
-KINDS = {"one": 1, "replicas": 2, "sharded": 2}
-NAMES = {"one": "one process", "replicas": "two replicas (DDP)", "sharded": "two shards (FSDP2)"}
+KINDS = {"one": 1, "replicated": 2, "sharded": 2}
+NAMES = {"one": "one process", "replicated": "two replicas (DDP)", "sharded": "two shards (FSDP2)"}
 TORCHRUN = ["-m", "torch.distributed.run", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
 
 
-def worker(kind: str, model: str, steps: int) -> None:
+def worker(kind: Any, model: str, steps: int) -> None:
     """Take the steps as one of the processes; the first writes what it saw."""
-    import torch
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
     from small_vlm import Case, mmrl_trainer
 
-    torch.set_num_threads(1)
-    if kind == "sharded":
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
-        accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-        # accelerate has no FSDP on a CPU unless told so.
-        for state in (AcceleratorState, PartialState):
-            state._shared_state["distributed_type"] = DistributedType.FSDP
-    else:
-        accelerator = Accelerator(cpu=True)
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from tests.support.launcher import accelerator_of
+
+    accelerator = accelerator_of(kind)
     trainer = mmrl_trainer(Case(model, prompts=4, checkpointing=True), accelerator=accelerator)
     metrics = [trainer.step() for _ in range(1 + steps)]
+    timed = {name: [step[f"time/{key}_s"] for step in metrics[1:]] for name, key in (("seconds", "step"), ("update", "update"))}
     if accelerator.is_main_process:
-        seconds = [step["time/step_s"] for step in metrics[1:]]
-        print(
-            json.dumps(
-                {"seconds": seconds, "update": [m["time/update_s"] for m in metrics[1:]], "norm": metrics[0]["policy/grad_norm"]}
-            )
-        )
+        print(json.dumps({**timed, "norm": metrics[0]["policy/grad_norm"]}), flush=True)
+    # A process that leaves while another still waits takes it down.
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def run(kind: str, model: str, steps: int) -> dict[str, Any]:
