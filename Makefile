@@ -11,7 +11,7 @@ STAMP := $(VENV)/installed-$(VERSION)-$(shell cat pyproject.toml $(CONSTRAINTS) 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test engine-test check lint real-weights evidence soak attack mutation docs bench install clean
+.PHONY: demo test engine-test check lint real-weights evidence soak attack mutation docs bench gpu-wheels install clean
 
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
@@ -62,9 +62,14 @@ mutation: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# Writes the tables of speed in docs/benchmarks.md; some 25 minutes on idle cores
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"
-	$(BIN)/python benchmarks/vlm_step.py
+	$(BIN)/python benchmarks/write_tables.py
+
+# What benchmarks/gpu.py needs on a machine with a card and no network, beside this repository
+gpu-wheels: $(STAMP)
+	$(BIN)/python benchmarks/gpu_wheels.py gpu-wheels
 
 install: $(STAMP)
 
@@ -82,4 +87,4 @@ $(STAMP):
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist site
+	rm -rf $(VENV) build dist site gpu-wheels gpu-results

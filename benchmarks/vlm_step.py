@@ -1,164 +1,118 @@
-"""Seconds and memory per GRPO step of TRL's GRPOTrainer and of mmrl: same model, pictures, reward, group size and length.
+"""CPU seconds and memory per GRPO step of TRL's GRPOTrainer and of mmrl: same model, pictures, reward, group size and length.
 
-    python benchmarks/vlm_step.py --rounds 3 --steps 6
+    python benchmarks/vlm_step.py --lengths 300 900 --checkpointing off on --rounds 2 --steps 2
 
-Needs the extra `bench` (trl). Each side runs in a process of its own, the sides take turns, and each process reports its own
-peak memory. The model is a small Qwen3-VL with random weights, which hardly ever stops early, so both sides write the same
-number of tokens within a few per cent (printed). The first two steps of every process are warm-up and left out.
+Needs the extra `bench` (trl). One thread, so that CPU seconds are what an idle machine takes. Every case (prompt length,
+checkpointing) has processes of its own for each side, which take turns; each reports its own peak of memory, the libraries'
+among it. The model, a Qwen3-VL with random weights, hardly ever stops early, so both sides write the same number of tokens within
+a few per cent (printed). The first step of every process is warm-up and left out. "update" is all that is not sampling and
+scoring.
 """
 
 import argparse
-import json
-import resource
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from sides import Found, markdown, median_of, report_found, take_turns, write_json
+from small_vlm import Case, build, mmrl_steps, trl_steps
+
 SIDES = ("trl", "mmrl")
-WARM_UP = 2
+WARM_UP = 1
+TARGETS = {("off", 300): 2.5, ("off", 900): 3.5, ("on", 300): 2.0, ("on", 900): 3.0}
+"""How many times TRL's step is to last, by checkpointing and prompt length."""
+HEAD = (
+    "prompt tokens, checkpointing",
+    "TRL s/step",
+    "mmrl s/step",
+    "TRL / mmrl",
+    "aim",
+    "TRL update s",
+    "mmrl update s",
+    "ratio",
+    "TRL MiB",
+    "mmrl MiB",
+    "tokens a step",
+)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="processes per side")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps per process")
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[300, 900], help="tokens of a prompt")
+    parser.add_argument("--checkpointing", nargs="+", choices=["off", "on"], default=["off", "on"])
+    parser.add_argument("--rounds", type=int, default=2, help="processes per side and case")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps per process")
+    parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=24, help="max new tokens")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=32, help="max new tokens")
+    parser.add_argument("--prefix", default="auto", help="mmrl's policy.prefix")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--profile", action="store_true", help="print where mmrl's time goes in the first case, and stop")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def rows(count: int) -> list[Any]:
-    """Prompts of the demo's pictures, each with a picture and a true box."""
-    from mmrl.app.plugins.resolve import load
-
-    prompts = load("digits_grounding", "datasets")(split="train", size=count, seed=0)
-    return [prompts[i] for i in range(count)]
-
-
-def overlap(text: str, answer: Any) -> float:
-    """IoU of the first box in the text with the true one, both in thousandths of the picture."""
-    from mmrl.answers.boxes.box import iou
-    from mmrl.answers.boxes.parsing import parse_boxes
-
-    boxes = parse_boxes(text, "norm1000")
-    return iou(boxes[0], answer) if boxes else 0.0
-
-
-def thousandths(prompt: Any) -> Any:
-    from mmrl.core.types import MediaSize
-
-    width, height = prompt.media[0].size
-    return prompt.answer[0].to("norm1000", MediaSize(width, height, width, height))
-
-
-def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from mmrl.algorithms.presets.text import PRESETS
-    from mmrl.algorithms.samplers.base import Shuffled
-    from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-    from mmrl.training.optim import OptimizerSettings
-    from mmrl.training.rewards import NamedReward, RewardRunner
-    from mmrl.training.settings import TrainSettings
-    from mmrl.training.trainer import Trainer
-
-    prompts = rows(256)
-    truth = {prompt.id: thousandths(prompt) for prompt in prompts}
-    policy = TextPolicy(TextPolicyConfig(model=args.model, sampling=Sampling(max_new_tokens=args.tokens)))
-    algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=args.group_size)
-    reward = NamedReward("iou", lambda group: [overlap(s.text or "", truth[group.prompt.id]) for s in group.samples])
-    settings = TrainSettings(prompts_per_step=args.prompts, micro_batch=100_000, optimizer=OptimizerSettings(lr=1e-6))
-    trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([reward]), settings)
-    steps = [trainer.step() for _ in range(WARM_UP + args.steps)][WARM_UP:]
-    split = {name: [step[f"time/{name}_s"] for step in steps] for name in ("rollout", "reward", "read", "update")}
-    return {"seconds": [step["time/step_s"] for step in steps], "tokens": steps[-1]["rollout/actions"], "split": split}
-
-
-def run_trl(args: argparse.Namespace) -> dict[str, Any]:
-    import datasets
-    import transformers
-
-    trl: Any = __import__("trl")  # its names are made at run time
-
-    prompts = rows(256)
-    table = datasets.Dataset.from_dict(
-        {
-            "prompt": [[{"role": "user", "content": prompt.text}] for prompt in prompts],
-            "image": [prompt.media[0] for prompt in prompts],
-            "index": list(range(len(prompts))),
-        }
-    )
-    truth = [thousandths(prompt) for prompt in prompts]
-    lengths: list[int] = []
-
-    def reward(completions: list[Any], index: list[int], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        lengths.append(sum(map(len, completion_ids)))
-        return [overlap(completion[0]["content"], truth[i]) for completion, i in zip(completions, index, strict=True)]
-
-    class Clock(transformers.TrainerCallback):
-        times: list[float] = []  # noqa: RUF012 - one clock per process
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.start = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.times.append(time.perf_counter() - self.start)
-
-    count = args.prompts * args.group_size
-    config = trl.GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=count,
-        num_generations=args.group_size,
-        max_completion_length=args.tokens,
-        max_steps=WARM_UP + args.steps,
-        beta=0.0,
-        loss_type="grpo",
-        learning_rate=1e-6,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        logging_steps=1000,
-        disable_tqdm=True,
-    )
-    model = transformers.AutoModelForImageTextToText.from_pretrained(args.model)
-    processor = transformers.AutoProcessor.from_pretrained(args.model)
-    trainer = trl.GRPOTrainer(model=model, reward_funcs=reward, args=config, train_dataset=table, processing_class=processor)
-    clock = Clock()
-    trainer.add_callback(clock)
-    timed: dict[str, list[float]] = {"rollout and scoring": []}
-    inner = trainer._generate_and_score_completions
-
-    def measure(*inputs: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        out = inner(*inputs, **kwargs)
-        timed["rollout and scoring"].append(time.perf_counter() - start)
-        return out
-
-    trainer._generate_and_score_completions = measure
-    trainer.train()
-    split = {name: values[WARM_UP:] for name, values in timed.items()}
-    total = [*clock.times[WARM_UP:]]
-    split["update"] = [a - b for a, b in zip(total, split["rollout and scoring"], strict=True)]
-    return {"seconds": total, "tokens": lengths[-1], "split": split}
+def case_of(args: argparse.Namespace) -> Case:
+    """The one case that a side measures."""
+    on = args.checkpointing[0] == "on"
+    return Case(args.model, args.lengths[0], args.prompts, args.group_size, args.tokens, on, args.prefix)
 
 
 def one_side(args: argparse.Namespace) -> None:
     import torch
 
-    torch.set_num_threads(args.threads)
-    result = run_trl(args) if args.side == "trl" else run_mmrl(args)
-    result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(result))
+    torch.set_num_threads(1)
+    run = mmrl_steps if args.side == "mmrl" else trl_steps
+    report_found(run(case_of(args), args.steps, WARM_UP))
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Print the functions in which a step of mmrl spends its time, by their own seconds."""
+    import cProfile
+    import pstats
+
+    import torch
+    from small_vlm import mmrl_trainer
+
+    torch.set_num_threads(1)
+    trainer = mmrl_trainer(case_of(args))
+    trainer.step()
+    profiler = cProfile.Profile()
+    profiler.runcall(trainer.step)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+def measure(args: argparse.Namespace) -> list[Found]:
+    """All cases, each with both sides in turns."""
+    found = []
+    for length in args.lengths:
+        for checkpointing in args.checkpointing:
+            words = [
+                f"--lengths={length}",
+                f"--checkpointing={checkpointing}",
+                f"--model={args.model}",
+                f"--prefix={args.prefix}",
+            ]
+            names = ("steps", "prompts", "group_size", "tokens")
+            words += [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+            sides = take_turns(__file__, SIDES, words, args.rounds)
+            found.append({"length": length, "checkpointing": checkpointing, "sides": sides})
+    return found
+
+
+def row(case: Found) -> list[str]:
+    """One line of the table."""
+    trl, mmrl = (case["sides"][side] for side in SIDES)
+    whole, update = [(median_of(runs, "seconds"), median_of(runs, "split", "update")) for runs in (trl, mmrl)], []
+    (trl_s, trl_update), (mmrl_s, mmrl_update) = whole
+    update = [f"{trl_update:.2f}", f"{mmrl_update:.2f}", f"{trl_update / mmrl_update:.2f}"]
+    aim = TARGETS.get((case["checkpointing"], case["length"]))
+    peaks = [f"{max(run['peak_mib'] for run in runs):.0f}" for runs in (trl, mmrl)]
+    name = f"{mmrl[0]['prompt_tokens']}, {case['checkpointing']}"
+    tokens = " / ".join(f"{median_of(runs, 'tokens'):.0f}" for runs in (trl, mmrl))
+    step = [f"{trl_s:.2f}", f"{mmrl_s:.2f}", f"**{trl_s / mmrl_s:.2f}**", f"{aim}" if aim else ""]
+    return [name, *step, *update, *peaks, tokens]
 
 
 def main() -> None:
@@ -166,32 +120,14 @@ def main() -> None:
     if args.side:
         one_side(args)
         return
-    from mmrl.tiny.grounding import build
-
-    model = build(Path(tempfile.mkdtemp()) / "model")
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    for _ in range(args.rounds):
-        for side in SIDES:
-            command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--model", str(model)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
-            found[side].append(json.loads(done.stdout.strip().splitlines()[-1]))
-    report(found)
-
-
-def report(found: dict[str, list[dict[str, Any]]]) -> None:
-    print("| side | s/step (median) | s/step of each process | peak MiB | tokens/step | where the time goes (median s) |")
-    print("|---|---|---|---|---|---|")
-    middle: dict[str, float] = {}
-    for side, runs in found.items():
-        middle[side] = statistics.median(second for run in runs for second in run["seconds"])
-        each = ", ".join(f"{statistics.median(run['seconds']):.3f}" for run in runs)
-        peak = max(run["peak_mib"] for run in runs)
-        names = runs[0]["split"]
-        split = ", ".join(f"{name} {statistics.median(s for run in runs for s in run['split'][name]):.3f}" for name in names)
-        print(f"| {side} | {middle[side]:.3f} | {each} | {peak:.0f} | {runs[-1]['tokens']:.0f} | {split} |")
-    print(f"\nTRL / mmrl: {middle['trl'] / middle['mmrl']:.2f}x the seconds per step")
+    with tempfile.TemporaryDirectory() as folder:
+        args.model = args.model or build(Path(folder) / "model")
+        if args.profile:
+            profile(args)
+            return
+        found: list[Any] = measure(args)
+    write_json(args.json, {"settings": {**vars(args), "json": None}, "cases": found})
+    print(markdown(HEAD, map(row, found)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ELSEWHERE = {
     "datasets": ["tests/plugins", "tests/datasets"],
     "configs": ["tests/configs"],
     "examples": ["tests/docs"],
-    "benchmarks": ["tests/fuzz"],
+    "benchmarks": ["tests/benchmarks", "tests/fuzz"],
     "docs": ["tests/docs"],
     "README.md": ["tests/docs"],
     "CONTRIBUTING.md": ["tests/docs"],
