@@ -206,9 +206,13 @@ class Loop:
             x = mean + std * torch.randn_like(x)
             found.append(logprob(x, mean, std))
             states.append(x)
-        pixels = self.pipe.vae.decode(x / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
-        images = self.pipe.image_processor.postprocess(pixels, output_type="pil")
-        return {"states": states, "logprobs": torch.stack(found, 1), "text": text, "empty": empty, "images": images}
+        return {"states": states, "logprobs": torch.stack(found, 1), "text": text, "empty": empty, "images": self.decode(x)}
+
+    def decode(self, x: torch.Tensor) -> list[Any]:
+        """Pictures of latents, as diffusers' pipeline makes them."""
+        config = self.pipe.vae.config
+        pixels = self.pipe.vae.decode(x / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+        return self.pipe.image_processor.postprocess(pixels, output_type="pil")
 
     def step(self) -> None:
         args = self.args

@@ -54,7 +54,7 @@ TABLES = {
     "video-memory": Table("video_step.py --only leak --leak-steps 96", 1),
     "processes": Table("processes.py", 1.5, has_json=True),
     "overhead": Table("overhead.py", 1),
-    "engine": Table("engine_step.py", 2),
+    "engine": Table("engine_step.py", 2, has_json=True),
     "learn": Table("learn_vs_trl.py --seconds 150 --plot docs/assets/learn_vs_trl.svg", 25, by_default=False),
 }
 

@@ -119,3 +119,29 @@ def test_figures_are_kept_with_the_machine(script, tmp_path):
     kept = json.loads(file.read_text())
     assert kept["x"] == 1 and "torch" in kept["machine"]
     sides.write_json(None, {"x": 1})
+
+
+def test_a_machine_without_an_engine_says_so(script, tmp_path, monkeypatch, capsys):
+    engine = script("engine_step")
+    monkeypatch.setattr("sys.argv", ["engine_step.py", "--environment", str(tmp_path / "mine")])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    engine.main()
+    said = script("write_tables").tables_in(capsys.readouterr().out)
+    assert "| not measured: there is no environment of vLLM in mine: run `mmrl engine install`, or name" in said
+    assert str(tmp_path) not in said
+
+
+def test_rows_of_the_engine(script):
+    engine = script("engine_step")
+    way = {"ms": [30.0, 10.0, 20.0], "mib": 20.04, "gap": 3e-6, "missed": 0.2}
+    found = {
+        "tokens_per_s": {"mmrl": {32: [100.0, 300.0, 200.0]}, "vllm": {32: [40.0, 60.0, 50.0]}},
+        "gap": {"mmrl": 1e-6, "vllm": 2e-6},
+        "start_s": 25.4,
+        "file": way,
+        "lora": way,
+    }
+    speeds, weights = (table.splitlines()[2:] for table in engine.tables(found).split("\n\n"))
+    assert speeds == ["| 32 | 200 | 100 - 300 | 50 | 40 - 60 | 0.25 |"]
+    assert weights[1] == "| vLLM, the weights it starts with (25 s) |  |  |  | 2e-06 |  |"
+    assert weights[2] == "| vLLM, all weights by a file | 20.0 | 20 | 10 - 30 | 3e-06 | 2e-01 |"
