@@ -84,7 +84,8 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
     card, sizes = measures.Card(open_accelerator()), replace(measures.TINY, prompts=2, picture=2)
     model = models.vlm(tmp_path / "vlm", card.device, True)
     off, on = (measures.text(card, model, sizes, checkpointing, "repeated")["tflop"] for checkpointing in (False, True))
-    assert 0.75 * off < on <= off
+    # the head is read again in chunks too
+    assert 0.75 * off < on <= 1.02 * off
 
 
 def test_models_have_their_published_sizes(script, tmp_path):

@@ -35,9 +35,9 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
             seen["shard"] = weight.to_local().numel() / weight.numel()
         if hasattr(weight, "ds_tensor"):
             seen["shard"] = weight.ds_tensor.numel() / weight.ds_numel
-        seen["before"] = job.policy.state_dict()["weights"]
+        seen["before"] = job.policy.weights.state_dict()["weights"]
         fit(job, *rest)
-        seen["weights"] = job.policy.state_dict()["weights"]
+        seen["weights"] = job.policy.weights.state_dict()["weights"]
         job.policy.save(folder / "saved")
 
     name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES)[case]]
