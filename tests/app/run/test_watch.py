@@ -70,24 +70,36 @@ def watch(servers: Sequence[Watched], trainer: Watched, told: list[str], patienc
     return Watch(servers, trainer, [one.url for one in servers], patience_s, told.append)
 
 
-def meanwhile(act: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=act)
+def meanwhile(act: Callable[[], None], done: Path | None = None) -> threading.Thread:
+    """Act beside the test, and let trainers that wait for the file `done` end, even where acting failed."""
+
+    def and_end() -> None:
+        try:
+            act()
+        finally:
+            if done is not None:
+                done.touch()
+
+    thread = threading.Thread(target=and_end)
     thread.start()
     return thread
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Wait as long as it takes: a run that never gets there hangs in its test."""
-    while not true():
+    """Wait as long as it may take anywhere, but not for ever."""
+    for _ in range(15_000):
+        if true():
+            return
         time.sleep(0.02)
+    raise AssertionError("five minutes were not enough")
 
 
 def ends(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return state.rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -120,9 +132,8 @@ def test_a_server_that_dies_is_started_again_until_that_is_used_up(tmp_path: Pat
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda killed=killed: ends(killed))
             wait_until(lambda killed=killed: (told and one.running is None) or (len(told) == 1 and answers(one.url)))
-        file.touch()
 
-    thread = meanwhile(act)
+    thread = meanwhile(act, file)
     assert watch([one], trainers(UNTIL, file, 0), told).run() == 0
     thread.join()
     assert told[0] == "engine 0 died (exit code 137): it is started again, 0 more time(s) after this"
