@@ -118,8 +118,11 @@ class Loopback:
     def pid_of(self, fits: Callable[[str, list[str]], bool]) -> int:
         """The process of the launch whose command line and variables are like this."""
         for pid in descendants(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-            variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+                variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
             if fits(words, variables):
                 return pid
         raise AssertionError(f"no such process: {self.output[-3000:]}")

@@ -154,6 +154,8 @@ def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
     """In the names of presets, kinds and plug-ins."""
     rng, found = random.Random(1), Outcome()
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
+    # An address is nobody's name.
+    named = [(values, path) for values, path in named if "://" not in str(at(values, path))]
     for (_, name), (values, path) in {(path[-2:], at(values, path)): (values, path) for values, path in named}.items():
         for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
             found.note(f"{dotted_key(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)

@@ -6,7 +6,6 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import lengths
-from mmrl.core.protocols import Advantage, ComparesGroups
 from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
@@ -21,7 +20,7 @@ class EntropyControl:
     entropy is above `most`.
     """
 
-    inner: Advantage = field(default_factory=GroupNorm)
+    inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage A."""
     penalty: NonNegative = 0.1
     """Per nat of mean entropy."""
@@ -32,7 +31,7 @@ class EntropyControl:
 
     @property
     def min_group_size(self) -> int:
-        return self.inner.min_group_size if isinstance(self.inner, ComparesGroups) else 1
+        return self.inner.min_group_size
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -53,7 +52,7 @@ class NoveltyBonus:
     XRPO, arXiv:2510.06672, its sharpening: right answers that the policy found unlikely count more, by `most` of their advantage.
     """
 
-    inner: Advantage = field(default_factory=GroupNorm)
+    inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage A."""
     novelty: NonNegative = 2.5
     """Bonus per unit of 1 - eta."""
@@ -64,7 +63,7 @@ class NoveltyBonus:
 
     @property
     def min_group_size(self) -> int:
-        return self.inner.min_group_size if isinstance(self.inner, ComparesGroups) else 1
+        return self.inner.min_group_size
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Request
+from mmrl.training.state import copy_state
 from tests.support.flow_policies import PLANS, make, prompts
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 
@@ -35,7 +36,7 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, 
         for group in rollouts.groups
         for reading in readings
     }
-    state = policy.state_dict()
+    state = copy_state(policy.weights.state_dict())
     policy.load_state_dict(state)
     policy.save(saved)
     return {"rows": rows, "state": state}

@@ -12,6 +12,7 @@ import torch
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling
+from mmrl.training.state import copy_state
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 from tests.support.text_policies import logprobs, make, mixed, text_trace
 
@@ -41,7 +42,7 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path, lora: LoraSet
         for group in rollouts.groups
         for reading in readings
     }
-    state = policy.state_dict()
+    state = copy_state(policy.weights.state_dict())
     policy.load_state_dict(state)
     policy.save(saved)
     return {"rows": rows, "state": state, "kept": lora is not None and policy.net.features is not None}
