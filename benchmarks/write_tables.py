@@ -47,7 +47,7 @@ TABLES = {
     "decoding": Table("decode_step.py --rounds 1", 1.5, has_json=True),
     "flow": Table("flow_step.py --rounds 1 --steps 2", 1.5),
     "flow-wide": Table("flow_step.py --layers 12 --heads 12 --prompts 4 --group-size 8 --rows 32 --rounds 1 --steps 1", 2),
-    "flow-costs": Table("flow_costs.py --rounds 1 --steps 1", 2, has_json=True),
+    "flow-costs": Table("flow_costs.py --steps 1", 2, has_json=True),
     "video-decode": Table("video_step.py --only decode --repeats 2", 0.5),
     "video-group": Table("video_step.py --only group --frames 16 64 --repeats 1", 1),
     "video-step": Table("video_step.py --only step --frames 16 64 --repeats 1", 1.5),
