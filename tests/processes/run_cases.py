@@ -30,15 +30,16 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         return given
 
     def fitted(job: Job, *rest: Any) -> None:
-        weight: Any = next(iter(job.policy.parameters()))
+        policy: Any = job.policy
+        weight: Any = next(iter(policy.parameters()))
         if hasattr(weight, "to_local"):
             seen["shard"] = weight.to_local().numel() / weight.numel()
         if hasattr(weight, "ds_tensor"):
             seen["shard"] = weight.ds_tensor.numel() / weight.ds_numel
-        seen["before"] = job.policy.weights.state_dict()["weights"]
+        seen["before"] = policy.weights.state_dict()["weights"]
         fit(job, *rest)
-        seen["weights"] = job.policy.weights.state_dict()["weights"]
-        job.policy.save(folder / "saved")
+        seen["weights"] = policy.weights.state_dict()["weights"]
+        policy.save(folder / "saved")
 
     name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES)[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
