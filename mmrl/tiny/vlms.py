@@ -305,6 +305,74 @@ def gemma3() -> Built:
     return Gemma3ForConditionalGeneration(config), processor
 
 
+def qwen3_5() -> Built:
+    """Patches and positions of Qwen3-VL; three layers in four carry a recurrent state (gated delta net) instead of attention."""
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen3_5Config,
+        Qwen3_5ForConditionalGeneration,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
+    tokenizer = byte_tokenizer(QWEN_TOKENS)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    linear: Kwargs = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    patches: Kwargs = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = Qwen3_5Config(
+        text_config=token_ids(tokenizer, head_dim=8, rope_parameters={**rope, "partial_rotary_factor": 1.0})
+        | {**linear, "layer_types": ["linear_attention", "full_attention"]},
+        vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
+        **qwen_ids(tokenizer),
+    )
+    patches: Kwargs = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+    processor = Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}),
+        chat_template=qwen_template(),
+    )
+    return Qwen3_5ForConditionalGeneration(config), processor
+
+
+def glm4v() -> Built:
+    """Patches of 14 pixels merged 2 by 2; frames of a clip are written with the marks of pictures, each with its second."""
+    from transformers import (
+        Glm4vConfig,
+        Glm4vForConditionalGeneration,
+        Glm4vImageProcessor,
+        Glm4vProcessor,
+        Glm4vVideoProcessor,
+    )
+
+    named = {"image_token": "<|image|>", "video_token": "<|video|>"}
+    marks = {f"{end}_{kind}": f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")}
+    tokenizer = byte_tokenizer(named, others=list(marks.values()))
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in marks.items()}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
+    patches: Kwargs = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = Glm4vConfig(
+        text_config=token_ids(tokenizer, rope_parameters=rope),
+        vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "image_size": 56},
+        image_token_id=tokenizer.convert_tokens_to_ids(named["image_token"]),
+        video_token_id=tokenizer.convert_tokens_to_ids(named["video_token"]),
+        image_start_token_id=ids["begin_image"],
+        image_end_token_id=ids["end_image"],
+        video_start_token_id=ids["begin_video"],
+        video_end_token_id=ids["end_video"],
+    )
+    size: Kwargs = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
+    patches: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    around = "<|begin_of_{0}|><|{0}|><|end_of_{0}|>"
+    processor = Glm4vProcessor(
+        image_processor=Glm4vImageProcessor(**patches, size=size),
+        tokenizer=tokenizer,
+        video_processor=Glm4vVideoProcessor(**patches, size={"shortest_edge": 56 * 56, "longest_edge": 8 * 112 * 112}),
+        chat_template=chat_template(around.format("image"), around.format("video")),
+    )
+    return Glm4vForConditionalGeneration(config), processor
+
+
 FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
@@ -312,4 +380,6 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "internvl": internvl,
     "llava_onevision": llava_onevision,
     "gemma3": gemma3,
+    "qwen3_5": qwen3_5,
+    "glm4v": glm4v,
 }

@@ -14,7 +14,7 @@ from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3", "qwen3_5", "glm4v")
 FP32_BOUND = 2e-5
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from mmrl.policies.text.families.base import Family, Media
 from mmrl.policies.text.families.gemma import Gemma3
 from mmrl.policies.text.families.generic import Generic
+from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.idefics import Idefics, SmolVLM
 from mmrl.policies.text.families.internvl import InternVL
 from mmrl.policies.text.families.llava_onevision import LlavaOnevision
@@ -17,6 +18,8 @@ FAMILIES: dict[str, type[Family]] = {
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,
     "gemma3": Gemma3,
+    "glm4v": Glm4v,
+    "glm4v_moe": Glm4v,
 }
 
 __all__ = ["FAMILIES", "Family", "Media", "family_of"]

@@ -14,7 +14,7 @@ from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
 from mmrl.policies.video.settings import VideoSettings
 
-BOX_SPACES = {"qwen2_vl": "norm1000", "qwen2_5_vl": "resized", "qwen3_vl": "norm1000", "qwen3_vl_moe": "norm1000"}
+BOX_SPACES = {"qwen2_vl": "norm1000", "qwen2_5_vl": "resized", "qwen3_vl": "norm1000", "qwen3_vl_moe": "norm1000", "qwen3_5": "norm1000"}
 
 VIDEO_KEYS = frozenset({"pixel_values_videos", "video_grid_thw"})
 GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
