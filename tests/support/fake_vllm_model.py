@@ -54,10 +54,11 @@ class Model:
     def remember(self, look: Any) -> Any:
         """The vision part, which sees a picture once."""
 
-        def features(pixels: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        def features(*shown: Any, **named: Any) -> Any:
+            pixels = next(x for x in (*shown, *named.values()) if torch.is_tensor(x) and x.is_floating_point())
             key = hashlib.sha256(pixels.float().numpy().tobytes()).hexdigest()
             if key not in self.features:
-                self.features[key] = look(pixels, *rest, **named)
+                self.features[key] = look(*shown, **named)
             return copy.deepcopy(self.features[key])
 
         return features

@@ -15,6 +15,8 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3", "qwen3_5", "glm4v")
+PACKING = tuple(family for family in FAMILIES if family != "qwen3_5")
+"""Families whose language model reads packed rows."""
 FP32_BOUND = 2e-5
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 
 from mmrl.core.types import Rollouts, Sample
-from mmrl.policies.text.audit_positions import check_positions
+from mmrl.policies.text.audit_positions import check_positions, frames_of
 from mmrl.policies.text.encode import Encoded, check_media, name_in_file
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.templates import answer_template, messages
 from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.video.input import videos_of
 
 KEPT = 0.9
 """The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
@@ -96,7 +96,7 @@ def check_text(policy: TextHost, encoded: Encoded) -> None:
         raise ValueError(f"it has {len(encoded)} tokens and policy.max_prompt_tokens is {most}")
     if encoded.prompt is None:
         return
-    chat = messages(encoded.prompt, answer_template(policy.config.answer_format), policy.config.system_prompt)
+    chat = policy.encode.chat(encoded.prompt, [frames_of(policy, video) for video in videos_of(encoded.prompt)])
     whole: str = policy.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     marks = [policy.tokenizer.convert_ids_to_tokens(token) for token in sorted(policy.media_token_ids)]
     for mark in sorted(marks, key=len, reverse=True):

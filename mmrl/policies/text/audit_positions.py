@@ -13,6 +13,10 @@ from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import exists, videos_of, without_changes
 
 SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
+GLM_CLIP = re.compile(r"<\|begin_of_video\|>(.*?)<\|end_of_video\|>", re.DOTALL)
+GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+)")
+TIMED_BY_TEXT = ("qwen3", "glm")
+"""Kinds of models that read when a frame is shown."""
 ONE_DIGIT = 0.0501
 """Seconds that rounding to one digit takes or adds."""
 CLOSE = 1e-6
@@ -49,12 +53,11 @@ def frames_of(policy: TextHost, video: Video) -> Frames:
 
 def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
     config = family.config
-    kinds = {config.image_token_id: 1, config.video_token_id: 2}
-    types = torch.tensor([kinds.get(token, 0) for token in encoded.token_ids.tolist()])
+    types = torch.tensor(kinds_of(family, encoded.token_ids.tolist()))
     if encoded.type_ids is None or not torch.equal(encoded.type_ids.long(), types):
         raise ValueError("its token types do not mark exactly the placeholders of pictures (1) and clips (2)")
-    if config.model_type.startswith("qwen3"):
-        check_times_in_text(policy, encoded, clips)
+    if config.model_type.startswith(TIMED_BY_TEXT):
+        check_times_in_text(policy, family, encoded, clips)
     expected = torch.tensor(list(walk(family, encoded, clips))).T
     if expected.shape != encoded.positions.shape:
         raise ValueError(f"its positions are {tuple(encoded.positions.shape)} numbers instead of {tuple(expected.shape)}")
@@ -68,10 +71,29 @@ def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequen
         )
 
 
-def check_times_in_text(policy: TextHost, encoded: Encoded, clips: Sequence[Frames]) -> None:
-    """Qwen3-VL reads the time of every pair of frames."""
-    told = [float(x) for x in SECONDS.findall(policy.tokenizer.decode(encoded.token_ids.tolist()))]
-    pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
+def kinds_of(family: QwenVL, tokens: Sequence[int]) -> list[int]:
+    """0 text, 1 picture, 2 clip, token by token."""
+    config, found, inside = family.config, list[int](), False
+    for token in tokens:
+        # GLM writes frames with the placeholder of pictures, between marks of its own.
+        inside = token == config.video_start_token_id or (inside and token != config.video_end_token_id) if is_glm(family) else False
+        found.append({config.image_token_id: 2 if inside else 1, config.video_token_id: 2}.get(token, 0))
+    return found
+
+
+def is_glm(family: QwenVL) -> bool:
+    return family.config.model_type.startswith("glm")
+
+
+def check_times_in_text(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
+    """Qwen3-VL reads the time in the middle of every pair of frames, GLM the whole second of the first."""
+    text = policy.tokenizer.decode(encoded.token_ids.tolist())
+    if is_glm(family):
+        told = [float(x) for clip in GLM_CLIP.findall(text) for x in GLM_SECONDS.findall(clip)]
+        pairs = [float(int(time)) for clip in clips for time in clip.times[::2]]
+    else:
+        told = [float(x) for x in SECONDS.findall(text)]
+        pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
     if len(told) != len(pairs) or any(abs(a - b) > ONE_DIGIT for a, b in zip(told, pairs, strict=True)):
         raise ValueError(
             f"its clips are told to show frames at {told} seconds, but they were taken at {[round(x, 2) for x in pairs]}"
@@ -84,15 +106,15 @@ def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[
     Text counts on. A picture or clip spreads over time, height and width from there; what follows begins after the largest.
     """
     config = family.config
-    merge, tokens = config.vision_config.spatial_merge_size, encoded.token_ids.tolist()
-    grids = {config.image_token_id: pictures(encoded), config.video_token_id: clips_of(family, encoded, clips)}
+    merge, kinds = config.vision_config.spatial_merge_size, kinds_of(family, encoded.token_ids.tolist())
+    grids = {1: pictures(encoded), 2: clips_of(family, encoded, clips)}
     here, i = 0, 0
-    while i < len(tokens):
-        if tokens[i] not in grids:
+    while i < len(kinds):
+        if kinds[i] not in grids:
             yield here, here, here
             here, i = here + 1, i + 1
             continue
-        ticks, height, width = next(grids[tokens[i]])
+        ticks, height, width = next(grids[kinds[i]])
         height, width = height // merge, width // merge
         for tick in ticks:
             for row in range(height):
@@ -109,6 +131,9 @@ def pictures(encoded: Encoded) -> Iterator[tuple[list[int], int, int]]:
 
 def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[int], int, int]]:
     """The moment of each pair of frames, in positions from the first one, and its patches."""
+    if is_glm(family):
+        yield from pictures(encoded)
+        return
     grids, kind = encoded.media.get("video_grid_thw"), family.config.model_type
     for (t, h, w), clip in zip([] if grids is None else grids.tolist(), clips, strict=True):
         if kind.startswith("qwen3"):

@@ -89,11 +89,12 @@ class Encoder:
         """
         videos = [video for media in prompt.media if (video := as_video(media))]
         pictures = [open_picture(source, prompt.id) for source in prompt.media if not as_video(source)]
-        chat = messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt)
+        # Markers that do not fit are said before clips are decoded.
+        self.chat(prompt)
         try:
             clips = [self.videos(video) for video in videos]
             self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
-            encoded = self._encode(prompt.id, chat, pictures, clips)
+            encoded = self._encode(prompt, pictures, clips)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
             raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
@@ -101,7 +102,7 @@ class Encoder:
     def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
         kind = self.family.config.model_type
         if num_frames and not self.family.sees_videos:
-            raise ValueError(f"{kind} takes no clips here: use Qwen2.5-VL, Qwen3-VL, SmolVLM2 or InternVL")
+            raise ValueError(f"{kind} takes no clips here: use Qwen2.5-VL, Qwen3-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3")
         if len(set(num_frames)) > 1 and not self.family.clips_differ:
             raise ValueError(
                 f"{kind} wants as many frames of every clip of a prompt, not {', '.join(map(str, num_frames))}: "
@@ -110,7 +111,16 @@ class Encoder:
         if num_frames and num_pictures and not self.family.mixes_kinds:
             raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
 
-    def _encode(self, prompt_id: str, chat: list[Message], pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
+    def chat(self, prompt: Prompt, clips: Sequence[Frames] = ()) -> list[Message]:
+        """The prompt as its chat template takes it, its clips as this model is shown them; ValueError for markers that do not fit."""
+        shown = clips if self.family.frames_are_pictures else ()
+        return messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt, shown)
+
+    def _encode(self, prompt: Prompt, pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
+        chat, sizes = self.chat(prompt, clips), [picture.size for picture in pictures]
+        times = tuple(map(clip_time, clips))
+        if self.family.frames_are_pictures:
+            pictures, clips = with_frames(prompt, pictures, clips), []
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
@@ -129,9 +139,19 @@ class Encoder:
         media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
         check_media(self.family, token_ids, media)
         positions = self.family.positions(self.core, token_ids, types, media, clips)
-        seen = self.family.seen_sizes([picture.size for picture in pictures], media)
-        sizes = tuple(MediaSize(p.width, p.height, width, height) for p, (width, height) in zip(pictures, seen, strict=True))
-        return Encoded(prompt_id, token_ids, positions, types, media, sizes, tuple(map(clip_time, clips)))
+        seen = self.family.seen_sizes(sizes, media)
+        shown = tuple(MediaSize(*size, *own) for size, own in zip(sizes, seen, strict=True))
+        return Encoded(prompt.id, token_ids, positions, types, media, shown, times)
+
+
+def with_frames(prompt: Prompt, pictures: Sequence[Image.Image], clips: Sequence[Frames]) -> list[Image.Image]:
+    """Pictures and frames of clips in the order of the prompt's media."""
+    own, rest = iter(pictures), iter(clips)
+    return [
+        picture
+        for media in prompt.media
+        for picture in (map(Image.fromarray, next(rest).pixels) if as_video(media) else [next(own)])
+    ]
 
 
 def name_in_file(prompt: Prompt) -> str:

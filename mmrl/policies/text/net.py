@@ -96,7 +96,7 @@ class TextNet(nn.Module):
 
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
-        features = self.core.get_image_features(**self.collate([self.stand_in]), return_dict=True)
+        features = self.family.look(self.core, "image", [self.moved(self.stand_in)])
         levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
         return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
 
@@ -155,7 +155,7 @@ class TextNet(nn.Module):
             position_ids=axes(prompts.positions),
             use_cache=True,
             **self.types(prompts.type_ids),
-            **(self.collate(prompts.media) if self.features is None else self.vision(prompts.media, range(len(prompts.media)))),
+            **self.vision(prompts.media, range(len(prompts.media))),
         )
         return out.last_hidden_state[:, -1], out.past_key_values
 
@@ -177,7 +177,11 @@ class TextNet(nn.Module):
 
     def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
         """Pictures of several prompts as one forward takes them, on the device of the model."""
-        return self.family.collate([{name: x.to(self.device) for name, x in one.items()} for one in media])
+        return self.family.collate([self.moved(one) for one in media])
+
+    def moved(self, media: Media) -> Media:
+        """Pictures of one prompt on the device of the model."""
+        return {name: x.to(self.device) for name, x in media.items()}
 
     def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
@@ -197,8 +201,7 @@ class TextNet(nn.Module):
             if None in counts:
                 return self.collate([media[i] for i in rows])
             if any(own):
-                look = self.core.get_image_features if kind == "image" else self.core.get_video_features
-                features = look(**self.collate(own), return_dict=True)
+                features = self.family.look(self.core, kind, [self.moved(one) for one in own])
                 starts = torch.tensor([0, *counts]).cumsum(0).tolist()
                 index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)

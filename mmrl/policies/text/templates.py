@@ -1,8 +1,10 @@
 """A prompt as chat messages: where pictures stand, and what the model is told about its answer."""
 
 import re
+from collections.abc import Iterator, Sequence
 
 from mmrl.core.types import Prompt
+from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import as_video
 
 MARKERS = re.compile("<(image|video)>")
@@ -30,8 +32,11 @@ def answer_template(answer_format: str) -> str:
     return answer_format
 
 
-def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[Message]:
+def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequence[Frames] = ()) -> list[Message]:
     """The prompt as a chat of one turn. Media stand at their `<image>` and `<video>` markers, or first when it has none.
+
+    Args:
+        clips: the prompt's, for a model that sees their frames as pictures; none for others.
 
     Raises:
         ValueError: the markers do not fit the media.
@@ -50,10 +55,18 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "") -> list[Mes
     before, after = template.split(QUESTION, 1)
     texts[0], texts[-1] = before + texts[0], texts[-1] + after
     parts: list[Message] = []
+    rest = iter(clips)
     for i, text in enumerate(texts):
         if i:
-            parts.append({"type": markers[i - 1]})
+            parts += frame_parts(next(rest)) if clips and markers[i - 1] == "video" else [{"type": markers[i - 1]}]
         if text:
             parts.append({"type": "text", "text": text})
     system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []
     return [*system, {"role": "user", "content": parts}]
+
+
+def frame_parts(clip: Frames) -> Iterator[Message]:
+    """Each frame of a clip as a picture."""
+    for time in clip.times:
+        yield {"type": "text", "text": f"<{time:.1f} seconds>"}
+        yield {"type": "image"}

@@ -56,7 +56,7 @@ def test_what_is_written_does_not_depend_on_when_one_looks(tiny, stop):
     assert not bool(found[1].logprobs[after].any())
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma3"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"gemma3", "qwen3_5"}))
 @pytest.mark.parametrize("padded", [True, False])
 def test_nothing_is_asked_of_the_device_between_looks(tiny, family, padded):
     policy = make(tiny(family))

@@ -92,7 +92,7 @@ def test_family_is_chosen_by_model_type(tiny):
     from transformers import AutoConfig
 
     names = [type(family_of(AutoConfig.from_pretrained(tiny(family)))).__name__ for family in FAMILIES]
-    assert names == ["QwenVL", "QwenVL", "SmolVLM", "InternVL", "LlavaOnevision", "Gemma3"]
+    assert names == ["QwenVL", "QwenVL", "SmolVLM", "InternVL", "LlavaOnevision", "Gemma3", "QwenVL", "Glm4v"]
 
 
 def test_padding_prompts_on_the_left(tiny):

@@ -27,7 +27,7 @@ from tests.support.text_policies import (
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, family):
-    shared, repeated = make(tiny(family), prefix="packed"), make(tiny(family), prefix="repeated")
+    shared, repeated = make(tiny(family), prefix="auto"), make(tiny(family), prefix="repeated")
     rollouts = shared.rollout(mixed())
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     assert rollouts.action_mask.sum() > 0

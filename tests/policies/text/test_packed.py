@@ -18,7 +18,7 @@ from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.packing import worth_packing
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
-from tests.support.text_policies import FAMILIES, gradients, logprobs, make, mixed, picture, text_trace
+from tests.support.text_policies import PACKING, gradients, logprobs, make, mixed, picture, text_trace
 
 LONG = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the shade. " * 2
 CLOSE = 3e-6
@@ -72,7 +72,7 @@ def worst(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PACKING)
 def test_log_probabilities_entropies_and_every_gradient_are_those_of_repeated_prompts(tiny, family, lora, monkeypatch):
     policy = make(tiny(family), lora=lora, gradient_checkpointing=True)
     for name, weight in policy.net.model.named_parameters():

@@ -151,9 +151,13 @@ def test_frozen_weights_do_not_move(tiny):
 def test_automatic_adapters_sit_in_the_language_model_only(tiny, family):
     found = {name for name, weight in make(tiny(family), lora=LORA).net.model.named_parameters() if weight.requires_grad}
     layers = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in found}
-    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    attention, mlp = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+    linear = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"}
+    own = {"qwen3_5": attention | mlp | linear, "glm4v": attention | {"gate_up_proj", "down_proj"}}
+    assert layers == own.get(family, attention | mlp)
     assert all(name.startswith(("model.language_model", "model.text_model")) for name in found)
-    assert len(found) == 2 * 7 * 2  # two layers, seven linear maps, A and B
+    # two layers, their linear maps, A and B
+    assert len(found) == {"qwen3_5": 2 * (3 + 5 + 3 + 4), "glm4v": 2 * 6 * 2}.get(family, 2 * 7 * 2)
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])

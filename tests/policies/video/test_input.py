@@ -8,6 +8,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import ClipTime, Prompt, Reading, Request, Video
@@ -28,9 +29,10 @@ from tests.support.text_policies import (
 from tests.support.videos import even, read_number, uneven, write_video
 
 SIZES = {"qwen2_5_vl": (112, 56), "qwen3_vl": (128, 64), "smolvlm": (128, 64), "internvl": (128, 64)}
+SIZES |= {"llava_onevision": (128, 64), "gemma3": (128, 64), "qwen3_5": (128, 64), "glm4v": (112, 56)}
 """Sizes that the Qwen processors leave as they are."""
 FAMILIES = tuple(SIZES)
-QWEN = ("qwen2_5_vl", "qwen3_vl")
+QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 TRUE = {"even": even(100), "uneven": uneven(60)}
 HERE = VideoSettings(workers=0)
 
@@ -82,7 +84,7 @@ def test_the_model_sees_the_promised_frames_and_is_told_their_times(tiny, clips,
     start = video.start or 0.0
     times = [TRUE[name][number] - start for number in numbers]
     np.testing.assert_allclose(times, promised.times, atol=1.1e-3)
-    if family == "qwen3_vl":
+    if family != "qwen2_5_vl":
         told = [float(x) for x in re.findall(r"<([\d.]+) seconds>", policy.tokenizer.decode(encoded.token_ids))]
         pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=True)]
         # written with one digit
@@ -106,7 +108,7 @@ def test_time_runs_on_the_models_own_rule_where_frames_are_even(tiny, clips):
     assert (seen - seen[0]).unique().tolist() == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("family", QWEN)
+@pytest.mark.parametrize("family", [*QWEN, "glm4v", "llava_onevision"])
 def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
     """Frames read by hand, the metadata of the file, the processor's own resizing, one plain forward per row."""
     policy = policy_of(tiny, family)
@@ -130,7 +132,8 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
         completion = torch.tensor([ids_of(sample)])
         whole = dict(fed) | {"input_ids": torch.cat([fed["input_ids"], completion], 1)}
         whole["attention_mask"] = torch.ones_like(whole["input_ids"])
-        whole["mm_token_type_ids"] = torch.cat([fed["mm_token_type_ids"], torch.zeros_like(completion)], 1)
+        if "mm_token_type_ids" in fed:
+            whole["mm_token_type_ids"] = torch.cat([fed["mm_token_type_ids"], torch.zeros_like(completion)], 1)
         if family == "qwen2_5_vl":
             whole["position_ids"] = counted_on(model, whole)
         with torch.no_grad():
@@ -139,6 +142,20 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
         expected = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
         noted = rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(expected)]
         torch.testing.assert_close(noted, expected, atol=FP32_BOUND, rtol=0)
+
+
+def test_gemma_is_shown_the_frames_of_a_clip_as_pictures_after_their_times(tiny, clips):
+    """As one writes them by hand: the text of a time, then a picture, for every frame; other pictures stay where they were."""
+    policy = policy_of(tiny, "gemma3")
+    video, own = Video(clips["gemma3", "even"], frames=4), picture(0)
+    frames = policy.encode.videos(video)
+    shown = [Image.fromarray(pixels) for pixels in frames.pixels]
+    text = "<image> and " + "".join(f"<{time:.1f} seconds><image>" for time in frames.times) + "?"
+    encoded = policy.encode(Prompt("clip", "<image> and <video>?", (own, video)))
+    by_hand = policy.encode(Prompt("hand", text, (own, *shown)))
+    assert encoded.token_ids.tolist() == by_hand.token_ids.tolist()
+    torch.testing.assert_close(encoded.media["pixel_values"], by_hand.media["pixel_values"], rtol=0, atol=0)
+    assert len(encoded.sizes) == 1 and encoded.clips == (ClipTime(4.0, 25.0, 4),)
 
 
 def counted_on(model: Any, whole: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -172,14 +189,14 @@ def mixed(clips: Any, family: str) -> list[Request]:
         Prompt("pictures", "<image> or <image>", (picture(1), picture(2, 90, 40))),
         Prompt("text", "hi"),
     ]
-    if family != "smolvlm":
+    if family not in ("smolvlm", "glm4v"):
         prompts.append(Prompt("both", "<video> has <image>?", (Video(uneven, frames=6), picture(3))))
     return [Request(prompt, 1 + i % 2, i, seed=i) for i, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_batches_read_as_they_were_sampled_both_ways(tiny, clips, family):
-    shared, repeated = (policy_of(tiny, family, prefix=prefix) for prefix in ("packed", "repeated"))
+    shared, repeated = (policy_of(tiny, family, prefix=prefix) for prefix in ("auto", "repeated"))
     rollouts = shared.rollout(mixed(clips, family))
     audit(text_trace(rollouts.trace))
     for policy in (shared, repeated):
@@ -203,8 +220,7 @@ def test_placeholders_are_vision_features(tiny, clips, family):
         encoded = policy.encode(request.prompt)
         given = 0
         for kind, media in policy.family.kinds(encoded.media).items():
-            look = policy.net.core.get_image_features if kind == "image" else policy.net.core.get_video_features
-            features = look(**policy.family.collate([media]), return_dict=True).pooler_output
+            features = policy.family.look(policy.net.core, kind, [media]).pooler_output
             assert len(features) == policy.family.entries(encoded.media, kind)
             given += sum(entry.shape[:-1].numel() for entry in features)
         held = [int((encoded.token_ids == token).sum()) for token in policy.family.placeholders(encoded.media)]
@@ -303,8 +319,8 @@ def test_what_does_not_fit_is_named(tiny, clips):
         policy.encode(Prompt("p9", "?", (Video(video.source, start=9.0),)))
     with pytest.raises(ValueError, match=r"prompt 'p9': (Found 1 <.video_pad.> tokens in the text|its text holds 1 video)"):
         policy.encode(Prompt("p9", "<|video_pad|>", (picture(0),)))
-    with pytest.raises(ValueError, match="prompt 'p9': gemma3 takes no clips"):
-        policy_of(tiny, "gemma3").encode(Prompt("p9", "?", (video,)))
+    with pytest.raises(ValueError, match="prompt 'p9': glm4v takes pictures or clips in one prompt"):
+        policy_of(tiny, "glm4v").encode(Prompt("p9", "<video> <image>", (video, picture(0))))
     with pytest.raises(ValueError, match="prompt 'p9': smolvlm takes pictures or clips in one prompt"):
         policy_of(tiny, "smolvlm").encode(Prompt("p9", "<video> <image>", (video, picture(0))))
     with pytest.raises(ValueError, match="prompt 'p9': internvl wants as many frames of every clip of a prompt, not 4, 6"):

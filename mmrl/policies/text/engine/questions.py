@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
+from PIL import Image
+
 from mmrl.core.types import Prompt
 from mmrl.policies.text.encode import Encoded, open_picture
 from mmrl.policies.text.engine.facts import Facts
 from mmrl.policies.text.engine.wire.media import clip_part, picture_part
 from mmrl.policies.text.engine.wire.request import Question
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.templates import answer_template, messages
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import as_video, videos_of
 
@@ -20,19 +21,22 @@ def question_of(host: TextHost, encoded: Encoded) -> Question:
     """The prompt with one placeholder per picture or clip, and the media beside it, as the model's processor gets them."""
     prompt = encoded.prompt
     assert prompt is not None
-    parts = [media_part(host, media, prompt) for media in prompt.media]
+    parts = [part for media in prompt.media for part in media_parts(host, media, prompt)]
     return Question(short_ids(host, prompt), parts, encoded.token_ids.tolist(), prompt.id)
 
 
-def media_part(host: TextHost, media: object, prompt: Prompt) -> dict[str, str]:
-    """A picture or a clip of a prompt as it is sent."""
+def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:
+    """A picture or a clip of a prompt as it is sent: one part, or one per frame where frames are pictures."""
     video = as_video(media)
-    return picture_part(open_picture(media, prompt.id)) if video is None else clip_part(host.encode.videos(video).pixels)
+    if video is None:
+        return [picture_part(open_picture(media, prompt.id))]
+    frames = host.encode.videos(video).pixels
+    return [picture_part(Image.fromarray(frame)) for frame in frames] if host.family.frames_are_pictures else [clip_part(frames)]
 
 
 def short_ids(host: TextHost, prompt: Prompt) -> list[int]:
     """The token ids of the chat before the processor makes room for vision features."""
-    chat = messages(prompt, answer_template(host.config.answer_format), host.config.system_prompt)
+    chat = host.encode.chat(prompt, [host.encode.videos(video) for video in videos_of(prompt)])
     text = host.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     bos = host.tokenizer.bos_token
     # A template that writes the first token itself must not get another one from the tokenizer.
@@ -45,7 +49,7 @@ def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[Facts]) -> str
 
     A server is sent frames without their times, and takes the k-th to stand at k / fps seconds.
     """
-    if encoded.prompt is None:
+    if encoded.prompt is None or host.family.frames_are_pictures:
         return ""
     for video in videos_of(encoded.prompt):
         frames = host.encode.videos(video)

@@ -35,6 +35,8 @@ class Family:
     """True: takes clips as well as pictures."""
     mixes_kinds: bool = True
     """May one prompt hold pictures and clips?"""
+    frames_are_pictures: bool = False
+    """Its makers show it clips as pictures in a row: each frame becomes one, after its time in seconds."""
     clips_differ: bool = False
     """May the clips of one prompt have different numbers of frames?"""
     frame_multiple: int = 1
@@ -84,6 +86,11 @@ class Family:
         """Pictures of several prompts, in order, as one forward takes them; prompts without pictures have no tensors."""
         keys = dict.fromkeys(key for one in media for key in one)
         return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
+
+    def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
+        """The vision output of pictures or of clips (`kind`) of several prompts, on the model's device: one pass of the tower."""
+        find = core.get_image_features if kind == "image" else core.get_video_features
+        return find(**self.collate(media), return_dict=True)
 
     def kinds(self, media: Media) -> dict[str, Media]:
         """The tensors of pictures and those of clips, apart; a kind that is not there has no entry."""

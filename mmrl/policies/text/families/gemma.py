@@ -7,7 +7,11 @@ from mmrl.policies.text.families.base import Family, Media
 
 @dataclass(frozen=True)
 class Gemma3(Family):
-    """pixel_values holds one row per picture (or per crop, where pan and scan is on)."""
+    """pixel_values holds one row per picture (or per crop, where pan and scan is on). Clips come as pictures in a row."""
+
+    sees_videos: bool = True
+    frames_are_pictures: bool = True
+    clips_differ: bool = True
 
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)

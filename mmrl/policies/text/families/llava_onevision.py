@@ -1,7 +1,11 @@
 """LLaVA-OneVision: a lone picture is cut into tiles (anyres), several pictures are seen whole."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from mmrl.policies.text.families.base import Family, Media
 
@@ -10,13 +14,45 @@ from mmrl.policies.text.families.base import Family, Media
 class LlavaOnevision(Family):
     """pixel_values is (pictures, tiles, 3, h, w); prompts with fewer tiles are padded, and `image_sizes` tells which are real.
 
-    `batch_num_images` must go along: without it the model tiles every picture.
+    `batch_num_images` must go along: without it the model tiles every picture. Clips are (clips, frames, 3, h, w): a quarter of
+    the features of each frame, and one newline after the last.
     """
 
-    media_keys: frozenset[str] = frozenset({"pixel_values", "image_sizes", "batch_num_images"})
+    media_keys: frozenset[str] = frozenset({"pixel_values", "image_sizes", "batch_num_images", "pixel_values_videos"})
+    video_keys: frozenset[str] = frozenset({"pixel_values_videos"})
+    sees_videos: bool = True
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector", "image_newline")
     language: tuple[str, ...] = ("language_model",)
+
+    def placeholders(self, media: Media) -> dict[int, int | None]:
+        kinds = self.kinds(media)
+        return {
+            self.config.image_token_id: self.num_features(kinds.get("image", {})),
+            self.config.video_token_id: self.entries(kinds.get("video", {}), "video"),
+        }
+
+    def entries(self, media: Media, kind: str = "image") -> int:
+        """Clips have an entry per feature, so that those of different lengths stand side by side."""
+        if kind == "image":
+            return len(media["pixel_values"]) if "pixel_values" in media else 0
+        if "pixel_values_videos" not in media:
+            return 0
+        clips, frames = media["pixel_values_videos"].shape[:2]
+        side = self.config.vision_config.image_size // self.config.vision_config.patch_size
+        return clips * (frames * math.ceil(side / 2) ** 2 + 1)
+
+    def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
+        """All frames of all clips as one long clip, whose features are dealt out again, each clip's with its newline."""
+        if kind == "image":
+            return super().look(core, kind, media)
+        clips = [clip for one in media if one for clip in one["pixel_values_videos"]]
+        output = core.get_video_features(pixel_values_videos=torch.cat(clips)[None], return_dict=True)
+        frames, newline = output.pooler_output[0, :-1], output.pooler_output[0, -1:]
+        each = len(frames) // sum(map(len, clips))
+        dealt = frames.split([each * len(clip) for clip in clips])
+        output.pooler_output = torch.cat([torch.cat([features, newline]) for features in dealt])[:, None]
+        return output
 
     def num_features(self, media: Media) -> int:
         """A lone picture: its whole view, then the tiles without their padding and one newline per row of features."""

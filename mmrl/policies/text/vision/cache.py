@@ -117,9 +117,8 @@ class VisionCache:
         for key, (kind, tensors) in wanted.items():
             if key in found:
                 continue
-            look = core.get_image_features if kind == "image" else core.get_video_features
-            shown = self.family.collate([{name: x.to(device) for name, x in tensors.items()}])
-            found[key] = Features.of(look(**shown, return_dict=True))
+            shown = {name: x.to(device) for name, x in tensors.items()}
+            found[key] = Features.of(self.family.look(core, kind, [shown]))
             self._keep(key, found[key], next(iter(tensors.values())))
         ready = {key: features.to(device) for key, features in found.items()}
         return [{kind: ready[key_of(own, kind)] for kind, own in kinds.items()} for kinds in split]
