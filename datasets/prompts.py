@@ -1,7 +1,8 @@
-"""Prompts to draw pictures from: a text file, a JSONL file, the texts themselves, or prompts made up on the spot.
+"""Prompts to draw pictures from, or questions to answer: a text file, a JSONL file, the texts themselves, or made up on the spot.
 
     a red fox in the snow                                  one prompt per line of a .txt file
     {"prompt": "a red fox", "id": "7", "animal": "fox"}    one object per line of a .jsonl file
+    {"prompt": "What is 3 + 4?", "answer": 7}              a question, whose `answer` is the prompt's
 
 Further columns reach the rewards in `prompt.columns`. Ids are those of the file or the numbers of its lines.
 
@@ -89,4 +90,5 @@ def _prompt(row: Row, column: str) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"column {column} is {text!r}: it must hold the text of the prompt")
     columns = {name: value for name, value in row.values.items() if name not in (column, "id")}
-    return Prompt(str(row.values.get("id", row.number)), text, columns={**columns, FILE_ROW: row.place})
+    columns[FILE_ROW] = row.place
+    return Prompt(str(row.values.get("id", row.number)), text, answer=row.values.get("answer"), columns=columns)

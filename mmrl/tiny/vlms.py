@@ -46,7 +46,7 @@ def build(family: str, folder: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         model, processor = FAMILIES[family]()
         draw_weights(model)
-    tokenizer = processor.tokenizer
+    tokenizer = getattr(processor, "tokenizer", processor)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.bos_token_id = tokenizer.bos_token_id
@@ -317,11 +317,16 @@ def qwen3_5() -> Built:
 
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    linear: Kwargs = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    linear: Kwargs = {
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    }
     patches: Kwargs = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = Qwen3_5Config(
         text_config=token_ids(tokenizer, head_dim=8, rope_parameters={**rope, "partial_rotary_factor": 1.0})
-        | {**linear, "layer_types": ["linear_attention", "full_attention"]},
+        | {**heads, "layer_types": ["linear_attention", "full_attention"]},
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
         **qwen_ids(tokenizer),
     )
@@ -373,6 +378,31 @@ def glm4v() -> Built:
     return Glm4vForConditionalGeneration(config), processor
 
 
+def text_template() -> str:
+    """Turns between <|im_start|> and <|im_end|>, whose messages are plain text, as models without eyes have it."""
+    turn = f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{STOP}\n"
+    opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
+    return f"{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
+
+
+def qwen3() -> Built:
+    """A language model without eyes: text alone."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.chat_template = text_template()
+    return Qwen3ForCausalLM(Qwen3Config(**token_ids(tokenizer, head_dim=8))), tokenizer
+
+
+def llama() -> Built:
+    """Another one, whose tokenizer writes a first token."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_tokenizer({}, bos="<bos>")
+    tokenizer.chat_template = "{{ bos_token }}" + text_template()
+    return LlamaForCausalLM(LlamaConfig(**token_ids(tokenizer))), tokenizer
+
+
 FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
@@ -382,4 +412,6 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "gemma3": gemma3,
     "qwen3_5": qwen3_5,
     "glm4v": glm4v,
+    "qwen3": qwen3,
+    "llama": llama,
 }

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,6 +47,7 @@ def main() -> None:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"
     print_loading()
+    hush_libraries()
     try:
         app()
     except BaseException as error:  # noqa: BLE001 - whatever is no sentence is raised again
@@ -61,6 +63,12 @@ def print_loading() -> None:
     loading.setLevel(logging.INFO)
     loading.propagate = False
     loading.handlers = [logging.StreamHandler()]
+
+
+def hush_libraries() -> None:
+    """Leave out what a library says to another one's makers."""
+    # peft asks transformers by a name that transformers has renamed.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
 def print_version(wanted: bool) -> None:

@@ -45,8 +45,9 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False) ->
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
     from mmrl.policies.text.loading import load_weights
 
-    stored = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).dtype or torch.float32
-    model = load_weights(base, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    stored = config.dtype or torch.float32
+    model = load_weights(base, config, dtype=torch.float32, trust_remote_code=trust_remote_code)
     merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
     drop_adapter(folder)
     merged.to(stored).save_pretrained(folder)
@@ -76,10 +77,13 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
     """The share of peft's adapter in `folder`, by the names of the stored weights; None where files do not allow it."""
     from peft import LoraConfig, get_peft_model
     from peft.utils import load_peft_weights
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
+    from mmrl.policies.text.loading import model_class
+
+    config = AutoConfig.from_pretrained(base)
     with torch.device("meta"):
-        model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(base))
+        model: Any = model_class(config).from_config(config)
         names = checkpoint_names(model, stored)
         settings = LoraConfig.from_pretrained(str(folder))
         if type(settings) is not LoraConfig:

@@ -123,11 +123,13 @@ class TextModality:
 
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
+        seeing = policy.family.sees_pictures
+        model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
         return (
-            "from transformers import AutoModelForImageTextToText, AutoProcessor",
+            f"from transformers import AutoModelFor{model}, Auto{other}",
             "",
-            'model = AutoModelForImageTextToText.from_pretrained("THIS_FOLDER")',
-            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+            f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER")',
+            f'{other.lower()} = Auto{other}.from_pretrained("THIS_FOLDER")',
         )
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:

@@ -76,7 +76,9 @@ def kinds_of(family: QwenVL, tokens: Sequence[int]) -> list[int]:
     config, found, inside = family.config, list[int](), False
     for token in tokens:
         # GLM writes frames with the placeholder of pictures, between marks of its own.
-        inside = token == config.video_start_token_id or (inside and token != config.video_end_token_id) if is_glm(family) else False
+        inside = (
+            token == config.video_start_token_id or (inside and token != config.video_end_token_id) if is_glm(family) else False
+        )
         found.append({config.image_token_id: 2 if inside else 1, config.video_token_id: 2}.get(token, 0))
     return found
 

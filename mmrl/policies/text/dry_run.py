@@ -38,7 +38,7 @@ def load_meta(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: neither a folder nor a model whose config the hub gave, or no processor.
-        ValueError: a model that takes no pictures, or of which nothing would train.
+        ValueError: a model that does not write, or of which nothing would train.
     """
     model, family = meta_model(config)
     processor, packs = load_processor(config, family), prepare_packing(model, family, config, weights=False)
@@ -50,10 +50,8 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
 
     Raises:
         FileNotFoundError: neither a folder nor a model whose config the hub gave.
-        ValueError: a model that takes no pictures, or of which nothing would train.
+        ValueError: a model that does not write, or of which nothing would train.
     """
-    from transformers import AutoModelForImageTextToText
-
     model_config = loading.load_config(config)
     family = family_of(model_config)
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
@@ -62,7 +60,7 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
     half = config.dtype == "bfloat16" and config.lora is not None
     options["dtype"] = torch.bfloat16 if half else torch.float32
     with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(model_config, **options)
+        model = loading.model_class(model_config).from_config(model_config, **options)
         loading.switch_off_dropout(model)
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
@@ -243,11 +241,9 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     Raises:
         FileNotFoundError: there is none.
     """
-    from transformers import AutoProcessor
-
     try:
         with loading.refusing_code(config.model):
-            processor = AutoProcessor.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+            processor = loading.processor_of(config, family)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise

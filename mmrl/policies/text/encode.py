@@ -101,8 +101,10 @@ class Encoder:
 
     def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
         kind = self.family.config.model_type
+        if (num_frames or num_pictures) and not self.family.sees_pictures:
+            raise ValueError(f"{kind} takes text alone: use a vision-language model, or leave pictures and clips out of the data")
         if num_frames and not self.family.sees_videos:
-            raise ValueError(f"{kind} takes no clips here: use Qwen2.5-VL, Qwen3-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3")
+            raise ValueError(f"{kind} takes no clips here: use Qwen-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3")
         if len(set(num_frames)) > 1 and not self.family.clips_differ:
             raise ValueError(
                 f"{kind} wants as many frames of every clip of a prompt, not {', '.join(map(str, num_frames))}: "
@@ -112,7 +114,7 @@ class Encoder:
             raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
 
     def chat(self, prompt: Prompt, clips: Sequence[Frames] = ()) -> list[Message]:
-        """The prompt as its chat template takes it, its clips as this model is shown them; ValueError for markers that do not fit."""
+        """The prompt as chat templates take it, with its clips as this model is shown them; ValueError for markers that do not fit."""
         shown = clips if self.family.frames_are_pictures else ()
         return messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt, shown)
 
@@ -232,6 +234,7 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
     )
 
 
-def stand_in_prompt() -> Prompt:
-    """A prompt with a small grey picture, for a process that has none of its own to look at."""
-    return Prompt("stand-in", media=(Image.new("RGB", (64, 64), (99, 99, 99)),))
+def stand_in_prompt(family: Family) -> Prompt:
+    """A prompt with a small grey picture if the model sees any, for a process that has none of its own to look at."""
+    grey = (Image.new("RGB", (64, 64), (99, 99, 99)),)
+    return Prompt("stand-in", media=grey if family.sees_pictures else ())

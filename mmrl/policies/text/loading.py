@@ -16,8 +16,9 @@ from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.families import Family, family_of
+from mmrl.policies.text.families import Family, family_of, is_text_only
 from mmrl.policies.text.families.generic import Generic
+from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 
@@ -44,27 +45,23 @@ def load(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: a model that takes no pictures, that cannot chat, of which nothing would train, whose checkpoint is
+        ValueError: a model that does not write, that cannot chat, of which nothing would train, whose checkpoint is
             broken or not whole, or that cannot read packed rows though the config wants them.
     """
-    from transformers import AutoProcessor
-
     model_config = load_config(config)
     family = family_of(model_config)
     remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
-        processor = AutoProcessor.from_pretrained(config.model, **remote)
-    if getattr(processor, "image_processor", None) is None or not getattr(processor, "chat_template", None):
-        lacking = "chat template" if getattr(processor, "image_processor", None) else "image processor"
-        raise ValueError(f"policy.model {config.model!r} has no {lacking}: use an instruction-tuned vision-language model")
+        processor = processor_of(config, family)
+    check_processor(processor, config.model, family)
     if config.min_pixels is not None or config.max_pixels is not None:
         family.limit_pixels(processor, config.min_pixels, config.max_pixels)
     half = config.dtype == "bfloat16" and config.lora is not None
     if config.attn_implementation:
         remote["attn_implementation"] = config.attn_implementation
-    model: Any = load_weights(config.model, dtype=torch.bfloat16 if half else torch.float32, **remote)
+    model: Any = load_weights(config.model, model_config, dtype=torch.bfloat16 if half else torch.float32, **remote)
     switch_off_dropout(model)
-    if isinstance(family, Generic):
+    if isinstance(family, Generic | TextOnly):
         check_head(model)
     packs = prepare_packing(model, family, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
@@ -79,16 +76,40 @@ def load(config: TextPolicyConfig) -> Loaded:
     return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
 
 
-def load_weights(model: str, **settings: object) -> nn.Module:
-    """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
-    from transformers import AutoModelForImageTextToText
+def processor_of(config: TextPolicyConfig, family: Family) -> Any:
+    """The model's processor; of a model that takes text alone, its tokenizer in the place of one."""
+    from transformers import AutoProcessor, AutoTokenizer
 
-    load = AutoModelForImageTextToText.from_pretrained
+    load = AutoProcessor if family.sees_pictures else AutoTokenizer
+    found: Any = load.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+    return found if family.sees_pictures else TextProcessor(found)
+
+
+def check_processor(processor: Any, model: str, family: Family) -> None:
+    """Raise ValueError for a processor that cannot show pictures, or a model that cannot chat."""
+    blind = family.sees_pictures and getattr(processor, "image_processor", None) is None
+    if not blind and getattr(processor, "chat_template", None):
+        return
+    kind = "vision-language model" if family.sees_pictures else "model"
+    lacking = "image processor" if blind else "chat template"
+    raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
+
+
+def model_class(model_config: Any) -> Any:
+    """The class of transformers that loads models of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if is_text_only(model_config) else AutoModelForImageTextToText
+
+
+def load_weights(model: str, model_config: Any, **settings: object) -> nn.Module:
+    """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
+    load = model_class(model_config).from_pretrained
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
 
 
 def load_config(config: TextPolicyConfig) -> Any:
-    """The model's own config, after checking that it is a vision-language model."""
+    """The model's own config, after checking that it is one of a model that writes."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -107,9 +128,10 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
-    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
+    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):
         raise ValueError(
-            f"policy.model {name!r} is of type {found.model_type}, which takes no pictures: use a vision-language model"
+            f"policy.model {name!r} is of type {found.model_type}, which does not write text: use a vision-language model or a "
+            "language model"
         )
     return found
 
@@ -141,6 +163,11 @@ def switch_off_dropout(model: nn.Module) -> None:
 @torch.no_grad()
 def check_head(model: Any) -> None:
     """Raise ValueError when logits are more than the head of the last hidden state, which scoring takes them to be."""
+    if not hasattr(model, "model"):
+        raise ValueError(
+            f"{model.config.model_type} keeps its layers elsewhere than other language models of transformers: use a newer one, "
+            "such as Qwen, Llama, Gemma, Mistral, SmolLM or Phi"
+        )
     ids = torch.arange(4)[None]
     plain = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     logits = model.eval()(**plain).logits

@@ -225,7 +225,7 @@ class TextPolicy:
 
     @cached_property
     def _stand_in(self) -> Encoded:
-        return self.encode(stand_in_prompt())
+        return self.encode(stand_in_prompt(self.family))
 
     def reads_packed(self, trace: Trace) -> bool:
         """Are rows of a trace read behind their prompt in one packed row? The policy that wrote them settled it."""

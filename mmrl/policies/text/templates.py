@@ -58,7 +58,8 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
     rest = iter(clips)
     for i, text in enumerate(texts):
         if i:
-            parts += frame_parts(next(rest)) if clips and markers[i - 1] == "video" else [{"type": markers[i - 1]}]
+            as_pictures = clips and markers[i - 1] == "video"
+            parts.extend(frame_parts(next(rest)) if as_pictures else [{"type": markers[i - 1]}])
         if text:
             parts.append({"type": "text", "text": text})
     system: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}] if system_prompt else []

@@ -174,7 +174,7 @@ def test_rows_without_pictures_reach_the_vision_weights_that_pictures_reach(tiny
     policy = make(tiny(family))
     pictured, plain = policy.rollout([Request(prompts()[0], 1, 0)]), policy.rollout([Request(prompts()[2], 2, 0)])
     before = gradients(policy, plain)
-    policy.net.stand_in, policy.net.passes = policy.encode(stand_in_prompt()).media, lambda count: max(1, count)
+    policy.net.stand_in, policy.net.passes = policy.encode(stand_in_prompt(policy.family)).media, lambda count: max(1, count)
     after = gradients(policy, plain)
     assert after.keys() == gradients(policy, pictured).keys() > before.keys()
     assert all((after[name] == 0).all() for name in after.keys() - before.keys())

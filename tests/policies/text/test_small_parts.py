@@ -11,7 +11,9 @@ from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.draft import Stops
 from mmrl.policies.text.encode import Encoded, collate_prompts, stand_in_prompt
+from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.qwen_vl import QwenVL
+from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.rollout import check_reading
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -67,7 +69,8 @@ def test_only_errors_about_foreign_code_are_told_in_other_words():
 
 
 def test_a_stand_in_shows_one_picture():
-    assert [picture.size for picture in stand_in_prompt().media] == [(64, 64)]
+    assert [picture.size for picture in stand_in_prompt(Family(None)).media] == [(64, 64)]
+    assert stand_in_prompt(TextOnly(None)).media == ()
 
 
 def test_shorter_prompts_are_padded_on_the_left():

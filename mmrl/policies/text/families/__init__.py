@@ -10,6 +10,7 @@ from mmrl.policies.text.families.idefics import Idefics, SmolVLM
 from mmrl.policies.text.families.internvl import InternVL
 from mmrl.policies.text.families.llava_onevision import LlavaOnevision
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
+from mmrl.policies.text.families.text_only import TextOnly
 
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(BOX_SPACES, QwenVL),
@@ -19,15 +20,24 @@ FAMILIES: dict[str, type[Family]] = {
     "llava_onevision": LlavaOnevision,
     "gemma3": Gemma3,
     "glm4v": Glm4v,
-    "glm4v_moe": Glm4v,
 }
 
-__all__ = ["FAMILIES", "Family", "Media", "family_of"]
+__all__ = ["FAMILIES", "Family", "Media", "family_of", "is_text_only"]
 
 
 def family_of(config: Any) -> Family:
-    """The family of a transformers config; models nobody wrote one for are `Generic`."""
+    """The family of a transformers config; models nobody wrote one for are `Generic`, or `TextOnly` if they take no pictures."""
+    if is_text_only(config):
+        return TextOnly(config)
     family = FAMILIES.get(config.model_type, Generic)
     if family is QwenVL:
         return QwenVL(config, box_space=BOX_SPACES[config.model_type])
     return family(config)
+
+
+def is_text_only(config: Any) -> bool:
+    """Does transformers know the model as one that writes, and as none that looks at pictures?"""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return known and config.model_type not in FAMILIES

@@ -31,6 +31,8 @@ class Family:
     """Tensors of the processor that hold pictures and clips, and what goes with them."""
     video_keys: frozenset[str] = frozenset()
     """Those of media_keys that hold clips; empty where frames of clips are pictures among pictures."""
+    sees_pictures: bool = True
+    """False: takes text alone."""
     sees_videos: bool = False
     """True: takes clips as well as pictures."""
     mixes_kinds: bool = True

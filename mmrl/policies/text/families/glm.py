@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.5V: Qwen's patch rows and positions, but clips are pictures in a row to the model."""
+"""GLM-4.1V: Qwen's patch rows and positions, but clips are pictures in a row to the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patch rows with a grid per picture, and positions on three axes (M-RoPE)."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patch rows with a grid per picture, and positions on three axes (M-RoPE)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,13 @@ from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
 from mmrl.policies.video.settings import VideoSettings
 
-BOX_SPACES = {"qwen2_vl": "norm1000", "qwen2_5_vl": "resized", "qwen3_vl": "norm1000", "qwen3_vl_moe": "norm1000", "qwen3_5": "norm1000"}
+BOX_SPACES = {
+    "qwen2_vl": "norm1000",
+    "qwen2_5_vl": "resized",
+    "qwen3_vl": "norm1000",
+    "qwen3_vl_moe": "norm1000",
+    "qwen3_5": "norm1000",
+}
 
 VIDEO_KEYS = frozenset({"pixel_values_videos", "video_grid_thw"})
 GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
@@ -27,7 +33,8 @@ CLOSE = 1e-6
 class QwenVL(Family):
     """pixel_values holds one row per patch, t * h * w of `image_grid_thw` for each picture; clips have tensors of their own.
 
-    Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL by `<3.5 seconds>` before each pair
+    Qwen3.5 looks as Qwen3-VL does, without deepstack; most of its layers carry a state, so completions are read with their prompt
+    repeated. Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL by `<3.5 seconds>` before each pair
     of frames.
     """
 

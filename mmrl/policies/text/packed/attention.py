@@ -279,10 +279,11 @@ def install(model: Pretrained) -> None:
 
 def set_attention(model: Pretrained, name: str) -> None:
     """Let the language model of a model, and nothing else of it, compute attention by this name."""
-    model.set_attn_implementation(dict.fromkeys(language_configs(model), name))
+    names = language_configs(model)
+    model.set_attn_implementation(dict.fromkeys(names, name) if names else name)
 
 
 def language_configs(model: Pretrained) -> list[str]:
-    """Under which names a model's config holds that of its language model."""
+    """Under which names a model's config holds that of its language model; none where it is that itself."""
     text = model.config.get_text_config()
     return [name for name in model.config.sub_configs if getattr(model.config, name) is text]

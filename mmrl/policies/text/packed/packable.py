@@ -46,7 +46,7 @@ def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig,
 def obstacle(model: Pretrained) -> str | None:
     """A reason in a model's config why its language model cannot read packed rows, None where there is none."""
     text = model.config.get_text_config()
-    if not language_configs(model):
+    if text is not model.config and not language_configs(model):
         return "keeps its language model without a config of its own"
     if text._attn_implementation != "sdpa":
         return f"computes attention with {text._attn_implementation!r}, and packed rows are read with 'sdpa'"

@@ -1,0 +1,63 @@
+"""Language models without eyes: prompts are text, and the rest of the library takes them as it takes the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl.policies.text.families.base import Family, Media
+
+Part = dict[str, str]
+"""One piece of a message."""
+
+
+@dataclass(frozen=True)
+class TextOnly(Family):
+    """No media, one axis of positions; freezing and adapters see the layers of `model.model`."""
+
+    media_keys: frozenset[str] = frozenset()
+    sees_pictures: bool = False
+    vision: tuple[str, ...] = ()
+    projector: tuple[str, ...] = ()
+    language: tuple[str, ...] = ("layers", "embed_tokens", "norm")
+
+    @property
+    def image_token_id(self) -> int:
+        """No token."""
+        return -1
+
+    def num_features(self, media: Media) -> int:
+        return 0
+
+    def placeholders(self, media: Media) -> dict[int, int | None]:
+        return {}
+
+
+@dataclass(frozen=True)
+class TextProcessor:
+    """A tokenizer where a processor is expected."""
+
+    tokenizer: Any
+    image_processor: None = None
+
+    @property
+    def chat_template(self) -> object:
+        """The tokenizer's."""
+        return self.tokenizer.chat_template
+
+    def apply_chat_template(self, chat: Sequence[dict[str, Any]], **options: object) -> Any:
+        """The tokenizer's, whose templates want one text per message, not pieces."""
+        return self.tokenizer.apply_chat_template([{**one, "content": whole(one["content"])} for one in chat], **options)
+
+    def __call__(self, text: Sequence[str], images: None = None, **options: object) -> Any:
+        """Token ids (n, p) and their mask."""
+        return self.tokenizer(list(text), **options)
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write the tokenizer's files."""
+        self.tokenizer.save_pretrained(folder)
+
+
+def whole(content: str | Sequence[Part]) -> str:
+    """The text of a message."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
