@@ -40,9 +40,9 @@ def arguments() -> argparse.Namespace:
 
 def deep_model(layers: int, folder: Path) -> str:
     """A tiny Qwen2.5-VL with so many layers."""
-    from mmrl.tiny import vlms
+    from mmrl.tiny import byte_tokens, vlms
 
-    vlms.TEXT["num_hidden_layers"] = layers
+    byte_tokens.TEXT["num_hidden_layers"] = layers
     return str(vlms.build("qwen2_5_vl", folder))
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs
 from mmrl.tiny.tokenizer import qwen_tokenizer
-from mmrl.tiny.vlms import QWEN_TOKENS, STOP, TEXT, VISION, HubObject, Kwargs, draw_weights
+from mmrl.tiny.vlms import QWEN_TOKENS, VISION, draw_weights
 
 CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from mmrl.tiny.vlms import PAD, QWEN_TOKENS, STOP, TURN, HubObject
+from mmrl.tiny.byte_tokens import PAD, STOP, TURN, HubObject
+from mmrl.tiny.vlms import QWEN_TOKENS
 
 _PART = (
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"

@@ -4,22 +4,14 @@
 every text round-trips. Weights are drawn wide enough that a picture visibly moves the next-token distribution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
-Kwargs = dict[str, Any]
-STOP, PAD, TURN = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
-TEXT: Kwargs = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
+from mmrl.tiny import llms
+from mmrl.tiny.byte_tokens import STOP, TURN, Built, HubObject, Kwargs, byte_tokenizer, token_ids
+
 VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
 TOWER: Kwargs = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
 QWEN_TOKENS = {
@@ -28,10 +20,6 @@ QWEN_TOKENS = {
     "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
 }
-HubObject = Any
-"""A model, tokenizer, processor or pipeline of transformers or diffusers, whose attributes are made while running."""
-Built = tuple[HubObject, HubObject]
-"""A model and its processor."""
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -65,26 +53,6 @@ def draw_weights(model: torch.nn.Module) -> None:
             weight.normal_(0, (weight.numel() / weight.shape[0]) ** -0.5)
 
 
-def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str | None = None) -> HubObject:
-    """A tokenizer of bytes and special tokens; `named` become attributes such as `image_token`, which processors read."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([PAD, TURN, STOP, *([bos] if bos else []), *others, *named.values()])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        eos_token=STOP,
-        bos_token=bos,
-        padding_side="left",
-        extra_special_tokens=named,
-    )
-
-
 def chat_template(image: str, video: str = "", start: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
     other = f"{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
@@ -92,12 +60,6 @@ def chat_template(image: str, video: str = "", start: str = "") -> str:
     turn = f"{TURN}{{{{ message.role }}}}\n{{% for part in message.content %}}{part}{{% endfor %}}{STOP}\n"
     opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
     return f"{start}{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
-
-
-def token_ids(tokenizer: HubObject, **others: object) -> Kwargs:
-    """The ids every text config needs: library defaults lie outside a small vocabulary."""
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    return {**TEXT, "vocab_size": len(tokenizer), **ids, **others}
 
 
 def qwen_ids(tokenizer: HubObject) -> Kwargs:
@@ -326,7 +288,7 @@ def qwen3_5() -> Built:
     patches: Kwargs = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
     config = Qwen3_5Config(
         text_config=token_ids(tokenizer, head_dim=8, rope_parameters={**rope, "partial_rotary_factor": 1.0})
-        | {**heads, "layer_types": ["linear_attention", "full_attention"]},
+        | {**linear, "layer_types": ["linear_attention", "full_attention"]},
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
         **qwen_ids(tokenizer),
     )
@@ -378,31 +340,6 @@ def glm4v() -> Built:
     return Glm4vForConditionalGeneration(config), processor
 
 
-def text_template() -> str:
-    """Turns between <|im_start|> and <|im_end|>, whose messages are plain text, as models without eyes have it."""
-    turn = f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{STOP}\n"
-    opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
-    return f"{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
-
-
-def qwen3() -> Built:
-    """A language model without eyes: text alone."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    tokenizer = byte_tokenizer({})
-    tokenizer.chat_template = text_template()
-    return Qwen3ForCausalLM(Qwen3Config(**token_ids(tokenizer, head_dim=8))), tokenizer
-
-
-def llama() -> Built:
-    """Another one, whose tokenizer writes a first token."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = byte_tokenizer({}, bos="<bos>")
-    tokenizer.chat_template = "{{ bos_token }}" + text_template()
-    return LlamaForCausalLM(LlamaConfig(**token_ids(tokenizer))), tokenizer
-
-
 FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
@@ -412,6 +349,6 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "gemma3": gemma3,
     "qwen3_5": qwen3_5,
     "glm4v": glm4v,
-    "qwen3": qwen3,
-    "llama": llama,
+    "qwen3": llms.qwen3,
+    "llama": llms.llama,
 }

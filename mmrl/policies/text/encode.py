@@ -114,7 +114,7 @@ class Encoder:
             raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
 
     def chat(self, prompt: Prompt, clips: Sequence[Frames] = ()) -> list[Message]:
-        """The prompt as chat templates take it, with its clips as this model is shown them; ValueError for markers that do not fit."""
+        """The prompt as chat templates take it, its clips as this model is shown them; ValueError for markers that do not fit."""
         shown = clips if self.family.frames_are_pictures else ()
         return messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt, shown)
 

@@ -95,14 +95,14 @@ def check_processor(processor: Any, model: str, family: Family) -> None:
     raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
 
 
-def model_class(model_config: Any) -> Any:
+def model_class(model_config: object) -> Any:
     """The class of transformers that loads models of this config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForCausalLM if is_text_only(model_config) else AutoModelForImageTextToText
 
 
-def load_weights(model: str, model_config: Any, **settings: object) -> nn.Module:
+def load_weights(model: str, model_config: object, **settings: object) -> nn.Module:
     """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
     load = model_class(model_config).from_pretrained
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)

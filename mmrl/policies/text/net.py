@@ -96,7 +96,7 @@ class TextNet(nn.Module):
 
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
-        features = self.family.look(self.core, "image", [self.moved(self.stand_in)])
+        features = self.family.look(self.core, "image", [self.on_device(self.stand_in)])
         levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
         return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
 
@@ -177,9 +177,9 @@ class TextNet(nn.Module):
 
     def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
         """Pictures of several prompts as one forward takes them, on the device of the model."""
-        return self.family.collate([self.moved(one) for one in media])
+        return self.family.collate([self.on_device(one) for one in media])
 
-    def moved(self, media: Media) -> Media:
+    def on_device(self, media: Media) -> Media:
         """Pictures of one prompt on the device of the model."""
         return {name: x.to(self.device) for name, x in media.items()}
 
@@ -201,7 +201,7 @@ class TextNet(nn.Module):
             if None in counts:
                 return self.collate([media[i] for i in rows])
             if any(own):
-                features = self.family.look(self.core, kind, [self.moved(one) for one in own])
+                features = self.family.look(self.core, kind, [self.on_device(one) for one in own])
                 starts = torch.tensor([0, *counts]).cumsum(0).tolist()
                 index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)

@@ -48,6 +48,3 @@ class Glm4v(QwenVL):
         if type_ids is None:
             raise ValueError(f"{self.config.model_type}: the processor gave no mm_token_type_ids, which M-RoPE positions need")
         return mrope_positions(core, token_ids, type_ids.clamp(max=1), media.get("image_grid_thw"))
-
-    def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
-        return super().seen_sizes(sizes, media) if sizes else []

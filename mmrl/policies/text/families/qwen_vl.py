@@ -33,9 +33,10 @@ CLOSE = 1e-6
 class QwenVL(Family):
     """pixel_values holds one row per patch, t * h * w of `image_grid_thw` for each picture; clips have tensors of their own.
 
-    Qwen3.5 looks as Qwen3-VL does, without deepstack; most of its layers carry a state, so completions are read with their prompt
-    repeated. Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL by `<3.5 seconds>` before each pair
-    of frames.
+    Most layers of Qwen3.5, which looks as Qwen3-VL does, carry a state: completions are read with their prompt repeated.
+
+    Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL and Qwen3.5 by `<3.5 seconds>` before
+    each pair of frames.
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", *VIDEO_KEYS})
@@ -124,7 +125,8 @@ class QwenVL(Family):
 
     def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
         patch = self.config.vision_config.patch_size
-        grids = media["image_grid_thw"].tolist() if "image_grid_thw" in media else []
+        # Frames of clips may be pictures among pictures, and are none of the prompt's own.
+        grids = media["image_grid_thw"].tolist() if sizes and "image_grid_thw" in media else []
         return [(int(w) * patch, int(h) * patch) for _, h, w in grids]
 
     def limit_pixels(self, processor: Any, min_pixels: int | None, max_pixels: int | None) -> None:

@@ -1,14 +1,11 @@
 """Language models without eyes: prompts are text, and the rest of the library takes them as it takes the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmrl.policies.text.families.base import Family, Media
-
-Part = dict[str, str]
-"""One piece of a message."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,11 @@ class TextProcessor:
         """The tokenizer's."""
         return self.tokenizer.chat_template
 
-    def apply_chat_template(self, chat: Sequence[dict[str, Any]], **options: object) -> Any:
+    def apply_chat_template(self, chat: Sequence[Mapping[str, object]], **options: object) -> object:
         """The tokenizer's, whose templates want one text per message, not pieces."""
         return self.tokenizer.apply_chat_template([{**one, "content": whole(one["content"])} for one in chat], **options)
 
-    def __call__(self, text: Sequence[str], images: None = None, **options: object) -> Any:
+    def __call__(self, text: Sequence[str], images: None = None, **options: object) -> object:
         """Token ids (n, p) and their mask."""
         return self.tokenizer(list(text), **options)
 
@@ -58,6 +55,6 @@ class TextProcessor:
         self.tokenizer.save_pretrained(folder)
 
 
-def whole(content: str | Sequence[Part]) -> str:
-    """The text of a message."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def whole(content: object) -> str:
+    """The text of a message, which is one already or comes in pieces."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else str(content)
