@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import Terminal
+from mmrl.app.errors import Terminal, printable
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import Change, changes
 from mmrl.app.report.data import load as load_run
@@ -25,6 +25,7 @@ from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, 
 from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback, State
 from mmrl.core.ranks import Ranks
+from mmrl.core.types import Request
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
@@ -144,10 +145,26 @@ def run_job(
                 configs.save(replace(job.config, output=str(run.path)), run.config_file)
                 console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
+                show_first_prompt(job, run)
             fit(job, run, ranks)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
+
+
+def show_first_prompt(job: Job, run: RunDir) -> None:
+    """Print the first prompt as the model reads it, with all that templates put around it, and keep it in the run's folder."""
+    from mmrl.app.modality.prompt_view import prompt_view
+
+    if job.first is None:
+        return
+    try:
+        lines = prompt_view(job.policy, Request(job.first, 1, 0)).lines()
+    except (TypeError, ValueError, OSError) as error:
+        lines = [f"cannot be shown: {error}"]
+    text = "\n".join([f"first prompt, {job.first.id!r}, {lines[0]}", *lines[1:]])
+    run.prompt_file.write_text(text + "\n", encoding="utf-8")
+    console.print(printable(text), highlight=False, markup=False)
 
 
 def wanted_folder(resolved: Resolved) -> Path:

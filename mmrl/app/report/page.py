@@ -93,6 +93,11 @@ class Chart:
     note: str = ""
 
 
+def text_of(file: Path) -> str:
+    """What a file of a run holds; nothing where a run of an earlier version has none."""
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
 def write_report(run: Path | str) -> Path:
     """Write report.html into the run's folder and return its path.
 
@@ -109,6 +114,7 @@ def write_report(run: Path | str) -> Path:
         .get_template("report.html.j2")
         .render(
             data=data,
+            prompt=text_of(data.run.prompt_file),
             name=data.run.path.resolve().name,
             sentence=description(data.config),
             facts=facts(data),

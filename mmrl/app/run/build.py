@@ -51,6 +51,8 @@ class Job:
     policy: Policy
     trainer: Trainer
     evaluator: Evaluator | None
+    first: Prompt | None = None
+    """The first prompt of the training data."""
 
 
 def on_the_terminal(config: RunConfig) -> Sequence[Callback]:
@@ -86,7 +88,8 @@ def build(
         held_out = held_out_prompts(config, plug_ins.held_out)
     config = with_local_model(config, ranks)
     modality = modality_of(config.policy)
-    looked_at = [*first_prompts(train_prompts), *(held_out or ())]
+    firsts = first_prompts(train_prompts)
+    looked_at = [*firsts, *(held_out or ())]
     modality.check_prompts(looked_at)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
@@ -115,7 +118,7 @@ def build(
     )
     records = build_records(config, run, space, ranks, watchers)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
-    return Job(config, policy, trainer, evaluator)
+    return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
 
 
 def look_before(config: RunConfig, ranks: Ranks) -> None:

@@ -80,6 +80,11 @@ class RunDir:
         return self.path / "config.toml"
 
     @property
+    def prompt_file(self) -> Path:
+        """The first prompt as the model reads it."""
+        return self.path / "prompt.txt"
+
+    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
