@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mmrl.policies.text.engine.settings import HERE
@@ -142,7 +141,7 @@ class BroadcastSync:
                 f"{client.url}: {problems[0]}: open that machine's ports to this one's, or set policy.engine.sync = \"file\""
             )
         try:
-            cards = read_cards(dist.PrefixStore(place.name, store))
+            cards = read_cards(place.named(store))
         except RuntimeError as error:
             raise EngineDownError(f"{client.url}: its workers did not say what they are ({first_line(error)})") from None
         self.joined[client.url] = self.join_as(client, store, place, cards)

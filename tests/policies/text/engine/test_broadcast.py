@@ -1,4 +1,4 @@
-"""Weights over the network into two servers, one of them with two workers: whole and exact, and given up in time where one breaks."""
+"""Weights over the network into two servers, one of them with two workers: whole and exact, and given up in time."""
 
 import contextlib
 import threading

@@ -15,9 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+dist: Any = torch.distributed
+cuda: Any = torch.cuda
 BUNDLE = 64 << 20
 ALIGNED = 16
 """Bytes: a tensor of a bundle begins at a multiple of this, so that any type may lie there."""
@@ -38,6 +39,10 @@ class Place:
     """Longest wait for the other side in a transfer."""
     bundle: int = BUNDLE
     """Bytes that travel at once; a larger tensor travels alone."""
+
+    def named(self, store: Any) -> Any:
+        """The part of a store that is this group's."""
+        return dist.PrefixStore(self.name, store)
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,7 @@ class Card:
         """The card of this process."""
         if device.type != "cuda":
             return cls()
-        version: Any = torch.cuda.nccl.version()
-        return cls(str(torch.cuda.get_device_properties(device).uuid), tuple(int(part) for part in version))
+        return cls(str(cuda.get_device_properties(device).uuid), tuple(int(part) for part in cuda.nccl.version()))
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,11 @@ class WeightGroup:
 
     def __init__(self, store: Any, place: Place, kind: str, seat: Seat) -> None:
         self.kind, self.seat, self.place = kind, seat, place
-        named, span = dist.PrefixStore(place.name, store), timedelta(seconds=place.seconds)
+        named, span = place.named(store), timedelta(seconds=place.seconds)
         named.set(f"here/{seat.rank}", "")
         # the store waits a shorter time than a transfer may take
         named.wait([f"here/{rank}" for rank in range(seat.size)])
-        self.group = (nccl_group if kind == "nccl" else gloo_group)(dist.PrefixStore(kind, named), seat, span)
+        self.group: Any = (nccl_group if kind == "nccl" else gloo_group)(dist.PrefixStore(kind, named), seat, span)
         self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
 
     @property
@@ -254,8 +258,9 @@ class Receiver:
             self.host = own_address(place.host, place.port, place.join_s)
             span = timedelta(seconds=place.join_s)
             self.store = dist.TCPStore(place.host, place.port, is_master=False, timeout=span, wait_for_workers=False)
-            named = dist.PrefixStore(place.name, self.store)
-            named.set(f"worker/{self.rank}", json.dumps(asdict(Card.of(self.device)) | {"workers": self.workers}))
+            place.named(self.store).set(
+                f"worker/{self.rank}", json.dumps(asdict(Card.of(self.device)) | {"workers": self.workers})
+            )
         except (OSError, RuntimeError) as error:
             return f"worker {self.rank} cannot reach the trainer at {place.host}:{place.port} ({first_line(error)})"
         self.place = place
