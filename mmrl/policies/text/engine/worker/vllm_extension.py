@@ -51,7 +51,8 @@ def shapes_of(files: list[Path]) -> Shapes:
     for file in files:
         try:
             with safe_open(file, "pt") as opened:
-                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+                names = opened.keys()  # safe_open is no mapping, and cannot be iterated over
+                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         except Exception as error:
             raise ValueError(f"{file} cannot be read as safetensors ({error}): was it written to its end?") from error
     return found
@@ -61,7 +62,7 @@ def tensors_of(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor, one at a time, so that the model is never in memory twice."""
     for file in files:
         with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 yield name, opened.get_tensor(name)
 
 
