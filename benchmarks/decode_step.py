@@ -1,11 +1,12 @@
 """CPU milliseconds of decoding one token where nothing but Python counts: a deep model of tiny width, with LoRA and without.
 
-    python benchmarks/decode_step.py --against ../mmrl-before
+    python benchmarks/decode_step.py
 
-A Qwen2.5-VL of 36 layers, 32 numbers wide, writes `--tokens` tokens of `--rows` completions; what is timed is the whole of
-`policy.rollout`, divided by the tokens of one completion, and kernels are torch's operators counted while it runs. `--against`
-names another checkout of mmrl: both take turns, each in processes of its own, and ratios are those of one run. With bfloat16
-the model computes under autocast, as on a GPU; on a CPU that is slow for other reasons, so look at its kernels.
+A Qwen2.5-VL of 36 layers, 32 numbers wide, writes `--tokens` tokens of `--rows` completions of one prompt; figures are those of
+the whole, reading the prompt included, divided by the tokens of one completion. Kernels are torch's operators, and looks are the
+places where the host asks for a value, which on a GPU waits for all work before it (tests/support/host_looks.py counts them).
+Once the generator looks every 16 tokens at which rows are done, as it does on a GPU, and once at every token; both take turns in
+one process. With bfloat16 the model computes under autocast, as on a GPU; on a CPU that is slow for other reasons.
 """
 
 import argparse
@@ -16,18 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 KINDS = ("full", "lora", "lora, bfloat16")
+REPEATS = 3
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
-    parser.add_argument("--rounds", type=int, default=3, help="processes per checkout and kind")
+    parser.add_argument("--rounds", type=int, default=3, help="processes per kind")
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rows", type=int, default=8)
@@ -47,13 +50,45 @@ def deep_model(layers: int, folder: Path) -> str:
 
 
 def side(args: argparse.Namespace) -> None:
-    """Print the milliseconds of a token, over the tokens of a completion, and torch's operators per token."""
+    """Print milliseconds, kernels and looks of a token, for both ways of looking."""
     import torch
+
+    from mmrl.core.types import Prompt
+    from mmrl.policies.shared.lora import LoraSettings
+    from mmrl.policies.text.generate import LOOK_EVERY, LocalGenerator
+    from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+
+    torch.set_num_threads(1)
+    dtype = "bfloat16" if "bfloat16" in args.side else "float32"
+    lora = LoraSettings(rank=4, alpha=8) if "lora" in args.side else None
+    sampling = Sampling(max_new_tokens=args.tokens)
+    policy = TextPolicy(TextPolicyConfig(args.model, dtype=dtype, lora=lora, sampling=sampling))
+    rows = list(range(args.rows))
+    work = LocalGenerator(policy).generation(
+        [policy.encode(Prompt("p", "what is it?"))], [0 for _ in rows], [(0, i) for i in rows], sampling
+    )
+
+    def write(every: int) -> int:
+        """Draw the completions; how many tokens the longest has."""
+        return policy.run(replace(work, look_every=every)).tokens.shape[1]
+
+    found: dict[int, dict[str, Any]] = {every: {"ms": []} for every in (LOOK_EVERY, 1)}
+    write(1)
+    for _ in range(REPEATS):
+        for every, figures in found.items():
+            start = time.process_time()
+            length = write(every)
+            figures["ms"].append(1000 * (time.process_time() - start) / length)
+    for every, figures in found.items():
+        figures |= counts(partial(write, every))
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def counts(write: Callable[[], int]) -> dict[str, float]:
+    """Kernels and looks of a token, where `write()` answers how many tokens it wrote."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from mmrl.core.types import Prompt, Request
-    from mmrl.policies.shared.lora import LoraSettings
-    from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+    from tests.support.host_looks import host_looks
 
     class Kernels(TorchDispatchMode):
         count = 0
@@ -62,22 +97,11 @@ def side(args: argparse.Namespace) -> None:
             self.count += not func.is_view
             return func(*args, **(kwargs or {}))
 
-    torch.set_num_threads(1)
-    dtype = "bfloat16" if "bfloat16" in args.side else "float32"
-    lora = LoraSettings(rank=4, alpha=8) if "lora" in args.side else None
-    policy = TextPolicy(TextPolicyConfig(args.model, dtype=dtype, lora=lora, sampling=Sampling(max_new_tokens=args.tokens)))
-    requests = [Request(Prompt("p", "what is it?"), args.rows, group_id=0, seed=0)]
-
-    def write() -> float:
-        start = time.process_time()
-        rollouts = policy.rollout(requests)
-        return 1000 * (time.process_time() - start) / rollouts.action_mask.shape[1]
-
-    write()
-    found = [write() for _ in range(3)]
     with Kernels() as kernels:
-        length = policy.rollout(requests).action_mask.shape[1]
-    sys.stdout.write(json.dumps({"ms": found, "kernels": kernels.count / length}) + "\n")
+        length = write()
+    with host_looks() as looks:
+        write()
+    return {"kernels": kernels.count / length, "looks": looks.total / length}
 
 
 def main() -> None:
@@ -86,42 +110,29 @@ def main() -> None:
         side(args)
         return
     model = deep_model(args.layers, Path(tempfile.mkdtemp()) / "model")
-    checkouts = {"now": HERE} | ({"before": args.against.resolve()} if args.against else {})
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     words = [f"--tokens={args.tokens}", f"--rows={args.rows}", f"--model={model}"]
+    environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    found: dict[str, list[dict[str, dict[str, Any]]]] = {kind: [] for kind in args.kinds}
     for _ in range(args.rounds):
         for kind in args.kinds:
-            for name, checkout in checkouts.items():
-                command = [sys.executable, __file__, f"--side={kind}", *words]
-                environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-                text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-                found.setdefault((kind, name), []).append(json.loads(text.splitlines()[-1]))
-    figures = {
-        kind: {name: (statistics.median(x for run in found[kind, name] for x in run["ms"]), found[kind, name][0]["kernels"])}
-        for kind in args.kinds
-        for name in checkouts
-    }
-    for kind in args.kinds:
-        figures[kind] = {
-            name: (statistics.median(x for run in found[kind, name] for x in run["ms"]), found[kind, name][0]["kernels"])
-            for name in checkouts
-        }
-    sys.stdout.write("\n".join(table(figures)) + "\n")
+            command = [sys.executable, __file__, f"--side={kind}", *words]
+            text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+            found[kind].append(json.loads(text.splitlines()[-1]))
+    sys.stdout.write("\n".join(table(found)) + "\n")
     if args.json:
-        args.json.write_text(json.dumps(figures))
+        args.json.write_text(json.dumps(found))
 
 
-def table(figures: dict[str, dict[str, tuple[float, float]]]) -> list[str]:
-    """Markdown: a row for every kind, with its ratio where two checkouts were measured."""
-    lines = [
-        "| weights | ms a token | kernels a token | before: ms | before: kernels | before / now |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for kind, of in figures.items():
-        ms, kernels = of["now"]
-        before = of.get("before")
-        rest = f"{before[0]:.1f} | {before[1]:.0f} | {before[0] / ms:.2f}" if before else "| | "
-        lines.append(f"| {kind} | {ms:.1f} | {kernels:.0f} | {rest} |")
+def table(found: dict[str, list[dict[str, dict[str, Any]]]]) -> list[str]:
+    """Markdown: a row for every kind, both ways of looking beside each other."""
+    ways = list(next(iter(found.values()))[0])
+    told = {way: "at every token" if way == "1" else f"every {way} tokens" for way in ways}
+    heads = [f"{what} a token, looking {told[way]}" for what in ("looks", "kernels", "ms") for way in ways]
+    lines = ["| weights | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    for kind, runs in found.items():
+        cells = [f"{runs[0][way]['looks']:.2f}" for way in ways] + [f"{runs[0][way]['kernels']:.0f}" for way in ways]
+        cells += [f"{statistics.median(x for run in runs for x in run[way]['ms']):.1f}" for way in ways]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return lines
 
 

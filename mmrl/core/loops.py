@@ -59,9 +59,11 @@ async def contain(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except Exception:
+        # what the loop itself carries to whoever waits; only the rest would end it
         raise
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            # a true request to stop, which the task must obey
             raise
         raise EscapeError(describe(error)) from error

@@ -61,9 +61,9 @@ def build_wide(name: str, folder: Path, seed: int = 0) -> str:
 
 
 def own_server(**settings: Any) -> EngineConfig:
-    """A server that the policy starts; it takes all weights from a file, and adapters too."""
+    """A server that the policy starts; it takes all weights over the network or from a file, and adapters too."""
     both = ("--enable-lora", "--max-lora-rank", "8")
-    return EngineConfig(environment=str(environment()), sync="file", cache_mb=256, max_length=2048, options=both, **settings)
+    return EngineConfig(environment=str(environment()), sync="broadcast", cache_mb=256, max_length=2048, options=both, **settings)
 
 
 def policy_of(folder: str, engine: EngineConfig, lora: LoraSettings | None = None, **settings: Any) -> TextPolicy:

@@ -16,6 +16,7 @@ from mmrl.policies.text.engine.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("--logprobs-mode", "processed_logprobs", "--no-mm-device-do-normalize", "--enable-lora")
+BROADCAST = ("--weight-transfer-config", '{"backend": "broadcast"}')
 FILES = ("--weight-transfer-config", '{"backend": "file"}')
 
 
@@ -58,15 +59,16 @@ class FakeEngine:
 
 
 @contextmanager
-def engines(model: str, count: int = 1, more: Sequence[str] = FILES) -> Iterator[list[FakeEngine]]:
-    """Fake servers of a model, each in a process of its own, until the block ends."""
+def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int = 0) -> Iterator[list[FakeEngine]]:
+    """Fake servers of a model, each in a process of its own, until the block ends; the port is for one alone."""
     started: list[FakeEngine] = []
     try:
         for _ in range(count):
-            port = free_port(0)
+            port = free_port(port)
             words = [sys.executable, "-m", "tests.support.fake_vllm", "serve", model, "--port", str(port), *SERVE, *more]
             process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
             started.append(FakeEngine(f"http://127.0.0.1:{port}", process))
+            port = 0
         for engine in started:
             wait_for(engine)
         yield started

@@ -6,10 +6,12 @@ A failed update ends the process, as in vLLM. `/fake` tells tests what happened,
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mmrl.policies.text.engine.worker.weight_group import Receiver, read_tensors
 from tests.support.fake_vllm_model import Json, Model, RefusedError
 
 VERSION = "0.32.0"
@@ -37,6 +40,12 @@ class Faults:
     """Caches whose resets answer, and clear nothing."""
     lose: int = 0
     """Requests with several completions of which one is lost."""
+    refuse: int = 0
+    """Transfers of weights that a worker gives up after the first tensor."""
+    stall: bool = False
+    """Transfers of weights stop after the first tensor, until this is False again."""
+    deaf: int = 0
+    """Calls to join the trainer's group that are answered, and not followed."""
 
 
 @dataclass
@@ -50,6 +59,10 @@ class State:
     updating: bool = False
     dead: bool = False
     faults: Faults = field(default_factory=Faults)
+    receivers: list[Receiver] = field(default_factory=list[Receiver])
+    """The workers' ends of the trainer's group: one of each part of a model that is split."""
+    received: list[str] = field(default_factory=list[str])
+    """The hash of the last weights of each."""
     calls: list[str] = field(default_factory=list[str])
     wrote: list[str] = field(default_factory=list[str])
     """The model of every request that was answered."""
@@ -98,13 +111,57 @@ def generate(state: State, body: Json) -> Json:
 
 
 def update(state: State, body: Json) -> Json:
+    info = body["update_info"]
     try:
         with state.lock:
-            state.model.load_weights(body["update_info"]["path"])
+            if "path" in info:
+                state.model.load_weights(info["path"])
+            else:
+                with ThreadPoolExecutor(len(state.receivers)) as pool:
+                    taken = list(pool.map(lambda worker: take_tensors(state, worker, info), state.receivers))
+                state.received = [hash_of(tensors) for tensors in taken]
+                state.model.load_tensors(taken[0])
     except Exception:
         state.dead = True
         raise
+    state.dead = False
     return {"message": "Weights updated"}
+
+
+def take_tensors(state: State, worker: Receiver, info: Json) -> dict[str, torch.Tensor]:
+    """All tensors of a transfer, as one worker gets them."""
+    found: dict[str, torch.Tensor] = {}
+    try:
+        for name, tensor in worker.tensors(info["group"], read_tensors(info["tensors"])):
+            found[name] = tensor
+            if take(state.faults, "refuse"):
+                raise RuntimeError(f"no room for {name}")
+            with state.changed:
+                state.changed.wait_for(lambda: not state.faults.stall)
+    except BaseException:
+        worker.leave()
+        raise
+    return found
+
+
+def hash_of(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def call_workers(state: State, method: str, told: str) -> Json:
+    """What mmrl's extension answers inside each worker."""
+    calls: dict[str, Any] = {
+        "weights_problem": lambda _: state.model.problem_of(told),
+        "tensors_problem": lambda _: state.model.problem_of_shapes({one.name: one.shape for one in read_tensors(told)}),
+        "meet_trainer": lambda worker: worker.meet(told),
+        "join_trainer": lambda worker: "" if take(state.faults, "deaf") else worker.join(told),
+        "not_in_group": lambda worker: "" if worker.is_in(told) else "it is not",
+    }
+    with ThreadPoolExecutor(len(state.receivers)) as pool:
+        return {"results": list(pool.map(calls[method], state.receivers))}
 
 
 def change(state: State, **values: object) -> Json:
@@ -159,7 +216,14 @@ def tell(state: State) -> Json:
     """What happened so far."""
     own = state.model
     memory = {"prefixes": len(own.prefixes), "features": len(own.features), "tensors": len(own.tensors)}
-    return {"pid": os.getpid(), "calls": state.calls, "wrote": state.wrote, "waiting": state.waiting, **memory}
+    return {
+        "pid": os.getpid(),
+        "calls": state.calls,
+        "wrote": state.wrote,
+        "waiting": state.waiting,
+        "received": state.received,
+        **memory,
+    }
 
 
 def answer(state: State, path: str, body: Json) -> Any:
@@ -173,7 +237,7 @@ def answer(state: State, path: str, body: Json) -> Any:
         "/weight_info": lambda: {"weight_version": state.version},
         "/tokenize": lambda: {"tokens": state.model.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]},
         "/inference/v1/generate": lambda: generate(state, body),
-        "/collective_rpc": lambda: {"results": [state.model.problem_of(*body["args"])]},
+        "/collective_rpc": lambda: call_workers(state, body["method"], *body["args"]),
         "/pause": lambda: change(state, paused=True),
         "/resume": lambda: change(state, paused=False),
         "/start_weight_update": lambda: change(state, updating=True),
@@ -225,7 +289,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     for name, usual in (("host", "127.0.0.1"), ("served-model-name", "policy"), ("dtype", "float32"), ("version", VERSION)):
         parser.add_argument(f"--{name}", default=usual)
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
-    for name, number in (("port", 8000), ("max-model-len", 4096), ("max-lora-rank", 16)):
+    for name, number in (("port", 8000), ("max-model-len", 4096), ("max-lora-rank", 16), ("tensor-parallel-size", 1)):
         parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--no-mm-device-do-normalize", dest="no_norm", action="store_true")
     parser.add_argument("--enable-lora", action="store_true")
@@ -239,5 +303,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = arguments(sys.argv[1:])
     torch.set_num_threads(1)
+    workers = ARGUMENTS.tensor_parallel_size
     Handler.state = State(Model(ARGUMENTS.model, ARGUMENTS.dtype, ARGUMENTS.clip_fps))
+    Handler.state.receivers = [Receiver(rank, workers, torch.device("cpu")) for rank in range(workers)]
     ThreadingHTTPServer((ARGUMENTS.host, ARGUMENTS.port), Handler).serve_forever()

@@ -5,6 +5,8 @@ import copy
 import hashlib
 import io
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.loading import load
@@ -67,8 +69,12 @@ class Model:
         """The fault of a file of weights: other names or shapes than the file has that the server was started with."""
         if not Path(path).is_file():
             return f"no weights at {path}: is this folder shared with the engine?"
-        given, own = (load_file(file) for file in (path, f"{self.folder}/model.safetensors"))
-        wrong = [name for name in given.keys() & own.keys() if own[name].shape != given[name].shape]
+        return self.problem_of_shapes({name: tuple(weight.shape) for name, weight in load_file(path).items()})
+
+    def problem_of_shapes(self, given: dict[str, tuple[int, ...]]) -> str:
+        """The same of tensors that are to come."""
+        own = {name: tuple(weight.shape) for name, weight in load_file(f"{self.folder}/model.safetensors").items()}
+        wrong = [name for name in given.keys() & own.keys() if own[name] != given[name]]
         odd = sorted((own.keys() ^ given.keys()) | set(wrong))
         return f"{odd[:3]} do not fit" if odd else ""
 
@@ -76,6 +82,13 @@ class Model:
         """Through transformers, which knows the names of older checkpoints."""
         other = load(TextPolicyConfig(str(Path(path).parent))).model
         self.net.model.load_state_dict(other.state_dict())
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Through a file, as all names are."""
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(shutil.copytree(self.folder, f"{place}/model", ignore=shutil.ignore_patterns("*.safetensors")))
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+            self.load_weights(str(folder / "model.safetensors"))
 
     def load_adapter(self, name: str, path: str) -> None:
         """The adapter's products B A, by the weight that they are added to."""

@@ -34,8 +34,9 @@ class StoredWeights:
         found: dict[str, int] = {}
         for path in dict.fromkeys(self.files.values()):
             with safe_open(path, framework="pt") as file:
+                own = [name for name in file.keys() if self.files.get(name) == path]  # noqa: SIM118 - safe_open is no mapping
                 # an empty slice has the weight's type and reads nothing
-                parts = {name: file.get_slice(name) for name in file.keys() if self.files.get(name) == path}  # noqa: SIM118
+                parts = {name: file.get_slice(name) for name in own}
                 for name, part in parts.items():
                     shape = part.get_shape()
                     width = (dtype or (part[:0] if shape else file.get_tensor(name)).dtype).itemsize

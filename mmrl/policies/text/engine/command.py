@@ -37,7 +37,7 @@ class ServeCommand:
 
 
 def resolve_sync(policy: TextPolicyConfig, engine: EngineConfig) -> str:
-    """How new weights reach the servers: lora or file."""
+    """How new weights reach the servers: lora, file or broadcast."""
     if engine.sync != "auto":
         return engine.sync
     return "file" if policy.lora is None else "lora"

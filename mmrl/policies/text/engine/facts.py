@@ -11,6 +11,8 @@ PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
 """A text that tokenizers of different models cut differently."""
 FIRST = "default"
 """The name of the weights of a server that has just been started."""
+TAKES = {"file": ("file", "broadcast"), "broadcast": ("broadcast",)}
+"""Way of new weights -> the backends of mmrl's extension that know it."""
 SERVE = "start it as docs/how_to/engine.md says"
 
 
@@ -29,7 +31,7 @@ class Facts:
     max_lora_rank: int = 0
     """0: it takes no adapters."""
     transfer: str = ""
-    """How it takes new weights: mmrl's file, another way, or not at all."""
+    """How it takes new weights: mmrl's file or broadcast, another way, or not at all."""
     weight_version: str = ""
     clip_fps: float = 1.0
     """The frames per second that it takes clips to have."""
@@ -155,10 +157,10 @@ def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
             f"{place} has other weights than those of {wanted.model!r}, which adapters are added to (it was given "
             f"{facts.weight_version}): start it anew"
         )
-    if wanted.sync == "file" and facts.transfer != "file":
+    if facts.transfer not in TAKES.get(wanted.sync, (facts.transfer,)):
         raise ValueError(
-            f"{place} takes new weights by {facts.transfer or 'nothing'}, and the run sends a file: start it with "
-            f'--weight-transfer-config \'{{"backend": "file"}}\' and mmrl\'s extension ({SERVE})'
+            f"{place} takes new weights by {facts.transfer or 'nothing'}, and the run sends them by {wanted.sync}: start it with "
+            f'--weight-transfer-config \'{{"backend": "{wanted.sync}"}}\' and mmrl\'s extension ({SERVE})'
         )
 
 

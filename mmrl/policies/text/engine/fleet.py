@@ -78,9 +78,7 @@ class Fleet:
             except EngineDownError as error:
                 return str(error)
             except EngineRefusedError as error:
-                raise EngineRefusedError(
-                    f"{error}. Is {self.update.path} on a file system that the server sees too? If not, set policy.engine.folder"
-                ) from None
+                raise EngineRefusedError(f"{error}. {self.sync.advice(self.update)}") from None
         return "" if held else f"{member.client.url} does not have the weights that it was given"
 
     def write(
@@ -177,12 +175,10 @@ class Fleet:
         return alive
 
     def _revive(self, member: Member, own: EngineServer | None) -> bool:
-        """Is the server well again, with the weights of the step? One of others' is given them by the main process."""
-        if own is not None:
-            return own.is_ready and self._has_weights(member)
-        if not member.client.is_healthy():
+        """Is the server well again, with the weights of the step? The main process gives it them where they are missing."""
+        if (own is not None and not own.is_ready) or not member.client.is_healthy():
             return False
-        if self._has_weights(member) or self.settings.is_own or self.rank > 0:
+        if self._has_weights(member) or self.rank > 0:
             return self._has_weights(member)
         log.warning("%s is back: it is given the weights of this step", member.client.url)
         return not self._push_to(member)

@@ -21,6 +21,7 @@ from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.engine.agreement import compare_with_policy
+from mmrl.policies.text.engine.broadcast import BroadcastSync
 from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.policies.text.engine.facts import PROBE, Wanted, ask_facts, refuse_other
 from mmrl.policies.text.engine.fleet import Fleet, Limits, Member
@@ -78,8 +79,9 @@ class VllmGenerator:
         self.fleet.update = update
         if self.host.ranks.is_main:
             drop_old(self.folder, f"{self.run}-")
-        for member in self.fleet.members:
-            member.alive = True
+        took = self.host.ranks.gather([member.alive for member in self.fleet.members])[0]
+        for member, is_alive in zip(self.fleet.members, took, strict=True):
+            member.alive = is_alive
         if is_new:
             compare_with_policy(self.host, self.fleet, self._told_to_main)
 
@@ -126,6 +128,7 @@ class VllmGenerator:
         if self.fleet is not None:
             for member in self.fleet.members:
                 member.client.close()
+        self.sync.close()
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -286,7 +289,8 @@ def sync_of(host: TextHost, settings: EngineConfig) -> Sync:
     chosen = resolve_sync(host.config, settings)
     if chosen == "lora":
         return AdapterSync()
-    return FileSync(engine_dtype(host.config, settings))
+    dtype = engine_dtype(host.config, settings)
+    return FileSync(dtype) if chosen == "file" else BroadcastSync(dtype, host.net.device, settings.timeout_s)
 
 
 def is_cut(sampling: Sampling) -> bool:

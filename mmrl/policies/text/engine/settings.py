@@ -34,9 +34,9 @@ class EngineConfig:
     """Completions that one server writes side by side."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """The type that the server computes in; auto = policy.dtype."""
-    sync: Literal["auto", "lora", "file"] = "auto"
+    sync: Literal["auto", "lora", "file", "broadcast"] = "auto"
     """How new weights reach the servers. lora: the adapter, as a new one each time. file: all of them, adapters merged.
-    auto = lora where adapters train, else file."""
+    broadcast: all of them over the network, with no folder that both see. auto = lora where adapters train, else file."""
     folder: str = ""
     """Where adapters and weights are put, on a file system that the servers see too; empty: a temporary one of this machine."""
     timeout_s: Positive = 600.0
@@ -63,10 +63,11 @@ class EngineConfig:
                 "remove one of them"
             )
         far = [url for url in self.url if urlsplit(url).hostname not in HERE]
-        if far and not self.folder:
+        if far and not self.folder and self.sync != "broadcast":
             raise ValueError(
                 f"policy.engine.url names {far[0]}, which is another machine, and policy.engine.folder is empty, so new weights "
-                "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share"
+                "cannot reach it: set policy.engine.folder to a folder that this machine and the servers share, or "
+                'policy.engine.sync = "broadcast"'
             )
 
     @property

@@ -59,9 +59,27 @@ class Sync(Protocol):
         """The version of weights that answers name, where the server's was `start` when the run began."""
         ...
 
+    def advice(self, update: Update) -> str:
+        """What to look at when a server refused them."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
+
+class InFolder:
+    """What ways through a folder have in common."""
+
+    def advice(self, update: Update) -> str:
+        return f"Is {update.path} on a file system that the server sees too? If not, set policy.engine.folder"
+
+    def close(self) -> None:
+        """The folder is removed by its owner."""
+
 
 @dataclass(frozen=True)
-class AdapterSync:
+class AdapterSync(InFolder):
     """The adapter as one of a new name each time: the model's own weights stay, and an old request can meet no new weights."""
 
     def save(self, host: TextHost, update: Update) -> None:
@@ -89,7 +107,7 @@ class AdapterSync:
 
 
 @dataclass(frozen=True)
-class FileSync:
+class FileSync(InFolder):
     """All weights in one file of safetensors, under the names of the model's own checkpoints."""
 
     dtype: str = "float32"
@@ -105,7 +123,7 @@ class FileSync:
 
     def push(self, client: EngineClient, update: Update) -> None:
         file = str(update.path / "model.safetensors")
-        if problems := client.look_at_file(file):
+        if problems := client.ask_workers("weights_problem", file):
             raise EngineRefusedError(f"{client.url} cannot take the weights in {file} ({problems[0]})")
         client.pause()
         try:
@@ -167,6 +185,20 @@ def whole_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
         if host.ranks.is_main:
             found[name.replace(".base_layer.", ".")] = value.to(dtype) if value.is_floating_point() else value
     return found
+
+
+def checkpoint_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights under the names and in the shapes of the model's own checkpoints, each once: what a file of them would hold.
+
+    Every process must call it; on others than the main one there are none.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    model, weights = host.net.model, whole_weights(host, dtype)
+    tied = model.all_tied_weights_keys
+    for name in [name for name, kept in tied.items() if kept in weights]:
+        weights.pop(name, None)
+    return revert_weight_conversion(model, weights) if weights else weights
 
 
 def product_of(named: Mapping[str, Tensor], layer: str) -> Tensor:

@@ -134,9 +134,9 @@ class EngineClient:
     def unload_adapter(self, name: str) -> None:
         self.post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    def look_at_file(self, path: str) -> list[str]:
-        """The workers' complaints about a file of weights, before any weight is touched: a failed update ends the server."""
-        answer = self.post("/collective_rpc", {"method": "weights_problem", "args": [path]}, self.timeout_s)
+    def ask_workers(self, method: str, told: str) -> list[str]:
+        """The complaints of the server's workers when mmrl's extension inside them is called; empty: none has one."""
+        answer = self.post("/collective_rpc", {"method": method, "args": [told]}, self.timeout_s)
         found = answer.get("results", []) if isinstance(answer, Mapping) else []
         return [str(problem) for problem in found if problem]
 

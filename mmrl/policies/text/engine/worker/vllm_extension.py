@@ -1,14 +1,15 @@
-"""Weights from a safetensors file into a vLLM that runs; `vllm serve` imports this in its worker processes, mmrl never does.
+"""New weights for a vLLM that runs; `vllm serve` imports this in its worker processes, mmrl never does.
 
     PYTHONPATH=<this folder> vllm serve MODEL --worker-extension-cls vllm_extension.WeightExtension
-        --weight-transfer-config '{"backend": "file"}'
+        --weight-transfer-config '{"backend": "file"}'   # or "broadcast"
 
-`/update_weights {"update_info": {"path": PATH}}` then reads one file, or all files of a folder. vLLM takes a layer apart when
-an update begins and cannot put it together again when one fails: the next request would end the process. So the names and
-shapes of the file are compared with those of the model first, and a file that does not fit leaves the old weights in place.
+`/update_weights {"update_info": {"path": PATH}}` then reads one file, or all files of a folder; with "broadcast" also
+`{"update_info": {"group": NAME, "tensors": TENSORS}}` takes them from the trainer. vLLM takes a layer apart when an update
+begins, and with one that failed half-way the next request would end the process. So names and shapes are compared with those
+of the model first, and after a broken transfer the next whole update begins all layers anew.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from weight_group import Receiver, read_tensors
 
 Shapes = dict[str, tuple[int, ...]]
 """Name of a tensor -> its shape."""
@@ -48,7 +51,8 @@ def shapes_of(files: list[Path]) -> Shapes:
     for file in files:
         try:
             with safe_open(file, "pt") as opened:
-                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+                names = opened.keys()  # safe_open is no mapping, and cannot be iterated over
+                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
         except Exception as error:
             raise ValueError(f"{file} cannot be read as safetensors ({error}): was it written to its end?") from error
     return found
@@ -58,7 +62,7 @@ def tensors_of(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and tensor, one at a time, so that the model is never in memory twice."""
     for file in files:
         with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 yield name, opened.get_tensor(name)
 
 
@@ -102,23 +106,31 @@ def compare(wanted: Shapes, given: Shapes, tied: bool) -> str:
     return ""
 
 
-def check_weights(model: torch.nn.Module, model_config: ModelConfig, path: str) -> None:
-    """Compare a file with the weights that the engine was started with; published checkpoints may have older names.
+def check_weights(model: torch.nn.Module, model_config: ModelConfig, given: Shapes, place: str) -> None:
+    """Compare weights that are to come with those that the engine was started with; published checkpoints may have older names.
 
     Raises:
-        ValueError: the file is no whole set of the model's weights.
+        ValueError: they are no whole set of the model's weights.
     """
     mapper: Mapper | None = getattr(model, "hf_to_vllm_mapper", None)
 
     def named(shapes: Shapes) -> Shapes:
         return {(mapper.map_name(name) or name) if mapper else name: shape for name, shape in shapes.items()}
 
-    given = named(shapes_of(weight_files(path)))
     wanted = named(shapes_of(weight_files(str(model_folder(model_config)))))
     configs = (model_config.hf_config, model_config.hf_text_config)
-    problem = compare(wanted, given, any(getattr(config, "tie_word_embeddings", False) for config in configs))
+    problem = compare(wanted, named(given), any(getattr(config, "tie_word_embeddings", False) for config in configs))
     if problem:
-        raise ValueError(f"{path}: {problem}")
+        raise ValueError(f"{place}: {problem}")
+
+
+def begin_anew(model: torch.nn.Module) -> None:
+    """Forget what an update that failed half-way has left: layers that wait would count its tensors and the next one's."""
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.load_numel = 0
+            info.loaded_weights.clear()
 
 
 @dataclass
@@ -128,16 +140,21 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Where the weights lie, as the engine's machine sees it."""
+    """Where the weights lie as the engine's machine sees it, or what comes from the trainer."""
 
     path: str = ""
+    group: str = ""
+    """The trainer's group that they come through."""
+    tensors: str = ""
+    """What comes, as `told_tensors` writes it."""
 
 
 class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):
-    """vLLM's backend "file"."""
+    """The backends "file" and "broadcast"."""
 
     init_info_cls, update_info_cls = FileInit, FileUpdate
     begun = False
+    receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         """Nothing to do: there is no connection."""
@@ -152,11 +169,32 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        check_weights(self.model, self.model_config, update_info.path)
+        if update_info.path:
+            files = weight_files(update_info.path)
+            check_weights(self.model, self.model_config, shapes_of(files), update_info.path)
+            self.load(tensors_of(files))
+            return
+        facts = read_tensors(update_info.tensors)
+        check_weights(self.model, self.model_config, {one.name: one.shape for one in facts}, "the trainer's weights")
+        if self.receiver is None:
+            raise ValueError("this worker has not met a trainer: call meet_trainer and join_trainer first")
+        coming = self.receiver.tensors(update_info.group, facts)
+        try:
+            self.load(coming)
+            for _ in coming:
+                """Whatever the model left out still comes: the trainer sends all."""
+        except BaseException:
+            self.receiver.leave()
+            raise
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the model apart and give it these weights."""
+        if self.begun:
+            begin_anew(self.model)
         with torch.device(self.device):
             initialize_layerwise_reload(self.model)
         self.begun = True
-        self.model.load_weights(tensors_of(weight_files(update_info.path)))
+        self.model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         if not self.begun:
@@ -166,11 +204,13 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):
         self.begun = False
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        if self.receiver is not None:
+            self.receiver.leave()
 
 
-if "file" not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine("file", FileWeightTransferEngine)
+for backend in ("file", "broadcast"):
+    if backend not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(backend, FileWeightTransferEngine)
 
 
 class WeightExtension:
@@ -178,11 +218,43 @@ class WeightExtension:
 
     model_runner: Any
     vllm_config: Any
+    weight_transfer_engine: FileWeightTransferEngine
+    device: torch.device
+    rank: int
 
     def weights_problem(self, path: str) -> str:
         """The fault of a file, in one sentence; empty: `/update_weights` will take it."""
         try:
-            check_weights(self.model_runner.get_model(), self.vllm_config.model_config, path)
+            self.check(shapes_of(weight_files(path)), path)
         except ValueError as error:
             return str(error)
         return ""
+
+    def tensors_problem(self, told: str) -> str:
+        """The fault of tensors that are to come from the trainer; empty: none."""
+        try:
+            self.check({one.name: one.shape for one in read_tensors(told)}, "the trainer's weights")
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def check(self, given: Shapes, place: str) -> None:
+        check_weights(self.model_runner.get_model(), self.vllm_config.model_config, given, place)
+
+    def meet_trainer(self, told: str) -> str:
+        """Go where the trainer waits, and say what this worker is; what is wrong, in one sentence."""
+        layout, engine = self.vllm_config.parallel_config, self.weight_transfer_engine
+        if engine.receiver is None:
+            rank = layout.data_parallel_index * layout.world_size + self.rank
+            engine.receiver = Receiver(rank, layout.data_parallel_size * layout.world_size, self.device)
+        return engine.receiver.meet(told)
+
+    def join_trainer(self, kind: str) -> str:
+        """Join the trainer's group; what is wrong, in one sentence."""
+        receiver = self.weight_transfer_engine.receiver
+        return receiver.join(kind) if receiver is not None else "this worker has not met a trainer"
+
+    def not_in_group(self, name: str) -> str:
+        """Empty where this worker is in the trainer's group of this name."""
+        receiver = self.weight_transfer_engine.receiver
+        return "" if receiver is not None and receiver.is_in(name) else "it is not in the group"
