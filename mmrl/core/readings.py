@@ -26,6 +26,13 @@ GROUP_DIVERGENCE = Reading("group_divergence", "old")
 """How much the distributions of a group's rows differ at the same action."""
 ANSWER_MASK = Reading("answer_mask", "old")
 """1 at the tokens of the final answer, 0 elsewhere."""
+REFERENCE_PROBABILITY = Reading("reference_probability", "old")
+"""Mean probability of the true answer's tokens in place of the completion's own answer, the same at all actions of a row; -1
+where the completion has no answer tags."""
+BASE_PROBABILITY = Reading("base_probability", "old")
+"""The same directly behind the prompt, without the completion's thought."""
+ATTENTION_RHYTHM = Reading("attention_rhythm", "old")
+"""How far back every token looks (:, :, 0) and how much later tokens look at it (:, :, 1), (n, t, 2)."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 
