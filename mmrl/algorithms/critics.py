@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def truncated_advantages(
+def advantages_at_cut(
     rewards: Float[Tensor, " t"], values: Float[Tensor, " t"], gamma: float, decay: float, finished: bool
 ) -> Float[Tensor, " t"]:
     """A_t = sum_k (gamma decay)^k delta_(t+k), delta_t = r_t + gamma V_(t+1) - V_t; beyond a cut V stays what it was last.

@@ -20,6 +20,5 @@ def agreement(answers: Sequence[Sequence[str]]) -> list[list[float]]:
     if any(not texts for texts in others):
         raise ValueError("agreement compares the answers to at least two paraphrases: give every set two that were answered")
     return [
-        [sum(token_f1(text, other) for other in others[i]) / len(others[i]) for text in texts]
-        for i, texts in enumerate(answers)
+        [sum(token_f1(text, other) for other in others[i]) / len(others[i]) for text in texts] for i, texts in enumerate(answers)
     ]

@@ -1,4 +1,4 @@
-"""What the attention of a completion says about where it plans and where it anchors (arXiv:2510.13554).
+"""Where a completion plans and where it anchors, as its attention tells (arXiv:2510.13554).
 
 Attention maps are (t, t): row = the token that looks, column = the token that is looked at, both of the completion.
 """
@@ -55,9 +55,9 @@ class Rhythm:
     def factors(self, kind: Kind, share: float = 0.4, amplify: float = 1.5, back: int = 2, moved: float = 0.5) -> Tensor:
         """1 + (amplify - 1) at chosen tokens.
 
-        local: the share of tokens where the distance changes most; global: those of the largest influence; coupled: global, but an
-        anchor that looks near and follows a jump of the distance within `back` tokens hands `moved` of its gain to the token of
-        that jump, once for each such token. Thresholds of near and jump are medians (ours).
+        local: the share of tokens where the distance changes most; global: those of the largest influence; coupled: global, but
+        an anchor that looks near and follows a jump of the distance within `back` tokens hands `moved` of its gain to the token
+        of that jump, once for each such token. Thresholds of near and jump are medians (ours).
         """
         steps, gain = steps_of(self.distance), amplify - 1
         if kind == "local":
@@ -65,12 +65,12 @@ class Rhythm:
         anchors = largest(self.influence, share)
         if kind == "global":
             return 1 + gain * anchors
-        led = self.led_by(anchors, back)
+        led = self.leaders(anchors, back)
         dominated, leading = torch.zeros_like(anchors), torch.zeros_like(anchors)
         dominated[list(led)], leading[list(led.values())] = True, True
         return 1 + gain * ((anchors & ~dominated) + (1 - moved) * dominated + moved * leading)
 
-    def led_by(self, anchors: Bool[Tensor, " t"], back: int) -> dict[int, int]:
+    def leaders(self, anchors: Bool[Tensor, " t"], back: int) -> dict[int, int]:
         """Anchor -> the token before it whose jump it follows."""
         steps = steps_of(self.distance)
         near, jump = median(self.distance), median(steps)

@@ -1,4 +1,4 @@
-"""Formulas of image generators that are rewarded at every denoising step, which nothing runs yet; they stand with their checks."""
+"""Formulas of image generators that are rewarded at every denoising step, which nothing runs yet, with their checks."""
 
 import torch
 from jaxtyping import Float

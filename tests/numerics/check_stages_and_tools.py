@@ -2,7 +2,7 @@
 
 import torch
 
-from mmrl.algorithms.critics import nearest_to, truncated_advantages
+from mmrl.algorithms.critics import advantages_at_cut, nearest_to
 from mmrl.algorithms.paraphrases import agreement
 from mmrl.algorithms.rhythm import Kind, Rhythm, backward_distance, future_influence, largest, steps_of
 from mmrl.algorithms.shaping.reference import gain, mean_probability
@@ -17,7 +17,7 @@ def tppo_egae(vector: Vector) -> None:
     for case in vector.outputs["cases"]:
         rewards, finished = tensor(vector.inputs["rewards"]), case["kind"] == "finished"
         rewards[-1] += finished * vector.params["final_reward"]
-        found = truncated_advantages(rewards, values, case["gamma"], case["lam"], finished)
+        found = advantages_at_cut(rewards, values, case["gamma"], case["lam"], finished)
         close(found, case["advantages"], what=str(case))
         close(found + values, case["returns"], what=str(case))
 
@@ -48,7 +48,8 @@ def deepeyes_zoom(vector: Vector) -> None:
     params, outputs = vector.params, vector.outputs
     for (x1, y1, x2, y2), expected in zip(vector.inputs["boxes"], outputs["crops"], strict=True):
         box = float(x1), float(y1), float(x2), float(y2)
-        found = crop_corners(box, *params["image"], params["min_side_exclusive"], params["max_aspect"])
+        width, height = params["image"]
+        found = crop_corners(box, width, height, params["min_side_exclusive"], params["max_aspect"])
         assert found == (None if expected is None else tuple(expected))
     for case in outputs["rewards"]:
         close(zoom_reward(case["acc"], case["crops"], case["fmt_error"]), case["reward"], what=str(case))
@@ -74,7 +75,7 @@ def attention_rhythm(vector: Vector) -> None:
     anchors = largest(influence, params["q"])
     assert anchors.nonzero()[:, 0].tolist() == outputs["T_glob"]
     rhythm = Rhythm(distance, influence)
-    assert rhythm.led_by(anchors, params["k"]) == {int(t): u for t, u in outputs["dominated"].items()}
+    assert rhythm.leaders(anchors, params["k"]) == {int(t): u for t, u in outputs["dominated"].items()}
     kinds: tuple[Kind, ...] = ("local", "global", "coupled")
     for kind in kinds:
         found = rhythm.factors(kind, params["q"], params["gamma_amp"], params["k"], params["alpha"])
@@ -92,4 +93,4 @@ def rlpr_reward(vector: Vector) -> None:
 
 def test_a_value_model_that_is_right_everywhere_leaves_no_advantage() -> None:
     rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.ones(3)
-    close(truncated_advantages(rewards, values, 1.0, 0.95, finished=True), [0.0, 0.0, 0.0])
+    close(advantages_at_cut(rewards, values, 1.0, 0.95, finished=True), [0.0, 0.0, 0.0])
