@@ -1,7 +1,4 @@
-"""Where a completion plans and where it anchors, as its attention tells (arXiv:2510.13554).
-
-Attention maps are (t, t): row = the token that looks, column = the token that is looked at, both of the completion.
-"""
+"""Where a completion plans and where it anchors, as its attention tells (arXiv:2510.13554)."""
 
 import math
 from dataclasses import dataclass
@@ -12,20 +9,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 Kind = Literal["local", "global", "coupled"]
-
-
-def backward_distance(local: Float[Tensor, "t t"], window: int) -> Float[Tensor, " t"]:
-    """WAAD_t = sum_s A[t, s] min(t - s, window): how far back a token looks, in tokens."""
-    places = torch.arange(len(local), device=local.device)
-    return (local * (places[:, None] - places).clamp(0, window)).sum(1)
-
-
-def future_influence(wide: Float[Tensor, "t t"], nearest: int, farthest: int) -> Float[Tensor, " t"]:
-    """FAI_s = mean over t = s + nearest ... s + farthest of A[t, s]: how much later tokens look at it; 0 where there are none."""
-    places = torch.arange(len(wide), device=wide.device)
-    apart = places[:, None] - places
-    later = (apart >= nearest) & (apart <= farthest)
-    return torch.where(later, wide, 0.0).sum(0) / later.sum(0).clamp(min=1)
 
 
 def steps_of(values: Float[Tensor, " t"]) -> Float[Tensor, " t"]:

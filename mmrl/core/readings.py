@@ -31,8 +31,10 @@ REFERENCE_PROBABILITY = Reading("reference_probability", "old")
 where the completion has no answer tags."""
 BASE_PROBABILITY = Reading("base_probability", "old")
 """The same directly behind the prompt, without the completion's thought."""
-ATTENTION_RHYTHM = Reading("attention_rhythm", "old")
-"""How far back every token looks (:, :, 0) and how much later tokens look at it (:, :, 1), (n, t, 2)."""
+ATTENTION_DISTANCE = Reading("attention_distance", "old")
+"""How many tokens back, up to 10, a token looks among those of its completion, in the local heads of a few middle layers."""
+ATTENTION_INFLUENCE = Reading("attention_influence", "old")
+"""How much the tokens 10 to 50 places later look at a token, in the global heads of these layers."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

@@ -45,7 +45,8 @@ class MarkedList(Sequence[Prompt]):
         if isinstance(index, slice):
             chosen: Sequence[Prompt] = self.prompts[index]
             return [self.mark(prompt) for prompt in chosen]
-        return self.mark(self.prompts[index])
+        one: Prompt = self.prompts[index]
+        return self.mark(one)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Sources(Sequence[Prompt]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place = index + len(self) if index < 0 else index
+        place: int = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"prompt {index} of {len(self)}")
         part = bisect_right(self._ends, place)
