@@ -15,6 +15,7 @@ from mmrl.app.commands.show import part_lines
 from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.cluster import ClusterConfig
+from mmrl.app.config.data import SourceConfig
 from mmrl.app.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -52,6 +53,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.engine]": ("Left out: the policy writes with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.lora]": ("Left out: all weights that are not frozen train.", LoraSettings),
     "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
+    "[[data]]": ("Several data sets, a table each ([how](../how_to/mixtures.md)).", SourceConfig),
     "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
     "[reward.transform]": ("Left out: the reward counts as it is.", Transform),

@@ -35,6 +35,8 @@ METRICS = (
     Metric("reward/{name}/retried", "count", "Calls that were repeated after a failure; there only if there were any."),
     Metric("reward/{name}/cached", "share of samples", "Answers that were remembered from before; there only with a cache."),
     Metric("reward/{name}", "reward", "Mean of one reward, or of a part of it (reward/iou/hit), over the samples that have it."),
+    Metric("source/{name}/share", "share of prompts", "Of the step's prompts that are of this source; with several [[data]]."),
+    Metric("source/{name}/total", "reward", "Mean weighted sum of the rewards over the samples of one source."),
     Metric("rollout/length", "actions", "Mean number of actions of a sample that may train: tokens, or denoising steps."),
     Metric("rollout/length_max", "actions", "The longest sample's."),
     Metric("rollout/actions", "actions", "All actions of the step that may train."),
@@ -80,6 +82,7 @@ METRICS = (
     Metric("eval/total", "reward", "Mean total over held-out prompts."),
     Metric("eval/completion_length", "tokens", "Mean length of held-out completions."),
     Metric("eval/diversity", "distance", "How different several pictures of a held-out prompt are."),
+    Metric("eval/source/{name}/{name}", "reward", "Mean of a reward, or of the total, over the held-out prompts of one source."),
     Metric("eval/{name}", "reward", "Mean over held-out prompts of a reward, a part of it, or a variant (evaluation.also)."),
 )  # fmt: skip
 

@@ -26,6 +26,15 @@ GROUP_DIVERGENCE = Reading("group_divergence", "old")
 """How much the distributions of a group's rows differ at the same action."""
 ANSWER_MASK = Reading("answer_mask", "old")
 """1 at the tokens of the final answer, 0 elsewhere."""
+REFERENCE_PROBABILITY = Reading("reference_probability", "old")
+"""Mean probability of the true answer's tokens in place of the completion's own answer, the same at all actions of a row; -1
+where the completion has no answer tags."""
+BASE_PROBABILITY = Reading("base_probability", "old")
+"""The same directly behind the prompt, without the completion's thought."""
+ATTENTION_DISTANCE = Reading("attention_distance", "old")
+"""How many tokens back, up to 10, a token looks among those of its completion, in the local heads of a few middle layers."""
+ATTENTION_INFLUENCE = Reading("attention_influence", "old")
+"""How much the tokens 10 to 50 places later look at a token, in the global heads of these layers."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

@@ -81,6 +81,8 @@ class Prompt:
     """The ground truth that rewards compare with."""
     columns: Mapping[str, Value] = field(default_factory=dict[str, Value])
     """All other columns of the data set's row."""
+    source: str = ""
+    """Name of the `[[data]]` table it is from; empty where there is one data set only."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from mmrl.core.protocols import Policy
 from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
+from mmrl.core.sources import first_of_each
 from mmrl.core.spans import in_span
 from mmrl.core.types import Group, Prompt, Request, Scores
 from mmrl.training.diversity import diversity
@@ -68,12 +69,13 @@ class Evaluator:
             raise ValueError(f"evaluation.also and a reward are both named {clash[0]!r}, and so would their metrics: rename one")
         self.policy, self.rewards, self.settings, self.sampling = policy, rewards, settings, sampling
         self.ranks, self.variants = ranks or Ranks(), tuple(variants)
-        self.prompts = [prompts[i] for i in range(min(settings.num_prompts, len(prompts)))]
+        self.prompts = first_of_each(prompts, settings.num_prompts)
 
     @in_span("evaluate")
     def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
-        eval/diversity, the same of every variant as eval/<variant>/...; then groups and scores of all ranks.
+        eval/diversity, of several sources eval/source/<source>/..., the same of every variant as eval/<variant>/...; then groups
+        and scores of all ranks.
         """
         metrics, groups, scores = self.answer(self.sampling, self.settings.weights)
         for variant in self.variants:
@@ -117,6 +119,19 @@ class Evaluator:
         spread = diversity(groups)
         return (
             metrics
+            | of_sources(groups, scores)
             | ({"eval/completion_length": mean(lengths)} if lengths else {})
             | ({"eval/diversity": mean(spread)} if spread else {})
         )
+
+
+def of_sources(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
+    """eval/source/<source>/<reward> and .../total where the prompts are of several sources."""
+    sources = [group.prompt.source for group in groups for _ in group.samples]
+    metrics: dict[str, float] = {}
+    for source in dict.fromkeys(filter(None, sources)):
+        own = scores.take(torch.tensor([i for i, one in enumerate(sources) if one == source]))
+        answered = [k for k in range(len(own.names)) if bool(own.values[:, k].isfinite().any())]
+        metrics |= {f"eval/source/{source}/{own.names[k]}": mean(own.values[:, k].tolist()) for k in answered}
+        metrics[f"eval/source/{source}/total"] = mean(own.total().tolist())
+    return metrics

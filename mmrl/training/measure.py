@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -48,7 +49,19 @@ def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, Grou
         metrics["rollout/unscored"] = unscored / len(totals)
     flat = [spread == 0 for spread in spreads if math.isfinite(spread)]
     metrics["reward/no_spread"] = sum(flat) / len(flat) if flat else math.nan
-    return metrics | part_metrics(rollouts, tables, ranks)
+    return metrics | source_metrics(rollouts, total, ranks) | part_metrics(rollouts, tables, ranks)
+
+
+def source_metrics(rollouts: Rollouts, total: Tensor, ranks: Ranks) -> dict[str, float]:
+    """source/<name>/share of the step's groups, and source/<name>/total, where prompts are of several sources."""
+    mine = [(group.prompt.source, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
+    pairs = [pair for part in ranks.gather(mine) for pair in part]
+    metrics: dict[str, float] = {}
+    for name in sorted({source for source, _ in pairs if source}):
+        own = [totals for source, totals in pairs if source == name]
+        metrics[f"source/{name}/share"] = len(own) / len(pairs)
+        metrics[f"source/{name}/total"] = mean([x for totals in own for x in totals])
+    return metrics
 
 
 def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: Ranks) -> dict[str, float]:

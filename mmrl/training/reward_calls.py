@@ -383,3 +383,15 @@ def is_same(a: object, b: object) -> bool:
         return bool(a == b)
     except Exception:  # noqa: BLE001 - comparing fields (arrays, say) may raise anything; then they count as different
         return False
+
+
+def nothing(group: Group) -> RawAnswer:
+    """The answer of a reward that does not apply."""
+    return [None] * len(group.samples)
+
+
+def no_call(group: Group) -> Future[RawAnswer]:
+    """The same, as if it had been asked."""
+    future: Future[RawAnswer] = Future()
+    future.set_result(nothing(group))
+    return future

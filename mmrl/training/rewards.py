@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,9 @@ from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.core.values import NoListError, count_of, number, values_of
+from mmrl.training.determinism import keep_random_state
 from mmrl.training.reward_cache import RawAnswer
-from mmrl.training.reward_calls import Calling, Meter, RewardCaller, Transform, is_same, outcome_of
+from mmrl.training.reward_calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing, outcome_of
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
@@ -49,8 +49,14 @@ class NamedReward:
     call: Calling = field(default_factory=Calling)
     transform: Transform | None = None
     """None: the reward counts as it is."""
+    sources: tuple[str, ...] = ()
+    """The sources whose prompts it scores; empty: all."""
 
     __post_init__ = check_ranges
+
+    def applies(self, group: Group) -> bool:
+        """Is the group's prompt of a source that it scores?"""
+        return not self.sources or group.prompt.source in self.sources
 
 
 @dataclass(frozen=True)
@@ -209,14 +215,23 @@ class Scoring:
         callers = sorted(self.outcomes, key=lambda caller: caller.where in ("auto", "inline") and not caller.is_async)
         for caller in callers:
             if not caller.whole_step:
-                self.outcomes[caller] += [caller.submit([group], self.beside, self.one_by_one) for group in groups]
+                asked = (self._ask(caller, [group]) if self._concerns(caller, group) else no_call(group) for group in groups)
+                self.outcomes[caller] += asked
+
+    def _ask(self, caller: RewardCaller, groups: Sequence[Group]) -> Future[RawAnswer]:
+        return caller.submit(groups, self.beside, self.one_by_one)
+
+    def _concerns(self, caller: RewardCaller, group: Group) -> bool:
+        """Does any reward that this caller answers for apply to the group?"""
+        return any(one.applies(group) for one in self.runner.rewards if self.runner.lane_of[one.name] is caller)
 
     def tables(self) -> list[GroupScores]:
         """One table per group, in the order they were added; waits for what is not done."""
         if self.groups:
             for caller in self.outcomes:
                 if caller.whole_step:
-                    self.outcomes[caller] = [caller.submit(self.groups, self.beside, self.one_by_one)]
+                    wanted = [group for group in self.groups if self._concerns(caller, group)]
+                    self.outcomes[caller] = [self._ask(caller, wanted)] if wanted else []
         settled = {caller: self._raw_answers(caller) for caller in self.outcomes}
         self._blame(settled)
         columns = [self._column(reward, settled[self.runner.lane_of[reward.name]]) for reward in self.runner.rewards]
@@ -235,23 +250,27 @@ class Scoring:
     def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
         """The raw answer for every group, or the exception it raised."""
         outcomes: list[RawAnswer] = [outcome_of(future) for future in self.outcomes[caller]]
-        if not caller.whole_step or not outcomes:
+        if not caller.whole_step:
             return outcomes
-        [whole] = outcomes
+        wanted = [self._concerns(caller, group) for group in self.groups]
+        asked = iter(self._of_whole_step(caller, outcomes[0], sum(wanted)) if outcomes else ())
+        return [next(asked) if want else nothing(group) for want, group in zip(wanted, self.groups, strict=True)]
+
+    def _of_whole_step(self, caller: RewardCaller, whole: RawAnswer, count: int) -> list[RawAnswer]:
+        """The raw answer for each of so many groups, out of one for all."""
         if isinstance(whole, BaseException):
-            return [whole] * len(self.groups)
+            return [whole] * count
         try:
-            answers = values_of(whole, len(self.groups))
+            answers = values_of(whole, count)
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            return [error] * len(self.groups)
-        if len(answers) != len(self.groups):
+            return [error] * count
+        if len(answers) != count:
             error = RewardError(
-                f"reward {caller.name!r} answered for {count_of(answers, len(self.groups))} of {len(self.groups)} groups: "
-                "return one list per group"
+                f"reward {caller.name!r} answered for {count_of(answers, count)} of {count} groups: return one list per group"
             )
-            return [error] * len(self.groups)
+            return [error] * count
         return answers
 
     def _blame(self, settled: dict[RewardCaller, list[RawAnswer]]) -> None:
@@ -264,7 +283,8 @@ class Scoring:
             settled[caller] = [ProcessChangedError(change_text(changed, who))] * len(self.groups)
 
     def _column(self, reward: NamedReward, outcomes: Sequence[RawAnswer]) -> list[Answer]:
-        answers = [check_answer(reward, group, outcome) for group, outcome in zip(self.groups, outcomes, strict=True)]
+        pairs = [(group, o if reward.applies(group) else nothing(group)) for group, o in zip(self.groups, outcomes, strict=True)]
+        answers = [check_answer(reward, group, outcome) for group, outcome in pairs]
         failed = sum(answer.status.count(Status.FAILED) for answer in answers)
         total = sum(len(answer.status) for answer in answers)
         if failed:
@@ -376,19 +396,3 @@ def _parts(reward: NamedReward, group: Group, parts: RawAnswer) -> Mapping[str, 
             "run itself: give its parts other names"
         )
     return found
-
-
-@contextmanager
-def keep_random_state() -> Iterator[None]:
-    """Put the global random states back at the end: sampling outside goes on as if nothing had been drawn inside."""
-    python, cpu = random.getstate(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    numpy = np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        np.random.set_state(numpy)

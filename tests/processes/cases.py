@@ -19,6 +19,14 @@ CASES: dict[str, list[str]] = {
     "short": ["tiny/image", *REWARD, "steps=2", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],
     "long": ["tiny/image", *REWARD, "steps=4", "evaluation.num_prompts=0", "optimizer.lr=1e-3"],
 }
+SOURCES = "data=[{use='digits_grounding', name='sevens', size=8}, {use='digits_grounding', name='threes', size=6, asked=[3]}]"
+LEARNS = ["tiny/image", SOURCES, *REWARD, *SGD, "evaluation.num_prompts=0", "save_every=1", "checkpoint.keep=0"]
+BANDIT = [*LEARNS, "sampler.kind=Bandit", "sampler.temperature=0.2"]
+SAMPLERS: dict[str, list[str]] = {
+    "bandit": [*BANDIT, "steps=4"],
+    "bandit_short": [*BANDIT, "steps=2"],
+}
+"""A sampler that learns, over two sources."""
 DRAWN = ["tiny/flow", *REWARD, "policy.forward_rows=3", "optimizer.lr=1e-3"]
 ENGINES: dict[str, list[str]] = {
     "flow_lora": [*DRAWN, *LORA, "steps=2"],

@@ -11,7 +11,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.trainer import Trainer
-from tests.processes.cases import CASES, ENGINES
+from tests.processes.cases import CASES, ENGINES, SAMPLERS
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 
 Seen = dict[str, Any]
@@ -41,7 +41,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         seen["weights"] = policy.weights.state_dict()["weights"]
         policy.save(folder / "saved")
 
-    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES)[case]]
+    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES | SAMPLERS)[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:
         jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)
@@ -51,7 +51,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
 
 
 def main(kind: Kind, out: str, *cases: str) -> None:
-    """Each case is a name of CASES or ENGINES, or NAME=RUN to go on with a run."""
+    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run."""
     accelerator = accelerator_of(kind)
     context.open_accelerator = lambda: accelerator
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]

@@ -2,6 +2,7 @@ import asyncio
 import math
 import random
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -54,6 +55,55 @@ def test_none_for_a_whole_group_is_na_not_zero():
 def test_none_for_part_of_a_group_is_failed():
     tables = run(lambda g: [None, 1.0, 1.0, 1.0])
     assert tables[0].status[:, 0].tolist() == [Status.FAILED, Status.OK, Status.OK, Status.OK]
+
+
+def of_source(source: str, id: int) -> Group:
+    return Group(id, Prompt(f"{source}/{id}", "?", source=source), (Sample(text="0"), Sample(text="1")))
+
+
+@dataclass
+class Together:
+    """Scores a whole step at once."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def score_all(self, groups: list[Group]) -> list[list[float]]:
+        self.seen += [one.prompt.source for one in groups]
+        return [[float(one.id)] * len(one.samples) for one in groups]
+
+    def __call__(self, one: Group) -> list[float]:
+        raise AssertionError("asked one by one")
+
+
+def test_a_reward_of_some_sources_is_asked_for_those_alone():
+    seen: list[str] = []
+
+    def single(one: Group) -> list[float]:
+        seen.append(one.prompt.source)
+        return [2.0] * len(one.samples)
+
+    together = Together()
+    runner = RewardRunner(
+        [
+            NamedReward("single", single, sources=("a",)),
+            NamedReward("together", together, sources=("a", "b")),
+            NamedReward("together_a", together, sources=("a",)),
+            NamedReward("all", ones),
+        ]
+    )
+    tables = runner.score([of_source(source, i) for i, source in enumerate("abca")])
+    assert seen == ["a", "a"] and together.seen == ["a", "b", "a"]
+    statuses = [table.status[0].tolist() for table in tables]
+    ok, na = int(Status.OK), int(Status.NA)
+    assert statuses == [[ok, ok, ok, ok], [na, ok, na, ok], [na, na, na, ok], [ok, ok, ok, ok]]
+    assert [table.values[1, 1].item() for table in (tables[0], tables[1], tables[3])] == [0.0, 1.0, 3.0]
+
+
+def test_a_whole_step_without_its_source_is_not_asked():
+    together = Together()
+    runner = RewardRunner([NamedReward("together", together, sources=("a",)), NamedReward("all", ones)])
+    [table] = runner.score([of_source("b", 0)])
+    assert together.seen == [] and table.status[:, 0].tolist() == [Status.NA, Status.NA]
 
 
 def test_nan_is_failed_not_zero():

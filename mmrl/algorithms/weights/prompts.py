@@ -1,12 +1,15 @@
 """Weights that a prompt gives its rollouts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.types import Batch, Counts, Prompt, Reading, Scope
+from mmrl.core.ranges import Positive, PositiveShare, check_ranges
+from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Reading, Sample, Scope
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,64 @@ class Difficulty:
                 "give every row of the data set a number there, or name another column"
             )
         return float(value)
+
+
+@runtime_checkable
+class Rectangle(Protocol):
+    """A true box, as far as it is looked at here."""
+
+    @property
+    def area(self) -> float: ...
+
+    def to(self, space: Literal["norm1"], size: MediaSize | None) -> "Rectangle":
+        """The same in shares of the picture's sides."""
+        ...
+
+
+@dataclass(frozen=True)
+class SmallTarget:
+    """kappa = clamp((reference / s)^power, least, most), s the share of the picture that the true box covers (GUI-G1).
+
+    arXiv:2505.15810, whose data hold such a number for every prompt (Difficulty reads it); how it was made of the box's relative
+    size was not found, so this form and its numbers are ours. Of several boxes the mean size counts.
+    """
+
+    reference: PositiveShare = 0.01
+    """Share of the picture at which kappa is 1."""
+    power: Positive = 0.5
+    """How fast kappa grows as a box shrinks."""
+    least: Positive = 0.5
+    """kappa of large boxes."""
+    most: Positive = 2.0
+    """kappa of tiny ones."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return ()
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        """Raises ValueError when a prompt's answer is no box."""
+        values = torch.tensor([self.factor(self._share(*pair)) for pair in batch.rollouts.samples()])
+        return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
+
+    def factor(self, share: float) -> float:
+        """kappa of a box that covers this share of its picture."""
+        return min(max((self.reference / share) ** self.power, self.least), self.most)
+
+    def _share(self, group: Group, sample: Sample) -> float:
+        answer = group.prompt.answer
+        boxes = cast(Sequence[object], answer if isinstance(answer, tuple | list) else (answer,))
+        size = sample.media_sizes[0] if sample.media_sizes else None
+        areas = [box.to("norm1", size).area for box in boxes if isinstance(box, Rectangle)]
+        if len(areas) < len(boxes) or not areas:
+            raise ValueError(
+                f"prompt {group.prompt.id!r} has the answer {answer!r}, and SmallTarget weighs rollouts by the size of true "
+                "boxes: take a data set whose answers are boxes, or remove it from algorithm.importance"
+            )
+        return sum(areas) / len(areas)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from rich.progress import track
 
+from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
 from mmrl.app.errors import Terminal
@@ -35,13 +36,13 @@ def check(source: str, settings: Sequence[str]) -> str:
     """
     if source.endswith(".toml"):
         resolved = load(source, settings)
-        named = {("data",): resolved.config.data, ("evaluation", "data"): resolved.config.evaluation.data}
-        for path, data in named.items():
-            if data is not None:
-                report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
-                report.refuse_duplicates()
-                report.raise_if_bad()
-        return f"{source}: {sum(data is not None for data in named.values())} data sets checked, nothing wrong"
+        config = resolved.config
+        named = [*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))]
+        for path, data in named:
+            report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
+            report.refuse_duplicates()
+            report.raise_if_bad()
+        return f"{source}: {len(named)} data sets checked, nothing wrong"
     if any(setting.startswith("use=") for setting in settings):
         return _check_with(source, settings)
     known = recognise(Path(source))

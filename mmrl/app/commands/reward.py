@@ -29,6 +29,7 @@ from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.build import TINY, load_data, with_local_model
 from mmrl.app.toml.tables import Table
+from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt
 from mmrl.training.rewards import NamedReward, RewardRunner
 
@@ -47,6 +48,12 @@ class Tried:
     use: str
     function: PlugIn
     weight: float = 1.0
+    sources: tuple[str, ...] = ()
+    """The sources whose prompts it scores; empty: all."""
+
+    def own(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts whose samples it scores."""
+        return [prompt for prompt in prompts if not self.sources or prompt.source in self.sources]
 
 
 def test(
@@ -68,17 +75,18 @@ def test(
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
     rewards, prompts, tasks, style = inputs_of_test(target, settings, data, style, space is not None)
     if tasks and any(task.draws for task in tasks):
-        names, groups = probes.image_groups(tasks[:num_prompts], style.seed)
+        made = [probes.image_groups(tasks[:num_prompts], style.seed)] * len(rewards)
     else:
-        names, groups = probes.text_groups([*prompts, *(task.prompt for task in tasks)][:num_prompts], style)
-    found = [examine(tried.name, tried.function, names, groups, tried.use) for tried in rewards]
+        shown = [*prompts, *(task.prompt for task in tasks)]
+        made = [probes.text_groups(tried.own(shown)[:num_prompts], style) for tried in rewards]
+    found = [examine(tried.name, tried.function, *one, tried.use) for tried, one in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if served:
-        for one, tried in zip(found, rewards, strict=True):
+        for one, tried, (_, groups) in zip(found, rewards, made, strict=True):
             one.faults += [
                 difference for difference in [difference_when_served(tried.name, tried.function, groups)] if difference
             ]
-    for one in found:
+    for one, (_, groups) in zip(found, made, strict=True):
         print_findings(one, len(groups), served)
     return not any(one.faults for one in found)
 
@@ -106,12 +114,14 @@ def inputs_of_test(
             r.use,
             in_space(read_reward(r, ("reward", str(i)), table)(), style.space),
             r.weight,
+            r.sources,
         )
         for i, r in enumerate(config.reward)
     ]
     if data is not None:
         return loaded, *data_of(data), style
-    return loaded, list(islice(load_data(config.data, ("data",), table), 1000)), [], style
+    prompts = load_data(config.data, ("data",), table)
+    return loaded, first_of_each(prompts, 1000) if isinstance(prompts, Sequence) else list(islice(prompts, 1000)), [], style
 
 
 def is_config(target: str) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import fields, is_dataclass
 
 from mmrl.app.commands.settings import REQUIRED, field_notes, settings_of
 from mmrl.app.config.algorithm import Assembly
-from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.data import DataConfig, MixedData, data_tables
+from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
 from mmrl.app.config.slots import SLOTS, check_kind
 from mmrl.app.plugins.foreign_rewards import split
 from mmrl.app.plugins.resolve import load
@@ -29,8 +30,8 @@ def unset_rows(resolved: Resolved) -> list[Row]:
         *((("evaluation", "reward", str(i)), one) for i, one in enumerate(config.evaluation.reward)),
     ]:
         rows += unset_of_reward(reward, path)
-    for path, data in ((("data",), config.data), (("evaluation", "data"), config.evaluation.data)):
-        rows += [] if data is None else unset_of_data(data, path)
+    for path, data in (*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))):
+        rows += unset_of_data(data, path)
     return rows + unset_of_sampler(config.sampler)
 
 
@@ -38,6 +39,8 @@ def unset_fields(part: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     """Fields that are None, of a dataclass and those inside it, with what None means there."""
     if isinstance(part, Assembly):
         yield from unset_fields(part.algorithm, path)
+    elif isinstance(part, MixedData):
+        yield from unset_fields(part.sources, path)
     elif is_dataclass(part) and not isinstance(part, type):
         notes = field_notes(type(part))
         for f in fields(part):

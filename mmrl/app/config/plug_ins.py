@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
-from mmrl.app.config.run import DataConfig, Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.data import DataConfig, MixedData
+from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
@@ -20,12 +21,13 @@ from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
+from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, join_sources
 from mmrl.core.types import Prompt
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 SERVED = ("deadline_s", "token_env")
 """Keys of a reward behind HTTP."""
-SEQUENCES, STREAMS = "Shuffled", "Streamed"
+SEQUENCES, STREAMS, MIXED = "Shuffled", "Streamed", "Mixture"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
 T = TypeVar("T")
@@ -58,7 +60,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
         watched=tuple(read_rewards(config.evaluation.reward, ("evaluation", "reward"), table, known)),
         data=read_data(config.data, ("data",), table),
         held_out=None if held_out is None else read_data(held_out, ("evaluation", "data"), table),
-        sampler=read_sampler(config.sampler, table),
+        sampler=read_sampler(config.sampler, table, config.data),
     )
 
 
@@ -180,25 +182,40 @@ def has_reward(value: object) -> bool:
 
 
 def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Prompts]:
-    """A data set whose `load` is given everything it needs, of the types it names.
+    """A data set whose `load` is given everything it needs, of the types it names; several of them joined.
 
     Raises:
         FileNotFoundError: no such plug-in file.
         ValueError: no such data set, or a key that is unknown, missing or of the wrong type.
     """
+    if isinstance(data, MixedData):
+        makes = {one.name: (read_data(one, (*path, str(i)), table), one.category) for i, one in enumerate(data.sources)}
+        return lambda: join_sources(
+            {name: with_source(make(), name, column) for name, (make, column) in makes.items()}, data.weights
+        )
     load = plugins.load(data.use, "datasets")
-    parameters, hints = inspect.signature(load).parameters, get_type_hints(load, include_extras=True)
-    check_keys(data.args, [*parameters, "use"], path, table)
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in data.args]
+    own = [f.name for f in fields(data) if f.name != "args"]
+    hints = get_type_hints(load, include_extras=True)
+    # a data set's own argument `name` is written `name_` beside the name of a source
+    written = {f"{name}_" if name in own else name: one for name, one in inspect.signature(load).parameters.items()}
+    check_keys(data.args, [*written, *own], path, table)
+    missing = [key for key, one in written.items() if one.default is one.empty and key not in data.args]
     if missing:
         raise ValueError(f"{table.at((*path, missing[0]))} is missing: the data set {data.use!r} needs {', '.join(missing)}")
     for key, value in data.args.items():
-        hint, at = hints.get(key, object), (*path, key)
+        hint, at = hints.get(written[key].name, object), (*path, key)
         typed_value(hint, read(hint, value, at, table), at, table)
-    return safe(partial(load, **data.args), f"{table.at(path)}: {data.use}")
+    args = {written[key].name: value for key, value in data.args.items()}
+    return safe(partial(load, **args), f"{table.at(path)}: {data.use}")
 
 
-def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int], PromptSampler]:
+def with_source(prompts: Prompts, name: str, category: str) -> Prompts:
+    """The prompts of a source, which say so."""
+    mark = Marking(name, category)
+    return MarkedList(prompts, mark) if isinstance(prompts, Sequence) else MarkedStream(prompts, mark)
+
+
+def read_sampler(config: SamplerConfig, table: Table, data: DataConfig | None = None) -> Callable[[Prompts, int], PromptSampler]:
     """The sampler of a config.
 
     Raises:
@@ -207,6 +224,11 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
     """
     path: KeyPath = ("sampler",)
     where, given = table.at(path), config.args
+    if isinstance(data, MixedData) and data.weights and (config.use or config.kind not in ("", MIXED)):
+        raise ValueError(
+            f"{where} is {config.use or config.kind}, which draws as it likes, and the [[data]] tables have weights: remove the "
+            f'weights, or take kind = "{MIXED}"'
+        )
     if config.kind and config.use:
         raise ValueError(f"{where} has both kind and use: keep kind for a sampler of mmrl, use for one of yours")
     if not config.kind and not config.use:
@@ -235,8 +257,10 @@ def read_sampler(config: SamplerConfig, table: Table) -> Callable[[Prompts, int]
 
 
 def usual_sampler(prompts: Prompts, seed: int) -> PromptSampler:
-    """Shuffled epochs of a sequence, or a stream shuffled within a buffer."""
-    return check_kind("sampler", SEQUENCES if isinstance(prompts, Sequence) else STREAMS, "sampler.kind")(prompts, seed)
+    """Shuffled epochs of a sequence, a stream shuffled within a buffer, or several data sets in their shares."""
+    several = isinstance(prompts, Sources | StreamedSources)
+    kind = MIXED if several else SEQUENCES if isinstance(prompts, Sequence) else STREAMS
+    return check_kind("sampler", kind, "sampler.kind")(prompts, seed)
 
 
 def with_kind(config: SamplerConfig, sampler: PromptSampler) -> SamplerConfig:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly
+from mmrl.app.config.data import MixedData, data_tables
 from mmrl.app.config.run import RunConfig
 from mmrl.app.config.slots import check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
@@ -25,6 +26,8 @@ def ranges_below(part: object, path: KeyPath) -> Iterator[tuple[str, str]]:
     """Dotted keys and ranges of a dataclass's numbers, and of the dataclasses in it."""
     if isinstance(part, Assembly):
         yield from ranges_below(part.algorithm, path)
+    elif isinstance(part, MixedData):
+        yield from ranges_below(part.sources, path)
     elif is_dataclass(part) and not isinstance(part, type):
         own = ranges_of(type(part))
         for f in fields(part):
@@ -53,9 +56,8 @@ def ranges_of_plug_ins(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
             if not style:
                 found = RemoteReward if is_url(use) else plugins.load(use, "rewards")
                 yield from told(ranges_of(found), reward.args, (*path, str(i)))
-    for path, data in ((("data",), config.data), (("evaluation", "data"), config.evaluation.data)):
-        if data is not None:
-            yield from told(ranges_of(plugins.load(data.use, "datasets")), data.args, path)
+    for path, data in (*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))):
+        yield from told(ranges_of(plugins.load(data.use, "datasets")), data.args, path)
     if config.sampler.kind:
         yield from told(ranges_of(check_kind("sampler", config.sampler.kind, "sampler.kind")), config.sampler.args, ("sampler",))
 

@@ -13,6 +13,7 @@ from pydantic import InstanceOf
 
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
+from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
@@ -33,21 +34,11 @@ from mmrl.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """A data set: which plug-in, and what its `load` is called with."""
-
-    use: str
-    """A name that `mmrl ls datasets` lists, or a file of your own: ./my_dataset.py."""
-    args: Mapping[str, object] = field(default_factory=dict)
-    """All other keys of the table."""
-
-
-@dataclass(frozen=True)
 class SamplerConfig:
     """Which prompts come next: a sampler of mmrl by its kind, or one of the user's own, and its settings."""
 
     kind: str = ""
-    """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams."""
+    """Empty, with no `use`: Shuffled for sequences of prompts, Streamed for streams, Mixture for several data sets."""
     use: str = ""
     """`mine.py:Mine`, called with the prompts and the run's seed."""
     args: Mapping[str, object] = field(default_factory=dict)
@@ -70,6 +61,8 @@ class WatchedReward:
     """How the reward is called: see `[reward.call]`."""
     transform: Transform | None = None
     """None: the reward counts as it is."""
+    sources: tuple[str, ...] = ()
+    """The names of the `[[data]]` tables whose prompts it scores; to others it does not apply. Empty: all."""
     args: Mapping[str, object] = field(default_factory=dict)
     """All other keys of the table."""
 
@@ -260,7 +253,10 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     if isinstance(table.values.get("policy"), Mapping):
         policy = ready["policy"] = read_policy(table.values["policy"], table)
         ready |= by_modality(policy, table)
-    config = make(RunConfig, table.values, (), table, ready=ready)
+    data = read_data_tables(table.values.get("data"), ("data",), table)
+    config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})
+    rewards = [(("reward", str(i)), one.label, one.sources, one.weight) for i, one in enumerate(config.reward)]
+    check_sources(config.data, rewards, table)
     check_needed_rewards(config.algorithm, config.reward, table)
     return Resolved(config, table, name)
 
@@ -303,7 +299,9 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
                     f"use evaluation.{modality.evaluation_keys[0]}"
                 )
     usual = EvaluationConfig(**modality.evaluation_defaults(policy))
-    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual)}
+    data = read_data_tables(given.get("data"), ("evaluation", "data"), table, draws=False)
+    ready = {} if data is None else {"data": data}
+    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual, ready=ready)}
 
 
 def as_table(config: RunConfig) -> Values:
@@ -345,6 +343,8 @@ def part_table(part: object, path: str, assembly: Assembly) -> Values:
 
 def as_plain(value: object) -> Any:
     """Dataclasses as dicts with `args` spread out, tuples as lists, None as "none" where it is not the default."""
+    if isinstance(value, MixedData):
+        return as_plain(value.sources)
     if is_dataclass(value) and not isinstance(value, type):
         pairs = {f.name: getattr(value, f.name) for f in fields(value) if f.init and f.name != "args"}
         unneeded = [f.name for f in fields(value) if f.default is None and pairs.get(f.name, "") is None]

@@ -226,16 +226,16 @@ def description(config: Mapping[str, object]) -> str:
         found = config.get(table, {})
         return next((str(found[name]) for name in names if name in found), "") if isinstance(found, Mapping) else ""
 
-    rewards = config.get("reward", [])
-    names = (
-        [str(reward.get("name") or reward.get("use")) for reward in rewards if isinstance(reward, Mapping)]
-        if isinstance(rewards, list)
-        else []
-    )
+    def names_of(table: str) -> list[str]:
+        found = config.get(table, [])
+        entries = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+        return [str(one.get("name") or one.get("use")) for one in entries]
+
+    names = names_of("reward")
     parts = [
         setting("algorithm", "preset", "name"),
         (model := setting("policy", "model", "kind")) and f"model {model}",
-        (source := setting("data", "use", "path")) and f"data {source}",
+        (source := setting("data", "use", "path") or " and ".join(names_of("data"))) and f"data {source}",
         f"{'reward' if len(names) == 1 else 'rewards'} {' and '.join(names)}" if names else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -44,14 +44,19 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
     if not answered:
         raise ValueError("no prompt of the data has an answer, so there is no truth to test the reward with")
     rng = random.Random(style.seed)
-    shifted = islice(cycle(answered), 1, None)
-    tables = [text_probes(prompt, other, style, rng) for prompt, other in zip(answered, shifted, strict=False)]
+    tables = [text_probes(prompt, next_of_source(answered, i), style, rng) for i, prompt in enumerate(answered)]
     names = [name for name in tables[0] if all(name in table for table in tables)]
     groups = [
         Group(i, prompt, tuple(_sample_of(prompt, table[name]) for name in names))
         for i, (prompt, table) in enumerate(zip(answered, tables, strict=True))
     ]
     return names, groups
+
+
+def next_of_source(prompts: Sequence[Prompt], place: int) -> Prompt:
+    """The prompt after this one that is of the same source, for those of others are answered in other ways."""
+    after = [*prompts[place + 1 :], *prompts[: place + 1]]
+    return next(prompt for prompt in after if prompt.source == prompts[place].source)
 
 
 def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random) -> dict[str, str]:

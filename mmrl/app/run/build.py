@@ -26,6 +26,7 @@ from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Callback, Policy, View
 from mmrl.core.ranks import Ranks
+from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
 from mmrl.training.checkpoint import Checkpoints
@@ -86,6 +87,7 @@ def build(
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out = held_out_prompts(config, plug_ins.held_out)
+    sampler = plug_ins.sampler(train_prompts, config.seed)
     config = with_local_model(config, ranks)
     modality = modality_of(config.policy)
     firsts = first_prompts(train_prompts)
@@ -110,7 +112,6 @@ def build(
     if held_out is not None:
         sampling, variants = modality.eval_sampling(config.evaluation), modality.variants(config.evaluation)
         evaluator = Evaluator(policy, held_out, watched, config.evaluation, sampling, ranks, variants)
-    sampler = plug_ins.sampler(train_prompts, config.seed)
     config = replace(
         resolved.config,
         policy=modality.with_box_space(resolved.config.policy, space),
@@ -170,7 +171,8 @@ def named_reward(
             f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
         )
     weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
-    return NamedReward(name, function, weight, reward.timeout_s, reward.max_failed, reward.call, reward.transform)
+    how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
+    return NamedReward(name, function, weight, *how)
 
 
 def with_inside(function: object, change: Callable[[Any], object]) -> object:
@@ -218,15 +220,21 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
         raise ValueError(
             f"{source} gave {type(prompts).__name__} in place of prompts: return a list or an iterable of mmrl.Prompt"
         )
-    report = look_at(prompts, source)
-    report.raise_if_bad()
-    if report.duplicates:
-        place, first = report.duplicates[0]
-        log.warning(
-            f"{source}: {len(report.duplicates)} of {report.num_rows} prompts are exact duplicates of others ({place} is "
-            f"{first}), which then count twice: remove them unless that is meant"
-        )
+    for name, part in parts_of(prompts).items():
+        report = look_at(part, f"{source}, source {name!r}" if name else source)
+        report.raise_if_bad()
+        if report.duplicates:
+            place, first = report.duplicates[0]
+            log.warning(
+                f"{report.source}: {len(report.duplicates)} of {report.num_rows} prompts are exact duplicates of others ({place} "
+                f"is {first}), which then count twice: remove them unless that is meant"
+            )
     return prompts
+
+
+def parts_of(prompts: Prompts) -> Mapping[str, Prompts]:
+    """The prompts of each source by its name; those of a single data set have none."""
+    return prompts.parts if isinstance(prompts, Sources | StreamedSources) else {"": prompts}
 
 
 def look_at(prompts: Prompts, source: str) -> Report:
@@ -238,7 +246,8 @@ def look_at(prompts: Prompts, source: str) -> Report:
 
 def first_prompts(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts that are looked at before training."""
-    return [*islice(prompts, LOOK if isinstance(prompts, Sequence) else STREAM_LOOK)]
+    looks = ((part, LOOK if isinstance(part, Sequence) else STREAM_LOOK) for part in parts_of(prompts).values())
+    return [prompt for part, most in looks for prompt in islice(part, most)]
 
 
 def build_policy(

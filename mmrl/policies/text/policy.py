@@ -26,6 +26,8 @@ from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.rewritten import REFERENCE, REWRITTEN, rewrite
+from mmrl.policies.text.rhythm import DISTANCE, INFLUENCE, RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.rollout import (
     PromptCache,
     Row,
@@ -66,7 +68,7 @@ class TextPolicy:
         ValueError: a model without picture input, unknown shadows, or settings that contradict each other.
     """
 
-    offers = QUANTITIES | {ANSWERS}
+    offers = QUANTITIES | REWRITTEN | RHYTHM | {ANSWERS}
 
     def __init__(
         self,
@@ -95,6 +97,8 @@ class TextPolicy:
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.diagnostics = parts.diagnostics(self)
+        if not shows_attention(loaded.model):
+            self.offers = self.offers - RHYTHM
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -164,7 +168,8 @@ class TextPolicy:
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
 
-        `answer_mask` is 1 for tokens inside the last <answer>; `group_divergence` takes all rows for one group.
+        `answer_mask` is 1 for tokens inside the last <answer>; `group_divergence` takes all rows for one group. Attention and the
+        probability of true answers have no gradient.
 
         Raises:
             ValueError: a quantity, model or view this policy does not have.
@@ -179,7 +184,8 @@ class TextPolicy:
         for (model, view), asked in wanted.items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
-                values = self._evaluate(trace, mask, tuple(sorted(names - {ANSWERS})), view)
+                values = self._evaluate(trace, mask, tuple(sorted(names & QUANTITIES)), view)
+                values |= self._look(trace, mask, names, view)
             if ANSWERS in names:
                 values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
             out |= {reading: values[reading.quantity] for reading in asked}
@@ -286,6 +292,18 @@ class TextPolicy:
             row.write(completions, i)
         return completions.weights_version if rows else self.weights.num_updates
 
+    @torch.no_grad()
+    def _look(self, trace: TextTrace, mask: Bool[Tensor, "n t"], names: set[str], view: str) -> dict[str, Float[Tensor, "n t"]]:
+        """The quantities that take a forward of their own."""
+        found: dict[str, Tensor] = {}
+        if names & RHYTHM:
+            found = self._evaluate(trace, mask, (DISTANCE, INFLUENCE), view)
+        for name in sorted(names & REWRITTEN):
+            rows = rewrite(trace, self.tokenizer, self.decode, thought=name == REFERENCE)
+            logprobs = self._evaluate(rows.trace, rows.mask, ("logprobs",), view)["logprobs"]
+            found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
+        return found
+
     def _evaluate(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
     ) -> dict[str, Float[Tensor, "n t"]]:
@@ -298,7 +316,8 @@ class TextPolicy:
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace = replace(trace.compact(), packed=self.reads_packed(trace))
         shown = [self._show(prompt, view) for prompt in trace.prompts]
-        values = self.evaluator(evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk))
+        work = evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
+        values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 
 

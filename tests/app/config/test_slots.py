@@ -71,7 +71,15 @@ def test_every_shipped_part_has_one_slot():
     assert all(kinds(slot) for slot in SLOTS)
     assert {"TokenMean", "SequenceMean"} <= set(kinds("aggregation"))
     assert {"RolloutCorrection", "HighEntropy"} <= set(kinds("importance"))
-    assert set(kinds("sampler")) == {"Bandit", "Curriculum", "Shuffled", "Streamed", "Thompson", "VarianceAware"}
+    assert set(kinds("sampler")) == {
+        "Bandit",
+        "Curriculum",
+        "Mixture",
+        "Shuffled",
+        "Streamed",
+        "Thompson",
+        "VarianceAware",
+    }
 
 
 def test_every_slot_is_a_field_or_a_table():

@@ -1,0 +1,66 @@
+"""How likely the policy finds the true answer behind each thought of its own: a reward without a verifier."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmrl.core.ranges import NonNegative, Share, check_ranges
+from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
+from mmrl.core.types import Reading, Rollouts, Scores, Status
+
+NAME = "reference_probability"
+
+
+@dataclass(frozen=True)
+class ReferenceProbability:
+    """r = weight max(p(y* | prompt, thought) - p(y* | prompt), floor), p the mean probability of the tokens of y* (RLPR).
+
+    arXiv:2506.18254. y* is the prompt's true answer, put in the place of the sample's own between its answer tags; p(y* | prompt)
+    is the same without the thought. Samples without tags get 0. The mean of probabilities favours long answers; its code rounds
+    it to bfloat16. Prompts of a small spread are left out by the paper; here they are not.
+    """
+
+    weight: NonNegative = 0.9
+    """Weight of the reward `reference_probability` in the total; the paper gives format 0.1."""
+    debias: bool = True
+    """Subtract the probability without the thought; costs a second forward."""
+    floor: Share = 0.0
+    """The least reward."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (REFERENCE_PROBABILITY, BASE_PROBABILITY) if self.debias else (REFERENCE_PROBABILITY,)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when a reward of this name is there already."""
+        if NAME in scores.names:
+            raise ValueError(f"a reward is named {NAME!r} already, the name of ReferenceProbability's column: rename the reward")
+        probability = row_values(frozen[REFERENCE_PROBABILITY])
+        found = probability >= 0
+        base = row_values(frozen[BASE_PROBABILITY]).clamp(min=0) if self.debias else torch.zeros_like(probability)
+        value = torch.where(found, gain(probability, base, self.floor), 0.0).to(scores.values)
+        return Scores(
+            (*scores.names, NAME),
+            torch.cat([scores.values, value[:, None]], dim=1),
+            torch.cat([scores.status, torch.full_like(scores.status[:, :1], Status.OK)], dim=1),
+            torch.cat([scores.weights, scores.weights.new_tensor([self.weight])]),
+        )
+
+
+def row_values(reading: Tensor) -> Tensor:
+    """The one value of every row (n,) of a reading that is the same at all of its actions."""
+    return reading[:, 0]
+
+
+def mean_probability(logprobs: Tensor) -> Tensor:
+    """The mean of probabilities, which is not the exponential of the mean log-probability."""
+    return logprobs.exp().mean()
+
+
+def gain(probability: Tensor, base: Tensor, floor: float = 0.0) -> Tensor:
+    """max(p - base, floor)."""
+    return (probability - base).clamp(min=floor)

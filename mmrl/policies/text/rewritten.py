@@ -1,0 +1,90 @@
+"""Completions whose answer is replaced by the true one: how likely is it behind their thought?"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
+from mmrl.core.types import Prompt
+from mmrl.policies.text.answer_tokens import OPEN, reaching
+from mmrl.policies.text.trace import TextTrace
+
+REFERENCE, BASE = REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity
+REWRITTEN = frozenset({REFERENCE, BASE})
+"""The quantities' names."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Rows as they would be with the true answer."""
+
+    trace: TextTrace
+    mask: Bool[Tensor, "n t"]
+    """True at the tokens of the true answer."""
+    found: Bool[Tensor, " n"]
+    """False for completions that have no answer to replace."""
+
+    def mean_probability(self, logprobs: Float[Tensor, "n t"]) -> Float[Tensor, " n"]:
+        """The mean over the answer's tokens of their probability; -1 where there is no answer to replace."""
+        total = torch.where(self.mask, logprobs.exp(), 0.0).sum(1)
+        return torch.where(self.found, total / self.mask.sum(1).clamp(min=1), -1.0)
+
+
+def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]], list[str]], thought: bool) -> Rewritten:
+    """Every completion up to its last `<answer>`, and then the true answer.
+
+    Args:
+        thought: keep what stands before the tag; False: the tag alone.
+
+    Raises:
+        ValueError: a prompt without a true answer that is a text or a number.
+    """
+    truths = [token_ids(tokenizer, answer_of(prompt.prompt)) for prompt in trace.prompts]
+    bare, written, found = token_ids(tokenizer, OPEN), list[list[int]](), list[bool]()
+    for row, length in zip(trace.tokens.tolist(), trace.lengths.tolist(), strict=True):
+        before = up_to_answer(row[:length], tokenizer, lambda tokens: decode([list(tokens)])[0])
+        found.append(before is not None)
+        written.append(bare if before is None or not thought else before)
+    rows = [truths[prompt] for prompt in trace.prompt_index.tolist()]
+    longest = max((len(before) + len(truth) for before, truth in zip(written, rows, strict=True)), default=1)
+    tokens, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.bool)
+    for i, (before, truth) in enumerate(zip(written, rows, strict=True)):
+        tokens[i, : len(before) + len(truth)] = torch.tensor(before + truth)
+        mask[i, len(before) : len(before) + len(truth)] = True
+    lengths = torch.tensor([len(b) + len(t) for b, t in zip(written, rows, strict=True)], dtype=torch.long)
+    return Rewritten(replace(trace, tokens=tokens, lengths=lengths), mask, torch.tensor(found, dtype=torch.bool))
+
+
+def up_to_answer(tokens: Sequence[int], tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> list[int] | None:
+    """The tokens up to the last `<answer>` and with it; None where there is none."""
+    text = decode(tokens)
+    opened = text.rfind(OPEN)
+    if opened < 0:
+        return None
+    kept = text[: opened + len(OPEN)]
+    first = list(tokens[: reaching(tokens, decode, len(kept))])
+    # a token may hold the end of the tag and the beginning of the answer
+    return first if decode(first) == kept else token_ids(tokenizer, kept)
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def answer_of(prompt: Prompt | None) -> str:
+    """The true answer as a model would write it.
+
+    Raises:
+        ValueError: there is none, or it is no text and no number.
+    """
+    answer, name = (None, "?") if prompt is None else (prompt.answer, prompt.id)
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
+        raise ValueError(
+            f"prompt {name!r} has the answer {answer!r}, and the probability of the true answer needs a text or a number: give "
+            "the data set answers that can be written, or take another method"
+        )
+    return str(answer).strip()

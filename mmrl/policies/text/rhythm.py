@@ -1,0 +1,164 @@
+"""Attention of a completion's tokens to each other, in a few layers: how far back they look, and how much is looked at them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
+from mmrl.core.tensors import pad_actions
+from mmrl.policies.text.evaluate import Evaluation
+from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.packed.attention import Pretrained, language_configs, set_attention
+
+NAME = "mmrl_rhythm"
+DISTANCE, INFLUENCE = ATTENTION_DISTANCE.quantity, ATTENTION_INFLUENCE.quantity
+RHYTHM = frozenset({DISTANCE, INFLUENCE})
+"""The quantities' names."""
+LAYERS = 5
+"""Layers that are looked at, evenly spaced in the middle third."""
+HEADS = 0.3
+"""Share of the heads that count as local, and as global; ours."""
+WINDOW = 10
+"""Tokens back that a look counts at most."""
+NEAREST, FARTHEST = 10, 50
+"""From how many tokens after it to how many a token's influence is measured."""
+
+
+@dataclass
+class Recording:
+    """The maps of the chosen layers, of the positions from `first` on."""
+
+    layers: tuple[int, ...]
+    first: int
+    maps: list[Float[Tensor, "n h t t"]] = field(default_factory=list[Tensor])
+
+
+CURRENT: ContextVar[Recording | None] = ContextVar("recording", default=None)
+
+
+@dataclass(frozen=True)
+class RhythmEvaluation(Evaluation):
+    """Completions behind their repeated prompts, every token fed: `attention_distance` and `attention_influence`.
+
+    There is no gradient. Of all heads of the chosen layers, those that look least far on average within a completion are its
+    local ones, those that look farthest its global ones.
+    """
+
+    @classmethod
+    def of(cls, work: Evaluation) -> "RhythmEvaluation":
+        """The same rows, with a place more, for the last token looks back too."""
+        length = work.tokens.shape[1] + 1
+        tokens, mask = pad_actions(work.tokens, length), pad_actions(work.mask, length)
+        rows = work.prompts, work.prompt_index, tokens, work.lengths, work.temperature, mask
+        return cls(*rows, (DISTANCE, INFLUENCE), None, work.chunk)
+
+    @torch.no_grad()
+    def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
+        """Raises RuntimeError for a model whose layers do not compute attention by transformers' interface."""
+        net.idle_vision(self.prompts.media)
+        count = net.core.config.get_text_config().num_hidden_layers
+        with record(net.model, middle_layers(count), self.prompts.token_ids.shape[1]) as recording:
+            self.after_repeated_prompts(net)
+        if len(recording.maps) != len(recording.layers):
+            raise RuntimeError(
+                f"{len(recording.maps)} of {len(recording.layers)} layers of {net.model.config.model_type} showed their "
+                "attention: take a method that does not read it, or another model"
+            )
+        maps = torch.stack(recording.maps, 1).flatten(1, 2)
+        out = {name: maps.new_zeros(self.mask.shape) for name in (DISTANCE, INFLUENCE)}
+        for i, length in enumerate(self.lengths.tolist()):
+            local, wide = local_and_global(maps[i, :, :length, :length])
+            out[DISTANCE][i, :length] = backward_distance(local, WINDOW)
+            out[INFLUENCE][i, :length] = future_influence(wide, NEAREST, FARTHEST)
+        return {name: torch.where(self.mask, x, 0.0) for name, x in out.items()}
+
+
+def middle_layers(count: int) -> tuple[int, ...]:
+    """Five of so many layers, evenly spaced from a third to two thirds: `36 -> 12, 15, 18, 21, 24`."""
+    begin, end = count // 3, min(2 * count // 3, count - 1)
+    return tuple(sorted({begin + round(i * (end - begin) / (LAYERS - 1)) for i in range(LAYERS)}))
+
+
+def local_and_global(maps: Float[Tensor, "h t t"]) -> tuple[Float[Tensor, "t t"], Float[Tensor, "t t"]]:
+    """The mean maps of the heads that look least far, and of those that look farthest."""
+    reach = backward_distance(maps, maps.shape[-1]).mean(-1)
+    order, some = reach.argsort(stable=True), max(1, round(HEADS * len(maps)))
+    return maps[order[:some]].mean(0), maps[order[-some:]].mean(0)
+
+
+def backward_distance(maps: Float[Tensor, "*h t t"], window: int) -> Float[Tensor, "*h t"]:
+    """WAAD_t = sum_s A[t, s] min(t - s, window): how far back a token looks among those of its completion (arXiv:2510.13554)."""
+    places = torch.arange(maps.shape[-1], device=maps.device)
+    return (maps * (places[:, None] - places).clamp(0, window)).sum(-1)
+
+
+def future_influence(maps: Float[Tensor, "t t"], nearest: int, farthest: int) -> Float[Tensor, " t"]:
+    """FAI_s = mean over t = s + nearest ... s + farthest of A[t, s]: how much is looked at it; 0 where no token is so late."""
+    places = torch.arange(len(maps), device=maps.device)
+    apart = places[:, None] - places
+    later = (apart >= nearest) & (apart <= farthest)
+    return torch.where(later, maps, 0.0).sum(0) / later.sum(0).clamp(min=1)
+
+
+def shows_attention(model: Pretrained) -> bool:
+    """Can attention of this model be looked at, by its config?"""
+    text = model.config.get_text_config()
+    sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    return bool(language_configs(model)) and getattr(text, "attn_logit_softcapping", None) is None and not sinks
+
+
+@contextmanager
+def record(model: Pretrained, layers: tuple[int, ...], first: int) -> Iterator[Recording]:
+    """A block in which a model's language layers compute attention as SDPA, and the chosen ones note it as well."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, cast(Any, sdpa_mask))
+    usual, recording = model.config.get_text_config()._attn_implementation, Recording(layers, first)
+    set_attention(model, NAME)
+    token = CURRENT.set(recording)
+    try:
+        yield recording
+    finally:
+        CURRENT.reset(token)
+        set_attention(model, usual)
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Tensor, "n h q d"],
+    key: Float[Tensor, "n g k d"],
+    value: Float[Tensor, "n g k e"],
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: object,
+) -> tuple[Tensor, None]:
+    """Transformers' SDPA; a chosen layer's weights of the last positions to each other are noted, in float32."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    recording = CURRENT.get()
+    if recording is not None and getattr(module, "layer_idx", None) in recording.layers:
+        recording.maps.append(weights_from(recording.first, query, key, attention_mask, scaling))
+    usual = cast(Any, ALL_ATTENTION_FUNCTIONS["sdpa"])
+    return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
+
+
+def weights_from(first: int, query: Tensor, key: Tensor, mask: Tensor | None, scale: float | None) -> Float[Tensor, "n h t t"]:
+    """softmax(q k' scale) of the positions from `first` on to each other; shares of earlier ones are left out."""
+    late, count = query[:, :, first:].float(), key.shape[2]
+    keys = key.float().repeat_interleave(query.shape[1] // key.shape[1], 1)
+    logits = late @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    places = torch.arange(count, device=query.device)
+    seen = places <= places[first:, None] if mask is None else mask[:, :, first:]
+    if seen.dtype != torch.bool:
+        return (logits + seen).softmax(-1)[..., first:]
+    # a row of padding sees nothing, and is cut off later
+    return logits.masked_fill(~seen, float("-inf")).softmax(-1).nan_to_num(0.0)[..., first:]

@@ -1,0 +1,172 @@
+"""Several [[data]] tables: read, refused, shown, saved, and trained with rewards of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.show import description
+from mmrl.app.commands.train import TrainArguments, run_training, train
+from mmrl.app.config import run as configs
+from mmrl.app.config.data import MixedData
+from mmrl.app.config.run import Resolved
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
+from mmrl.training.checkpoint import Checkpoints
+
+Pair = tuple[str, str]
+ONE = 'use = "digits_grounding"\nsize = 6\n'
+BOTH = f'[[data]]\nname = "a"\nWEIGHT_A{ONE}[[data]]\nname = "b"\nWEIGHT_B{ONE}asked = [3]\n'
+REST = """
+steps = 3
+prompts_per_step = 4
+save_every = 1
+[algorithm]
+preset = "grpo"
+group_size = 2
+[policy]
+kind = "text"
+model = "tiny:qwen3_vl"
+[policy.sampling]
+max_new_tokens = 4
+[[reward]]
+use = "length"
+high = 2
+slope = 4
+"""
+
+
+def load(
+    folder: Path, more: str = "", weights: tuple[str, str] = ("", ""), data: str = BOTH, words: tuple[str, ...] = ()
+) -> Resolved:
+    text = data.replace("WEIGHT_A", weights[0]).replace("WEIGHT_B", weights[1])
+    (folder / "mix.toml").write_text(REST + more + text)
+    return configs.load(str(folder / "mix.toml"), [f"output={folder / 'run'}", *words])
+
+
+def weighed(a: float | None, b: float | None) -> tuple[str, str]:
+    return "" if a is None else f"weight = {a}\n", "" if b is None else f"weight = {b}\n"
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ((0.5, 0.4), r"data: the weights of a, b are 0.5 \+ 0.4 = 0.9, and must add up to 1: set them so, or leave all out"),
+        ((1.0, 1.0), r"1 \+ 1 = 2, and must add up to 1"),
+        ((0.5, None), "the source 'b' has no weight and others have one: give every table a weight, or none"),
+        ((0.0, 1.0), r"data.0.weight is 0.0: it must be above 0"),
+    ],
+)
+def test_weights_that_are_no_shares_are_refused(tmp_path: Path, weights: tuple[float | None, float | None], said: str):
+    with pytest.raises(ValueError, match=said):
+        load(tmp_path, weights=weighed(*weights))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('[[reward]]\nuse = "iou"\nsources = ["c"]\n', r"reward.1.sources names 'c': did you mean 'a'\? \(known: a, b\)"),
+        ('[sampler]\nkind = "Thompson"\n', None),
+        ("[evaluation]\nnum_prompts = 0\n", None),
+    ],
+)
+def test_rewards_are_of_known_sources(tmp_path: Path, more: str, said: str | None):
+    if said is None:
+        load(tmp_path, more)
+    else:
+        with pytest.raises(ValueError, match=said):
+            load(tmp_path, more)
+
+
+def test_a_source_without_a_reward_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no reward with a weight is for the source 'b', so its prompts cannot train: name"):
+        load(tmp_path, words=('reward.0.sources=["a"]',))
+
+
+def test_sources_of_a_single_data_set_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"reward 'length' is for the source 'a', and \[data\] is a single one: remove sources"):
+        load(tmp_path, data=f"[data]\n{ONE}", words=('reward.0.sources=["a"]',))
+
+
+def test_names_must_differ_and_fit_metrics(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"data.1.name is 'a', as another table's: give each its own `name`"):
+        load(tmp_path, words=("data.1.name=a",))
+    with pytest.raises(ValueError, match=r"data.1.name is 'a/b': give it a name without / and @"):
+        load(tmp_path, words=("data.1.name=a/b",))
+
+
+def test_slips_are_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"data.1.weigth is unknown: did you mean 'weight'\?"):
+        build(load(tmp_path, words=("data.1.weigth=1",)))
+    with pytest.raises(ValueError, match=r"data.1.use is missing"):
+        load(tmp_path, data=BOTH.replace(f"WEIGHT_B{ONE}", "size = 3\n"))
+
+
+def test_weights_go_with_the_sampler_that_keeps_to_them(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"sampler is Bandit, which draws as it likes, and the \[\[data\]\] tables have weights"):
+        build(load(tmp_path, '[sampler]\nkind = "Bandit"\n', weighed(0.5, 0.5)))
+    with pytest.raises(ValueError, match=r"evaluation.data has weights, and all of its prompts are looked at: remove them"):
+        load(tmp_path, f"[[evaluation.data]]\nweight = 1.0\n{ONE}")
+
+
+def test_a_single_table_is_a_source_too(tmp_path: Path):
+    job = build(load(tmp_path, data=f"[[data]]\n{ONE}"))
+    assert {one.source for one in job.trainer.sampler.draw(4)} == {"digits_grounding"}
+
+
+def test_a_sampler_without_its_column_is_refused_before_the_model(tmp_path: Path):
+    with pytest.raises(ValueError, match="has no column 'category', by which the sampler tells categories apart"):
+        build(load(tmp_path, '[sampler]\nkind = "Bandit"\n', data=f"[data]\n{ONE}", words=("policy.model=/nowhere",)))
+
+
+def test_an_empty_source_is_refused_before_the_model(tmp_path: Path):
+    (tmp_path / "none.py").write_text("def load():\n    return []\n")
+    words = (f"data.1.use={tmp_path / 'none.py'}", "policy.model=/nowhere")
+    with pytest.raises(ValueError, match=r"the source 'b' of \[\[data\]\] has no prompts: check its path, split and filters"):
+        build(load(tmp_path, data=BOTH.replace("size = 6\nasked = [3]\n", ""), words=words))
+
+
+def test_an_argument_called_name_is_written_with_an_underscore(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from mmrl import Prompt\ndef load(name: str, size: int = 1):\n    return [Prompt(f'{name}0', 'hi')] * size\n"
+    )
+    data = f'[[data]]\nuse = "{tmp_path / "mine.py"}"\nname = "texts"\nname_ = "x"\n'
+    resolved = load(tmp_path, data=data)
+    assert build(resolved).trainer.sampler.draw(1)[0].id == "texts/x0"
+    configs.save(resolved.config, tmp_path / "saved.toml")
+    assert configs.load(str(tmp_path / "saved.toml")).config == resolved.config
+
+
+def test_a_mixture_is_shown_and_saved_whole(tmp_path: Path):
+    resolved = load(tmp_path, weights=weighed(0.75, 0.25))
+    assert isinstance(resolved.config.data, MixedData) and resolved.config.data.weights == {"a": 0.75, "b": 0.25}
+    text = description(str(tmp_path / "mix.toml"), everything=True)
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("data.")}
+    assert rows["data.1.weight"][:5] == ["0.25", "above", "0", "and", "at"] and rows["data.1.name"][0] == "b"
+    assert rows["data.0.num_distractors"][:1] == ["1"]
+    job = build(resolved)
+    configs.save(job.config, tmp_path / "saved.toml")
+    again = configs.load(str(tmp_path / "saved.toml")).config
+    assert again == job.config and again.sampler.kind == "Mixture"
+
+
+def test_sources_have_their_rewards_their_figures_and_go_on_where_they_stopped(tmp_path: Path):
+    more = (
+        '[[reward]]\nuse = "iou"\nsources = ["a"]\n[evaluation]\nnum_prompts = 4\n'
+        f'[[evaluation.data]]\nname = "a"\n{ONE}[[evaluation.data]]\nname = "b"\n{ONE}asked = [3]\n'
+    )
+    resolved = load(tmp_path, more, weighed(0.75, 0.25), words=("checkpoint.keep=0",))
+    run = run_training(resolved)
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    [first] = [line for line in lines if "source/a/share" in line and line["step"] == 1]
+    assert (first["source/a/share"], first["source/b/share"]) == (0.75, 0.25)
+    assert first["reward/iou/na"] == 0.25, "no sample of the source b has this reward"
+    [held] = [line for line in lines if "eval/source/a/iou" in line and line["step"] == 0]
+    assert "eval/source/b/iou" not in held
+    mean = (held["eval/source/a/total"] + held["eval/source/b/total"]) / 2
+    assert mean == pytest.approx(held["eval/total"])
+    states = [Checkpoints(run.checkpoints).load(step)["sampler"] for step in (1, 2, 3)]
+    assert [state["counts"] for state in states] == [{"a": 3, "b": 1}, {"a": 6, "b": 2}, {"a": 9, "b": 3}]
+    half = run_training(load(tmp_path, more, weighed(0.75, 0.25), words=("steps=2", f"output={tmp_path / 'half'}")))
+    train(TrainArguments(["steps=3"], resume=half.path))
+    assert Checkpoints(RunDir.open(half.path).checkpoints).load(3)["sampler"] == states[2]

@@ -1,0 +1,97 @@
+"""Formulas of tools, value models, dense rewards and sets of prompts, which nothing runs yet, and of attention's rhythm."""
+
+import torch
+
+from mmrl.algorithms.critics import advantages_at_cut, nearest_to
+from mmrl.algorithms.paraphrases import agreement
+from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
+from mmrl.algorithms.shaping.reference import gain, mean_probability
+from mmrl.algorithms.step_values import step_values, value_advantages
+from mmrl.algorithms.tools import code_reward, crop_corners, zoom_reward
+from mmrl.policies.text.rhythm import backward_distance, future_influence
+from tests.numerics.registry import Vector, check, close, tensor
+
+
+@check("tppo_egae")
+def tppo_egae(vector: Vector) -> None:
+    values = tensor(vector.inputs["values"])
+    for case in vector.outputs["cases"]:
+        rewards, finished = tensor(vector.inputs["rewards"]), case["kind"] == "finished"
+        rewards[-1] += finished * vector.params["final_reward"]
+        found = advantages_at_cut(rewards, values, case["gamma"], case["lam"], finished)
+        close(found, case["advantages"], what=str(case))
+        close(found + values, case["returns"], what=str(case))
+
+
+@check("pcl_selection")
+def pcl_selection(vector: Vector) -> None:
+    chosen = nearest_to(tensor(vector.inputs["values"]), vector.params["tau"], vector.params["m"])
+    assert chosen == vector.outputs["chosen"]
+
+
+@check("vgpo_advantages")
+def vgpo_advantages(vector: Vector) -> None:
+    params, outputs = vector.params, vector.outputs
+    values = step_values(tensor(vector.inputs["step_rewards"]), params["gamma"])
+    close(values, outputs["Q"], what="Q")
+    close(values / values.mean(1, keepdim=True), outputs["omega"], what="omega")
+    close(value_advantages(values, params["k"], params["eps"]), outputs["advantages"], what="advantages")
+
+
+@check("group_similarity")
+def group_similarity(vector: Vector) -> None:
+    for found, expected in zip(agreement(vector.inputs["answers"]), vector.outputs["reward"], strict=True):
+        close(found, expected)
+
+
+@check("deepeyes_zoom")
+def deepeyes_zoom(vector: Vector) -> None:
+    params, outputs = vector.params, vector.outputs
+    for (x1, y1, x2, y2), expected in zip(vector.inputs["boxes"], outputs["crops"], strict=True):
+        box = float(x1), float(y1), float(x2), float(y2)
+        width, height = params["image"]
+        found = crop_corners(box, width, height, params["min_side_exclusive"], params["max_aspect"])
+        assert found == (None if expected is None else tuple(expected))
+    for case in outputs["rewards"]:
+        close(zoom_reward(case["acc"], case["crops"], case["fmt_error"]), case["reward"], what=str(case))
+
+
+@check("thyme_rewards")
+def thyme_rewards(vector: Vector) -> None:
+    params = vector.params
+    for (accuracy, well_formed, consistency), total in zip(vector.inputs["cases"], vector.outputs["totals"], strict=True):
+        found = code_reward(params["VQA"] * accuracy, well_formed, consistency, params["FMT"], params["CODE"])
+        close(found, total)
+
+
+@check("attention_rhythm")
+def attention_rhythm(vector: Vector) -> None:
+    params, outputs = vector.params, vector.outputs
+    distance = backward_distance(tensor(vector.inputs["local"]), params["W"])
+    influence = future_influence(tensor(vector.inputs["global_"]), *params["H"])
+    close(distance, outputs["waad"], what="distance")
+    close(influence, outputs["fai"], what="influence")
+    close(steps_of(distance), outputs["delta"], what="steps")
+    assert largest(steps_of(distance), params["q"]).nonzero()[:, 0].tolist() == outputs["T_loc"]
+    anchors = largest(influence, params["q"])
+    assert anchors.nonzero()[:, 0].tolist() == outputs["T_glob"]
+    rhythm = Rhythm(distance, influence)
+    assert rhythm.leaders(anchors, params["k"]) == {int(t): u for t, u in outputs["dominated"].items()}
+    kinds: tuple[Kind, ...] = ("local", "global", "coupled")
+    for kind in kinds:
+        found = rhythm.factors(kind, params["q"], params["gamma_amp"], params["k"], params["alpha"])
+        close(found, outputs[f"gamma_{kind}"], what=kind)
+
+
+@check("rlpr_reward")
+def rlpr_reward(vector: Vector) -> None:
+    inputs, outputs, share = vector.inputs, vector.outputs, vector.params["format_coefficient"]
+    means = torch.stack([mean_probability(tensor(row)) for row in inputs["reference_logprobs"]])
+    close(means, outputs["mean_prob"], what="mean probability")
+    reward = (1 - share) * gain(means, tensor(inputs["base_score"])) + share * tensor(inputs["format"])
+    close(reward, outputs["reward"], what="reward")
+
+
+def test_a_value_model_that_is_right_everywhere_leaves_no_advantage() -> None:
+    rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.ones(3)
+    close(advantages_at_cut(rewards, values, 1.0, 0.95, finished=True), [0.0, 0.0, 0.0])
