@@ -239,6 +239,23 @@ def compare(
 
 
 @app.command()
+def arena(
+    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task that methods meet on.")],
+    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with what is changed.")],
+    budget_seconds: Annotated[float, Option(help="Seconds of training per run: of all cores on a CPU, of the wall on a GPU.")],
+    seeds: Annotated[str, Option(metavar="0,1,...", help="Seeds of data and training; three or more tell who is better.")] = "0,1,2",
+    model: Annotated[str | None, Option(help="Weights to begin from (default: the demo's warm-started model).")] = None,
+    output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again, it goes on.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Rank methods that begin from one checkpoint with equal compute: intervals over seeds, curves, and a page."""
+    from mmrl.app.commands.arena.command import arena as hold
+    from mmrl.app.commands.arena.words import contest_of
+
+    typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))
+
+
+@app.command()
 def export(
     run: RunFolder,
     folder: Annotated[Path, Argument(metavar="DIR", help="Where to write; must be new or empty.")],

@@ -10,7 +10,7 @@ PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "engine", "plan", "check"),
     "Train": ("train", "launch", "eval"),
-    "Look at a run": ("report", "compare", "sample", "export"),
+    "Look at a run": ("report", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
 """Heading -> its commands, in the order in which a day needs them."""
@@ -60,6 +60,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "eval": ("mmrl eval runs/first", "mmrl eval tiny/image evaluation.num_prompts=4"),
     "report": ("mmrl report runs/first",),
     "compare": ("mmrl compare runs/first runs/second --html both.html",),
+    "arena": (
+        "mmrl arena --task grounding --methods grpo,dr_grpo,rloo --budget-seconds 60",
+        "mmrl arena --task t2i --methods flow_grpo,./mine.toml --budget-seconds 120 --seeds 0,1,2,3",
+    ),
     "sample": ("mmrl sample runs/first --step 3 --prompt 7", "mmrl sample runs/first --step 3 --prompt 7 --out seen"),
     "export": ("mmrl export runs/first exported --merge",),
     "cache": ("mmrl cache ls",),

@@ -46,8 +46,8 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def line_chart(series: Sequence[Series], label: str) -> Markup:
-    """Curves over steps; gaps where a value is not finite. Nothing to draw gives a sentence."""
+def line_chart(series: Sequence[Series], label: str, x_name: str = "step") -> Markup:
+    """Curves over steps, or over what `x_name` says; gaps where a value is not finite. Nothing to draw gives a sentence."""
     drawn = [coarse_series(replace(one, values=[drawable(v) for v in one.values])) for one in series]
     points = [(s, v) for one in drawn for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
@@ -57,7 +57,7 @@ def line_chart(series: Sequence[Series], label: str) -> Markup:
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
     x = Scale(*range_with_width(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    body = [axes(x, y, x_ticks, y_ticks, x_name="step"), *(curve(one, x, y) for one in drawn)]
+    body = [axes(x, y, x_ticks, y_ticks, x_name=x_name), *(curve(one, x, y) for one in drawn)]
     return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
 
 

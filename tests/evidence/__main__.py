@@ -1,0 +1,79 @@
+"""Methods against their plain twins on the tasks made for their claims: `python -m tests.evidence [METHOD ...]`.
+
+Prints a row per method and writes mmrl/algorithms/presets/cards/evidence.json, which the cards of the methods read. Rows that
+are not asked for stay as they are in the file.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.evidence.rows import ROWS
+from tests.evidence.task import Outcome, Row, verdict
+
+SEEDS = (0, 1, 2)
+FILE = Path(__file__).parents[2] / "mmrl" / "algorithms" / "presets" / "cards" / "evidence.json"
+
+
+def line_of(row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
+    """What the cards read of one row."""
+    margin = row.changes.get("margin", row.task.margin)
+    return {
+        "method": row.method,
+        "task": row.task.name,
+        "claim": row.task.claim,
+        "measured": row.task.measured,
+        "without": row.without,
+        "seeds": list(SEEDS[: len(outcomes)]),
+        "with_it": [round(one.method, 3) for one in outcomes],
+        "twin": [round(one.twin, 3) for one in outcomes],
+        "margin": margin,
+        "verdict": verdict(outcomes, margin),
+    }
+
+
+def printed(line: dict[str, Any], seconds: float) -> str:
+    def figures(name: str) -> str:
+        return " ".join(f"{value:.3f}" for value in line[name])
+
+    return f"| {line['method']} | {line['task']} | {figures('with_it')} | {figures('twin')} | {line['verdict']} | {seconds:.0f} |"
+
+
+def write(lines: list[dict[str, Any]], file: Path = FILE) -> None:
+    """Put the lines into the file, in the order of ROWS; those of rows that no longer exist leave it."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    by_row = {(line["method"], line["task"]): line for line in [*known, *lines]}
+    order = [(row.method, row.task.name) for row in ROWS]
+    kept = [json.dumps(by_row[key], ensure_ascii=False) for key in order if key in by_row]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("[\n  " + ",\n  ".join(kept) + "\n]\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("methods", nargs="*", help="names of methods (default: all)")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--dry", action="store_true", help="print only")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("mmrl").setLevel(logging.CRITICAL)
+    rows = [row for row in ROWS if not chosen.methods or row.method in chosen.methods]
+    if not rows:
+        sys.exit(f"no row is about {chosen.methods}: choose of {', '.join(dict.fromkeys(row.method for row in ROWS))}")
+    print("| method | task | with it | twin | verdict | CPU s |\n|---|---|---|---|---|---|")
+    for row in rows:
+        start = time.process_time()
+        line = line_of(row, [row.outcome(seed) for seed in SEEDS[: chosen.seeds]])
+        print(printed(line, time.process_time() - start), flush=True)
+        if not chosen.dry:
+            write([line])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""A task made for a method's claim, and one run of an algorithm on it: a real policy, the real trainer, a number at the end."""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.protocols import PromptSampler
+from mmrl.core.types import Group, Prompt, Request, Rollouts
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.support.fakes import LETTERS, FakeTextPolicy, vector
+
+FRESH = 64
+"""Samples per prompt that a policy is measured with: new ones, which trained nothing."""
+Score = Callable[[Group], list[float]]
+Figure = Callable[[Sequence[Group]], float]
+MakeSampler = Callable[[Sequence[Prompt], int], PromptSampler]
+
+
+TOLD = re.compile(r"(?:: |is )([abcd.]+)\b")
+"""Letters that a sentence under a prompt tells: "Begin like this: ab", "The right answer is c."""
+
+
+def numbers(prompt: Prompt) -> list[float]:
+    """The prompt's three numbers, from its column or as the greys of the thirds of its picture, 0 where it is black."""
+    pictures = [one for one in prompt.media if isinstance(one, Image.Image)]
+    if not pictures:
+        return vector(prompt)
+    grey = np.asarray(pictures[0].convert("L"), dtype=np.float32)
+    return [float(third.mean()) / 64 for third in np.split(grey, 3, axis=1)]
+
+
+class Listening(nn.Module):
+    """A small net over what the prompt shows, and a direct way from letters that the prompt tells to letters that are written."""
+
+    def __init__(self, others: int, start: Sequence[float]) -> None:
+        super().__init__()
+        last = nn.Linear(32, len(LETTERS))
+        self.net = nn.Sequential(nn.Linear(3 + others, 32), nn.Tanh(), last)
+        self.trust = nn.Parameter(torch.tensor(4.0))
+        with torch.no_grad():
+            last.bias.add_(torch.tensor(start).log())
+
+    def forward(self, x: Tensor) -> Tensor:
+        told = x[..., 3 : 3 + len(LETTERS)]
+        return self.net(torch.cat([x[..., :3], x[..., 3 + len(LETTERS) :]], -1)) + self.trust * told
+
+
+@dataclass
+class Counted(FakeTextPolicy):
+    """The policy of letters, which counts what it samples, begins where a task wants it, and follows what a prompt tells it.
+
+    `start` gives the odds of a, b, c, d and the stop at the start; what the prompt and the position say comes on top.
+    """
+
+    start: tuple[float, ...] = (1, 1, 1, 1, 1)
+    seed: int = 0
+    sampled: int = 0
+    """Samples so far, those that only measure left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("policy", "ref", "ema"):
+            torch.manual_seed(self.seed)
+            self.nets[name] = Listening(len(LETTERS) + self.length, self.start)
+
+    def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
+        """The three numbers, and the letters that the prompt tells at their positions: as shown, plain, and under each view."""
+        prompts = {"plain": [request.prompt for request in requests]}
+        for name, view in self.views.items():
+            prompts[name] = [view(request.prompt, request.seed) for request in requests]
+        prompts["shown"] = [prompts[request.view][i] for i, request in enumerate(requests)]
+        return {name: torch.stack([self.seen(prompt) for prompt in some]) for name, some in prompts.items()}
+
+    def seen(self, prompt: Prompt) -> Tensor:
+        return torch.cat([torch.tensor(numbers(prompt)).expand(self.length, 3), self.told(prompt)], -1)
+
+    def told(self, prompt: Prompt) -> Tensor:
+        """One 1 per position whose letter a line below the first one tells."""
+        letters = TOLD.findall(prompt.text.partition("\n")[2])
+        row = torch.zeros(self.length, len(LETTERS))
+        for place, letter in enumerate(letters[-1][: self.length] if letters else ""):
+            row[place, LETTERS.index(letter)] = 1
+        return row
+
+    def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
+        self.sampled += sum(request.count for request in requests if request.text is None)
+        return super().rollout(requests, sampling)
+
+    def fresh(self, prompts: Sequence[Prompt], seed: int) -> Sequence[Group]:
+        """FRESH samples of every prompt, not counted."""
+        before = self.sampled
+        groups = self.rollout(
+            [Request(prompt, FRESH, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(prompts)]
+        ).groups
+        self.sampled = before
+        return groups
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Where one run ended."""
+
+    figure: float
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A situation that a claim is about, and the number that tells whether the claim holds."""
+
+    name: str
+    claim: str
+    """The situation in a few words."""
+    measured: str
+    """The number, of fresh samples at the end; the larger the better."""
+    margin: float = field(default=0.02, kw_only=True)
+    """A difference is one from here on."""
+
+    @abstractmethod
+    def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
+        """Train until the task's samples are drawn, and measure."""
+
+
+@dataclass(frozen=True)
+class TextTask(Task):
+    """Prompts, rewards and a start for the policy of letters."""
+
+    prompts: Callable[[int], Sequence[Prompt]]
+    """From a seed."""
+    rewards: tuple[tuple[str, Score], ...]
+    figure: Figure
+    start: tuple[float, ...] = (1, 1, 1, 1, 1)
+    length: int = 4
+    samples: int = 8_000
+    """Samples that a run may draw: methods that sample more of a prompt take fewer steps."""
+    steps: int | None = None
+    """With it, runs are compared after so many steps, however many samples these draw."""
+    prompts_per_step: int = 24
+    lr: float = 2e-2
+    """Of all updates of a step together."""
+
+    def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
+        """Train until the task's samples are drawn, and measure."""
+        policy = Counted(length=self.length, views=algorithm.views, start=self.start, seed=seed)
+        prompts = self.prompts(seed)
+        trainer = self.trainer(algorithm, policy, (make_sampler or Shuffled)(prompts, seed), seed)
+        steps = 0
+        while policy.sampled < self.samples if self.steps is None else steps < self.steps:
+            trainer.step()
+            steps += 1
+        return Ended(self.figure(policy.fresh(prompts, seed)), weights_of(policy))
+
+    def trainer(self, algorithm: Algorithm, policy: Counted, sampler: PromptSampler, seed: int) -> Trainer:
+        settings = TrainSettings(
+            steps=10_000,
+            prompts_per_step=self.prompts_per_step,
+            micro_batch=100_000,
+            seed=seed,
+            optimizer=OptimizerSettings(lr=self.lr / algorithm.updates),
+        )
+        rewards = RewardRunner([NamedReward(name, function) for name, function in self.rewards])
+        return Trainer(policy, algorithm.with_length(policy.length), sampler, rewards, settings)
+
+
+def weights_of(policy: Any) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.parameters()])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method against its plain twin: the same but for the idea."""
+
+    method: str
+    """Name of the preset, or of the sampler."""
+    algorithm: Algorithm
+    twin: Algorithm
+    without: str
+    """What the twin has in place of the idea."""
+    task: Task
+    sampler: MakeSampler | None = None
+    """The method's own sampler; the twin draws in shuffled epochs."""
+    changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the task that this row sets otherwise."""
+    short: bool = False
+    """Whether `make test` runs seed 0 and asks that the method is ahead."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.task.name}"
+
+    def outcome(self, seed: int) -> "Outcome":
+        """Both runs at one seed."""
+        task = replace(self.task, **self.changes)
+        ours, theirs = (task.run(one, seed, make) for one, make in ((self.algorithm, self.sampler), (self.twin, None)))
+        moved = float((ours.weights - theirs.weights).norm() / theirs.weights.norm())
+        return Outcome(ours.figure, theirs.figure, moved)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed of a row."""
+
+    method: float
+    twin: float
+    moved: float
+    """How far the two policies are from each other at the end, as a share of the twin's size."""
+
+    @property
+    def difference(self) -> float:
+        return self.method - self.twin
+
+
+def verdict(outcomes: Sequence[Outcome], margin: float) -> str:
+    """ahead or behind where all seeds say so by more than the margin on average; level otherwise."""
+    differences = [one.difference for one in outcomes]
+    mean = sum(differences) / len(differences)
+    if min(differences) > 0 and mean > margin:
+        return "ahead"
+    return "behind" if max(differences) < 0 and mean < -margin else "level"
+
+
+def text_of(sample: Any) -> str:
+    return sample.text or ""
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,53 @@
+"""Methods on tasks made for their claims: every preset has a row or a reason, and what the written results say still holds."""
+
+import json
+
+import pytest
+
+from mmrl.algorithms.presets import PRESETS
+from tests.evidence.__main__ import FILE, SEEDS
+from tests.evidence.rows import ELSEWHERE, ROWS
+from tests.evidence.task import Outcome, Row, verdict
+
+LINES = {(line["method"], line["task"]): line for line in json.loads(FILE.read_text(encoding="utf-8"))}
+SHORT = [row for row in ROWS if row.short]
+ACTS = 1e-3
+"""How far two policies must be from each other, as a share of their size."""
+
+
+def test_every_preset_has_a_row_or_a_reason():
+    assert {row.method for row in ROWS} | set(ELSEWHERE) >= set(PRESETS)
+    assert not {row.method for row in ROWS} & set(ELSEWHERE)
+
+
+def test_the_written_results_are_those_of_the_rows():
+    assert list(LINES) == [(row.method, row.task.name) for row in ROWS]
+    for row in ROWS:
+        line = LINES[row.method, row.task.name]
+        facts = {"claim": row.task.claim, "measured": row.task.measured, "without": row.without, "seeds": list(SEEDS)}
+        assert {name: line[name] for name in facts} == facts, f"{row.name}: python -m tests.evidence {row.method}"
+
+
+@pytest.mark.parametrize(
+    ("differences", "told"),
+    [((0.1, 0.2, 0.3), "ahead"), ((0.1, 0.2, -0.01), "level"), ((0.01, 0.01, 0.02), "level"), ((-0.1, -0.2, -0.3), "behind")],
+)
+def test_all_seeds_must_say_so(differences: tuple[float, ...], told: str):
+    assert verdict([Outcome(one, 0.0, 1.0) for one in differences], margin=0.02) == told
+
+
+@pytest.mark.parametrize("row", SHORT, ids=[row.name for row in SHORT])
+def test_a_method_is_ahead_of_its_twin_at_one_seed(row: Row):
+    found = row.outcome(0)
+    assert found.difference > row.task.margin and found.moved > ACTS
+    assert LINES[row.method, row.task.name]["verdict"] == "ahead"
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_a_method_acts_and_its_verdict_holds(row: Row):
+    """On another machine numbers round otherwise and paths part, so a verdict may fade to level, but must not turn."""
+    outcomes = [row.outcome(seed) for seed in SEEDS]
+    assert all(one.moved > ACTS for one in outcomes)
+    told = LINES[row.method, row.task.name]["verdict"]
+    assert {told, verdict(outcomes, row.task.margin)} != {"ahead", "behind"}

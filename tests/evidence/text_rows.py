@@ -1,0 +1,87 @@
+"""Methods for text, each on a task made for its claim, against the same without its idea."""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.aggregate import SequenceMean
+from tests.evidence import text_tasks as tasks
+from tests.evidence.plain import unclipped, uncompared
+from tests.evidence.task import Row, Task
+
+STALE = 16
+"""Updates per step where a method is made for weights that have moved away from those that sampled."""
+GROUP = GroupNorm()
+
+
+def many(name: str) -> Algorithm:
+    """The preset with STALE updates per step."""
+    return replace(PRESETS[name], epochs=STALE // 4, minibatches=4)
+
+
+def in_place_of_the_clip(name: str) -> Row:
+    """A surrogate of its own against no limit at all, with many updates on the same samples."""
+    return Row(name, many(name), unclipped(many(name)), f"REINFORCE, {STALE} updates per step as here", tasks.PAIRS)
+
+
+def advantage_row(name: str, task: Task, *, short: bool = False, **twin: object) -> Row:
+    """An advantage of its own against that of grpo."""
+    preset = PRESETS[name]
+    return Row(name, preset, replace(preset, advantage=GROUP, **twin), "advantages of grpo", task, short=short)  # type: ignore[arg-type]
+
+
+TRUST = ("gspo", "gspo_token", "cispo", "sapo", "vespo", "gmpo", "dppo", "dro", "rec", "r2vpo", "disco", "nft_text")
+ROWS = [
+    Row("grpo", PRESETS["grpo"], uncompared(PRESETS["grpo"]), "rewards compared with nothing", tasks.GUESS),
+    Row("dr_grpo", PRESETS["dr_grpo"], replace(PRESETS["dr_grpo"], aggregation=SequenceMean(), advantage=GROUP),
+        "division by the deviation and by the length", tasks.UNSOLVABLE),
+    Row("dapo", PRESETS["dapo"], replace(PRESETS["dapo"], shaping=()), "no penalty for length", tasks.OVERLONG, short=True),
+    Row("dapo", PRESETS["dapo"], replace(PRESETS["dapo"], planner=Once()), "every prompt sampled once", tasks.TOO_EASY,
+        changes={"prompts_per_step": 12}),
+    Row("rloo", PRESETS["rloo"], uncompared(PRESETS["rloo"]), "rewards compared with nothing", tasks.NOISY),
+    advantage_row("opo", tasks.NOISY),
+    Row("luspo", PRESETS["luspo"], PRESETS["gspo"], "rollouts averaged over their actions", tasks.LONG),
+    advantage_row("gpg", tasks.HARD),
+    *(in_place_of_the_clip(name) for name in TRUST),
+    Row("kl_cov", PRESETS["kl_cov"], unclipped(PRESETS["kl_cov"]), "no penalty", tasks.MANY),
+    Row("clip_cov", PRESETS["clip_cov"], replace(PRESETS["clip_cov"], objective=((1.0, Clip()),)), "the clip alone", tasks.MANY),
+    Row("high_entropy", PRESETS["high_entropy"], replace(PRESETS["high_entropy"], importance=()), "all tokens", tasks.MANY),
+    Row("reinforce_pp", PRESETS["reinforce_pp"], uncompared(PRESETS["reinforce_pp"]), "plain rewards", tasks.NOISY,
+        changes={"prompts_per_step": 192}),
+    advantage_row("reinforce_pp_baseline", tasks.NOISY),
+    Row("pass_at_k", PRESETS["pass_at_k"], PRESETS["grpo"], "advantages of grpo", tasks.BEST_OF_MANY),
+    advantage_row("gdpo", tasks.TWO),
+    Row("mc_grpo", replace(PRESETS["mc_grpo"], group_size=5), replace(PRESETS["grpo"], group_size=5), "the group's mean",
+        tasks.NOISY, changes={"prompts_per_step": 40}),
+    advantage_row("ngrpo", tasks.ALL_WRONG),
+    advantage_row("bnpo", tasks.HARD),
+    Row("canon", replace(PRESETS["canon"], advantage=Halves(by="length", favour=0.5)), PRESETS["dr_grpo"],
+        "one mean for the whole group", tasks.SHORT),
+    Row("stratified_grpo", replace(PRESETS["stratified_grpo"], advantage=Strata(pattern="d")),
+        replace(PRESETS["stratified_grpo"], advantage=GROUP), "one mean for the whole group", tasks.CALLS),
+    advantage_row("a_grae", tasks.HARD),
+    advantage_row("seed_grpo", tasks.NOISY),
+    advantage_row("copo", tasks.HARD),
+    advantage_row("polychromic", tasks.RARE, short=True),
+    advantage_row("adora", tasks.LONG),
+    Row("drpo", PRESETS["drpo"], PRESETS["disco"], "all right answers alike", tasks.SHORT),
+    Row("llds", many("llds"), replace(many("llds"), objective=((1.0, Clip()),)), "no penalty", tasks.PAIRS),
+    Row("reinforce_ada", PRESETS["reinforce_ada"], replace(PRESETS["reinforce_ada"], planner=Once(), advantage=GROUP),
+        "every prompt sampled once", tasks.HARD),
+    Row("reinforce_ada", PRESETS["reinforce_ada"], replace(PRESETS["reinforce_ada"], planner=Once(), advantage=GROUP),
+        "every prompt sampled once", tasks.HARD_STEPS),
+    Row("dars", PRESETS["dars"], replace(PRESETS["dars"], planner=Once()), "every prompt sampled once", tasks.HARD_STEPS),
+    Row("dars", PRESETS["dars"], replace(PRESETS["dars"], planner=Once()), "every prompt sampled once", tasks.HARD),
+    Row("xrpo", PRESETS["xrpo"], replace(PRESETS["xrpo"], planner=Once(), advantage=GROUP), "every prompt sampled once, no bonus",
+        tasks.RARE),
+    advantage_row("gtpo", tasks.MANY, importance=()),
+]  # fmt: skip
+"""Presets of text.py and text_methods.py."""
+ELSEWHERE = {
+    "mm_upt": "without labels better than at the start, three seeds: tests/learning/test_unlabelled.py",
+}
+"""Presets whose evidence is a test of another room."""

@@ -1,0 +1,285 @@
+"""Tasks of letters: what a prompt wants follows from three numbers, and the odds at the start make the situation of a claim."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from mmrl.core.types import Group, Prompt
+from tests.evidence.task import FRESH, TextTask, mean, text_of
+
+NUM_PROMPTS = 24
+
+
+def prompts_of(answer: Callable[[torch.Tensor, int], Any], count: int = NUM_PROMPTS) -> Callable[[int], list[Prompt]]:
+    """Prompts with three normal numbers each; `answer` makes the truth from these and the prompt's place."""
+
+    def made(seed: int) -> list[Prompt]:
+        vectors = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+        return [
+            Prompt(str(i), f"prompt {i}", answer=answer(vector, i), columns={"vector": vector.tolist(), "difficulty": float(i)})
+            for i, vector in enumerate(vectors)
+        ]
+
+    return made
+
+
+def largest(vector: torch.Tensor, _: int) -> str:
+    return "abc"[int(vector.argmax())]
+
+
+def first_letter(group: Group) -> list[float]:
+    """1 where a sample begins with one of the letters that the prompt wants."""
+    return [float(text_of(sample)[:1] in tuple(group.prompt.answer)) for sample in group.samples]
+
+
+def mean_first_letter(groups: Sequence[Group]) -> float:
+    return mean([mean(first_letter(group)) for group in groups])
+
+
+def of_answer(*letters: str) -> Callable[[Sequence[Group]], float]:
+    """The mean of `first_letter` over the prompts that want one of these letters."""
+
+    def figure(groups: Sequence[Group]) -> float:
+        return mean([mean(first_letter(group)) for group in groups if group.prompt.answer in letters])
+
+    return figure
+
+
+GUESS = TextTask(
+    "guess",
+    "a letter to find, all equally likely at the start",
+    "share right",
+    prompts_of(largest),
+    (("letter", first_letter),),
+    mean_first_letter,
+)
+ALL_WRONG = TextTask(
+    "all_wrong",
+    "one sample in three hundred is right, so that nearly all groups are wrong altogether",
+    "share right",
+    prompts_of(lambda vector, i: "d"),
+    (("letter", first_letter),),
+    mean_first_letter,
+    start=(1, 1, 1, 0.01, 0.3),
+    samples=5_000,
+)
+HARD = TextTask(
+    "hard_prompts",
+    "half of the prompts are solved half of the time, half of them one time in fifty",
+    "share right of the hard prompts",
+    prompts_of(lambda vector, i: "d" if vector[0] > 0 else "a"),
+    (("letter", first_letter),),
+    of_answer("d"),
+    start=(2, 1, 1, 0.08, 0.3),
+    samples=5_000,
+)
+HARD_STEPS = replace(HARD, name="hard_prompts_steps", claim=f"{HARD.claim}; compared after as many steps, not samples", steps=20)
+TOO_EASY = TextTask(
+    "too_easy",
+    "nine prompts of ten are solved already",
+    "share right of the others",
+    lambda seed: mostly_easy(seed),
+    (("letter", first_letter),),
+    of_answer("b", "c", "d"),
+    start=(20, 1, 1, 1, 0.3),
+    samples=10_000,
+)
+
+
+def mostly_easy(seed: int) -> list[Prompt]:
+    """Of 120 prompts, 108 want the letter that is written anyway; the others have a first number of 3."""
+    found = prompts_of(lambda vector, i: "bcd"[int(vector[1:].argmax())] if i % 10 == 0 else "a", 120)(seed)
+    return [
+        replace(prompt, columns={**prompt.columns, "vector": [3.0 if i % 10 == 0 else -1.0, *prompt.columns["vector"][1:]]})
+        for i, prompt in enumerate(found)
+    ]
+
+
+def rarest(groups: Sequence[Group]) -> float:
+    """How often the right answer is given that is given least, mean over the prompts."""
+    return mean([min(mean([float(text_of(s)[:1] == letter) for s in g.samples]) for letter in g.prompt.answer) for g in groups])
+
+
+RARE = TextTask(
+    "rare_answer",
+    "two letters are right, one of them ten times as likely at the start",
+    "share of the rarer right answer",
+    prompts_of(lambda vector, i: "ab"),
+    (("letter", first_letter),),
+    rarest,
+    start=(3, 0.3, 2, 2, 0.3),
+    samples=6_000,
+)
+BEST_OF_MANY = TextTask(
+    "best_of_a_group",
+    "a sure answer worth 0.4, and a gamble worth 1 one time in four",
+    "mean of the best of eight samples",
+    prompts_of(lambda vector, i: "abcd"[int(vector.argmax()) + 1]),
+    (("gamble", lambda group: gamble(group)),),
+    lambda groups: mean([best_of(gamble(group), 8) for group in groups]),
+    start=(2, 1, 1, 1, 0.3),
+)
+
+
+def gamble(group: Group) -> list[float]:
+    """0.4 for a; 1 for the prompt's own letter if another follows that the prompt does not tell."""
+    coin = "abcd"[int(group.prompt.id) * 7 % 4]
+    return [
+        0.4 if (text := text_of(sample))[:1] == "a" else float(text[:2] == f"{group.prompt.answer}{coin}")
+        for sample in group.samples
+    ]
+
+
+def best_of(values: Sequence[float], count: int) -> float:
+    return mean([max(values[i : i + count]) for i in range(0, len(values), count)])
+
+
+def right_pairs(_: torch.Tensor, i: int) -> tuple[str, ...]:
+    """Eight of the sixteen pairs of letters."""
+    return tuple(sorted(random.Random(i).sample(["".join(pair) for pair in product("abcd", repeat=2)], 8)))
+
+
+def pair(group: Group) -> list[float]:
+    return [float(text_of(sample)[:2] in group.prompt.answer) for sample in group.samples]
+
+
+def coverage(groups: Sequence[Group]) -> float:
+    """Share of a prompt's right answers that are among its fresh samples."""
+    found = [len({text_of(s)[:2] for s in group.samples} & set(group.prompt.answer)) for group in groups]
+    return mean([count / len(group.prompt.answer) for count, group in zip(found, groups, strict=True)])
+
+
+MANY = TextTask(
+    "many_answers",
+    "eight pairs of letters are right, and all of them should be kept",
+    f"share of the right answers among {FRESH} samples",
+    prompts_of(right_pairs),
+    (("pair", pair),),
+    coverage,
+    samples=12_000,
+    lr=4e-2,
+)
+PAIRS = TextTask(
+    "many_updates",
+    "eight pairs of letters are right, and weights move far on one step's samples",
+    "share right",
+    prompts_of(right_pairs),
+    (("pair", pair),),
+    lambda groups: mean([mean(pair(group)) for group in groups]),
+    samples=12_000,
+    lr=2e-1,
+)
+
+
+def wrong_length(groups: Sequence[Group]) -> float:
+    """Minus the letters of wrong answers, as a share of the most."""
+    return -mean([len(text_of(s)) / 10 for g in groups for s, r in zip(g.samples, first_letter(g), strict=True) if not r])
+
+
+def any_length(groups: Sequence[Group]) -> float:
+    return -mean([len(text_of(sample)) / 10 for group in groups for sample in group.samples])
+
+
+UNSOLVABLE = TextTask(
+    "wrong_answers",
+    "a third is right, and nothing but the first letter matters",
+    "minus the length of wrong answers, as a share of the most",
+    prompts_of(lambda vector, i: "abc"[i * 7 % 3]),
+    (("letter", first_letter),),
+    wrong_length,
+    start=(1, 1, 1, 0.5, 1),
+    length=10,
+)
+SHORT = TextTask(
+    "short_answers",
+    "the first letter is the answer, and all that follows is idle",
+    "minus the mean length, as a share of the most",
+    prompts_of(largest),
+    (("letter", first_letter),),
+    any_length,
+    start=(1, 1, 1, 1, 0.6),
+    length=10,
+    lr=4e-2,
+)
+OVERLONG = TextTask(
+    "cut_answers",
+    "most answers are cut at the limit of letters",
+    "share that stops in time",
+    prompts_of(largest),
+    (("letter", first_letter),),
+    lambda groups: mean([float(not sample.truncated) for group in groups for sample in group.samples]),
+    start=(1, 1, 1, 1, 0.3),
+    length=10,
+)
+
+
+def counted(group: Group) -> list[float]:
+    return [float(text_of(sample).count("a") >= 3) for sample in group.samples]
+
+
+LONG = TextTask(
+    "long_answers",
+    "right is what holds three times a letter, and most answers stop before",
+    "share right",
+    prompts_of(largest),
+    (("count", counted),),
+    lambda groups: mean([mean(counted(group)) for group in groups]),
+    start=(1, 1, 1, 1, 1.5),
+    length=10,
+    samples=2_500,
+)
+
+
+def second_letter(group: Group) -> list[float]:
+    return [float(text_of(sample)[1:2] == "d") for sample in group.samples]
+
+
+TWO = TextTask(
+    "two_rewards",
+    "one reward is earned half of the time, the other one time in twenty",
+    "share that earns the rare reward",
+    prompts_of(lambda vector, i: "ab" if vector[0] > 0 else "bc"),
+    (("often", first_letter), ("seldom", second_letter)),
+    lambda groups: mean([mean(second_letter(group)) for group in groups]),
+    start=(1, 1, 1, 0.1, 0.3),
+    samples=1_500,
+)
+
+
+def noisy_letter(group: Group) -> list[float]:
+    """The first letter's reward, wrong one time in four."""
+    flips = random.Random(group.id)
+    return [reward if flips.random() < 0.75 else 1 - reward for reward in first_letter(group)]
+
+
+NOISY = TextTask(
+    "noisy_rewards",
+    "one reward in four is wrong",
+    "share right",
+    prompts_of(largest),
+    (("letter", noisy_letter),),
+    mean_first_letter,
+    samples=12_000,
+)
+
+
+def with_calls(group: Group) -> list[float]:
+    """Every call of a tool (a d behind the first letter) brings 0.3, and the right first letter 1."""
+    return [
+        0.5 * right + 0.15 * min(text_of(sample)[1:].count("d"), 3)
+        for sample, right in zip(group.samples, first_letter(group), strict=True)
+    ]
+
+
+CALLS = TextTask(
+    "tool_calls",
+    "calls of a tool lift the reward besides whether the answer is right",
+    "share right",
+    prompts_of(largest),
+    (("calls", with_calls),),
+    mean_first_letter,
+)
