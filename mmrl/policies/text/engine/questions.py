@@ -21,7 +21,8 @@ def question_of(host: TextHost, encoded: Encoded) -> Question:
     prompt = encoded.prompt
     assert prompt is not None
     parts = [media_part(host, media, prompt) for media in prompt.media]
-    return Question(short_ids(host, prompt), parts, encoded.token_ids.tolist(), prompt.id)
+    ids = [*short_ids(host, prompt), *encoded.begun]
+    return Question(ids, parts, encoded.token_ids.tolist(), prompt.id, len(encoded.begun))
 
 
 def media_part(host: TextHost, media: object, prompt: Prompt) -> dict[str, str]:
