@@ -50,7 +50,8 @@ class Remembering:
         """What `look` wants of the groups and their total rewards."""
         self.asked.forget_others(groups)
         totals = scores.total().double()
-        return self.look(groups, {group.id: totals[group_ids == group.id].tolist() for group in groups}, round_index)
+        rewards = {group.id: [float(total) for total in totals[group_ids == group.id]] for group in groups}
+        return self.look(groups, rewards, round_index)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Decide after a round. `rewards` are totals in the order of the samples that were not dropped, NaN where one failed."""
