@@ -11,6 +11,7 @@ import pytest
 
 import mmrl.algorithms.presets.text
 import mmrl.algorithms.presets.text_methods
+import mmrl.algorithms.presets.text_planners
 import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
@@ -19,6 +20,7 @@ from mmrl.algorithms.objectives.surrogates import Clip, Vespo
 from mmrl.algorithms.presets import flow
 from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.algorithms.presets.text_methods import PRESETS as METHODS
+from mmrl.algorithms.presets.text_planners import PRESETS as PLANNERS
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
@@ -27,8 +29,13 @@ from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
-PRESETS = TEXT | METHODS | VIDEO
-_MODULES = (mmrl.algorithms.presets.text, mmrl.algorithms.presets.text_methods, mmrl.algorithms.presets.video)
+PRESETS = TEXT | METHODS | PLANNERS | VIDEO
+_MODULES = (
+    mmrl.algorithms.presets.text,
+    mmrl.algorithms.presets.text_methods,
+    mmrl.algorithms.presets.text_planners,
+    mmrl.algorithms.presets.video,
+)
 FILES = [Path(str(module.__file__)) for module in _MODULES]
 
 
@@ -47,7 +54,7 @@ def documented(files: Sequence[Path] = FILES) -> dict[str, str]:
 
 def test_every_preset_is_documented_and_nothing_else():
     assert set(documented()) == set(PRESETS)
-    assert len(PRESETS) == len(TEXT) + len(METHODS) + len(VIDEO) >= 45
+    assert len(PRESETS) == len(TEXT) + len(METHODS) + len(PLANNERS) + len(VIDEO) >= 45
 
 
 @pytest.mark.parametrize("name", PRESETS)

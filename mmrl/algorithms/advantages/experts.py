@@ -15,7 +15,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 class ExpertWhereFew:
     """A = (r - mean) / (deviation + eps) of own samples; an injected one gets weight G if fewer than `enough` are right (AHPO).
 
-    Of MM-HELIX, whose arXiv id was not found. G is the number of own samples: with a mean over rollouts the expert's
+    arXiv:2510.08540 (MM-HELIX). G is the number of own samples: with a mean over rollouts the expert's
     log-likelihood then weighs as much as the group's surrogate. Where enough are right the expert's answer leaves every count.
     Take the term WithImitation.
     """

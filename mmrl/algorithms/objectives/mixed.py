@@ -1,5 +1,6 @@
 """Surrogates for groups that hold the policy's own samples and given ones: other values on rows of the role `injected`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import actions_only, log_ratio, ratio_metrics
 from mmrl.core.ranges import NonNegative
 from mmrl.core.readings import LOGPROBS
-from mmrl.core.types import Batch, Reading
+from mmrl.core.types import Batch, ClipRange, Reading
 
 
 def given_rows(batch: Batch) -> Bool[Tensor, "n 1"]:
@@ -32,6 +33,10 @@ class WithRefinements(Clip):
     clipped: bool = False
     """True: the policy's own rows are clipped."""
 
+    @property
+    def clip_range(self) -> ClipRange:
+        return super().clip_range if self.clipped else ClipRange(math.inf, math.inf, self.level)
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         if self.clipped:
@@ -46,7 +51,10 @@ class WithRefinements(Clip):
 
 @dataclass(frozen=True)
 class WithImitation(Clip):
-    """-A log policy on injected rows, Clip on others: an expert's answer is imitated as far as its advantage says (AHPO)."""
+    """-A log policy on injected rows, Clip on others: an expert's answer is imitated as far as its advantage says (AHPO).
+
+    arXiv:2510.08540.
+    """
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         own, metrics = super().__call__(readings, batch)

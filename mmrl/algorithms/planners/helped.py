@@ -1,13 +1,13 @@
 """Planners that go on from finished samples, or put an expert's beside them: refinements, early exits, traces from outside."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmrl.algorithms.planners.asked import Remembering, right_ones
 from mmrl.algorithms.planners.base import Once, one_request_each
-from mmrl.algorithms.planners.hints import check_template, hints_of
+from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint
 from mmrl.core.ranges import Number, check_ranges
@@ -44,6 +44,11 @@ class Refinements(Remembering):
     def max_rounds(self) -> int:
         return 2
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for an answer that a critique cannot write down."""
+        for prompt in prompts:
+            self.shown(prompt, "", False)
+
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Refine all samples, then keep one refinement per group."""
         if round_index == 0:
@@ -77,14 +82,16 @@ class Refinements(Remembering):
 class SerialExits(Remembering):
     """One whole answer per prompt, and group_size - 1 that go on from random places of its thought (S-GRPO, arXiv:2505.07686).
 
-    The thought is cut, a text that ends it is forced, and the answer is sampled behind it. The kept thought and the forced text
-    do not train in these rows; the thought trains in the whole answer. Take the shaping ExitDecay with it.
+    The thought is cut, a text that ends it is forced, and the answer is sampled behind it. The forced text never trains. Take the
+    shaping ExitDecay with it.
     """
 
     mark: str = "</think>"
     """The text that ends a thought; cuts fall before it. An answer without it is cut anywhere."""
     forced: str = "\nTime is limited: answer now.\n</think>\n"
     """The text that is forced behind a cut."""
+    train_thought: bool = False
+    """False: a thought trains once, in the whole answer. True: its beginning trains in every answer that goes on from it, too."""
 
     __post_init__ = check_ranges
 
@@ -111,27 +118,24 @@ class SerialExits(Remembering):
             raise ValueError("SerialExits cuts completions of text, and this policy's samples have no tokens: take a text policy")
         draw = random.Random(f"{first.seed}/exits").random
         shares = sorted(draw() for _ in range(first.count - 1))
-        return [
-            self.asked.again(group.id, 1, k, prefix=Prefix(tokens, share, before=self.mark, forced=self.forced))
-            for k, share in enumerate(shares, 1)
-        ]
+        prefixes = [Prefix(tokens, share, self.mark, self.forced, self.train_thought) for share in shares]
+        return [self.asked.again(group.id, 1, k, prefix=prefix) for k, prefix in enumerate(prefixes, 1)]
 
 
 @dataclass(frozen=True)
 class WithExpert(Once):
-    """Every prompt once, and an expert's answer beside its samples where the data has one (AHPO of MM-HELIX).
+    """Every prompt once, and an expert's answer beside its samples where the data has one (AHPO, arXiv:2510.08540).
 
-    Its arXiv id was not found. Take the advantage ExpertWhereFew with it, which lets the expert's answer train only where
+    Take the advantage ExpertWhereFew with it, which lets the expert's answer train only where
     few samples are right, and the term WithImitation. It comes in addition to the group_size samples.
     """
 
     column: str = "solution"
     """The column with the expert's answer, as the model should write it."""
 
-    @property
-    def needed_columns(self) -> Mapping[str, str]:
-        """Column -> what it holds."""
-        return {self.column: "an expert's answer"}
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has an expert's answer."""
+        check_column(self, prompts, self.column, "an expert's answer")
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         requests: list[Request] = []

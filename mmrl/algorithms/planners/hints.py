@@ -30,6 +30,22 @@ def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
     return tuple(hints)
 
 
+def check_column(part: object, prompts: Sequence[Prompt], column: str, holds: str) -> None:
+    """Refuse prompts of which none has the column.
+
+    Raises:
+        ValueError: that, or a column that holds something else than texts.
+    """
+    found = [prompt for prompt in prompts if hints_of(prompt, column)]
+    if prompts and not found:
+        known = sorted({name for prompt in prompts for name in prompt.columns})
+        raise ValueError(
+            f"{type(part).__name__} reads the column {column!r}, {holds}, and none of the {len(prompts)} prompts that were "
+            f"looked at has it (their columns: {', '.join(known) or 'none'}): add it to the data, or name another one with "
+            "algorithm.planner.column"
+        )
+
+
 def with_hint(prompt: Prompt, template: str, hint: str) -> Prompt:
     """The prompt with a hint under it."""
     return Hint(template.replace("{hint}", hint))(prompt, 0)
@@ -62,8 +78,8 @@ class Climb:
 class HintLadder(Remembering):
     """A group that fails altogether is sampled anew under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
 
-    GHPO from its code (revision af0a7dd; no arXiv id was found), SAGE arXiv:2602.03143, NuRL arXiv:2509.25666. The samples under
-    the last hint that was tried replace the group. Prompts without hints stay as they are.
+    arXiv:2507.10628, arXiv:2602.03143, arXiv:2509.25666. The samples under the last hint that was tried replace the group.
+    Prompts without hints stay as they are.
     """
 
     column: str = "hints"
@@ -92,10 +108,9 @@ class HintLadder(Remembering):
     def max_rounds(self) -> int:
         return 1 + self.rungs
 
-    @property
-    def needed_columns(self) -> Mapping[str, str]:
-        """Column -> what it holds."""
-        return {self.column: "the solution" if self.cut else "hints, the weakest first"}
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has hints."""
+        check_column(self, prompts, self.column, "the solution" if self.cut else "hints, the weakest first")
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Send failing groups up the ladder, and settle those that arrive."""
@@ -152,8 +167,8 @@ class Steps:
 class Scaffold(Remembering):
     """A sample under every hint for a group that fails altogether; the right one with the weakest hint takes a place (Scaf-GRPO).
 
-    From its code (revision 1085db5; no arXiv id was found). It takes the place of the group's first sample. Hints come in one
-    order, from the weakest: knowledge, plan and steps of a solution, each in parts that add up.
+    arXiv:2510.19807. It takes the place of the group's first sample. Hints come in one order, from the weakest: knowledge, plan
+    and steps of a solution, each in parts that add up.
     """
 
     column: str = "hints"
@@ -177,10 +192,9 @@ class Scaffold(Remembering):
     def max_rounds(self) -> int:
         return 2
 
-    @property
-    def needed_columns(self) -> Mapping[str, str]:
-        """Column -> what it holds."""
-        return {self.column: "hints, the weakest first"}
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has hints."""
+        check_column(self, prompts, self.column, "hints, the weakest first")
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Try every hint, then keep the weakest that helped."""
@@ -235,10 +249,9 @@ class BesideHint(Remembering):
     def max_rounds(self) -> int:
         return 1
 
-    @property
-    def needed_columns(self) -> Mapping[str, str]:
-        """Column -> what it holds."""
-        return {self.column: "a text that helps to answer"}
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has the text."""
+        check_column(self, prompts, self.column, "a text that helps to answer")
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """Raises ValueError for a group of one."""

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -66,16 +66,17 @@ def hint_value(rewards: Sequence[float], reliance: float, temperature: float = 0
     check.
     """
     n, p = len(rewards), sum(rewards) / len(rewards)
-    return (1 - p**n - (1 - p) ** n) * _leaning(reliance, temperature)
+    return (1 - p**n - (1 - p) ** n) * leaning(reliance, temperature)
 
 
 def hint_variance(rewards: Sequence[float], reliance: float, temperature: float = 0.3) -> float:
     """p (1 - p) exp(min(reliance, 0) / temperature): the other form of `hint_value` (HiLL, arXiv:2604.00698)."""
     p = sum(rewards) / len(rewards)
-    return p * (1 - p) * _leaning(reliance, temperature)
+    return p * (1 - p) * leaning(reliance, temperature)
 
 
-def _leaning(reliance: float, temperature: float) -> float:
+def leaning(reliance: float, temperature: float) -> float:
+    """exp(min(reliance, 0) / temperature): 1 where answers are as likely without the hint, less where they lean on it."""
     return math.exp(min(reliance, 0.0) / temperature)
 
 
@@ -102,10 +103,10 @@ class SelfHints(HintLadder):
     def max_rounds(self) -> int:
         return 2 + self.rungs
 
-    @property
-    def needed_columns(self) -> Mapping[str, str]:
-        """None, for the answer will do."""
-        return {}
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a solution whose answer cannot be written down."""
+        for prompt in prompts:
+            solution_of(prompt, self.column)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Have hints written, then climb."""
