@@ -6,7 +6,7 @@ from dataclasses import replace
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Group, Prompt
+from mmrl.core.types import Prompt
 from tests.evidence.task import Row, TextTask, mean, text_of
 from tests.evidence.text_tasks import prompts_of
 from tests.evidence.video_rows import whole
@@ -34,20 +34,15 @@ UNSOLVABLE = TextTask(
 )
 THOUGHT = TextTask(
     "idle_thoughts",
-    "the letter behind the first d is the answer, and the letters before it are idle",
-    "share right within four letters of twelve",
-    prompts_of(lambda vector, i: "abc"[int(vector.argmax())]),
-    (("answer", lambda group: answered(group)),),
-    lambda groups: mean([mean(answered(group, 4)) for group in groups]),
-    start=(1, 1, 1, 0.2, 0.02),
+    "every answer is right, however long the thought before the first d",
+    "minus the letters of the thought, as a share of the most",
+    prompts_of(lambda vector, i: "d"),
+    (("answer", lambda group: [1.0] * len(group.samples)),),
+    lambda groups: -mean([len(text_of(one).partition("d")[0]) / 12 for group in groups for one in group.samples]),
+    start=(1, 1, 1, 0.3, 0.02),
     length=12,
-    samples=12_000,
+    samples=3_000,
 )
-
-
-def answered(group: Group, within: int = 12) -> list[float]:
-    """1 where the answer stands behind the first d, within so many letters."""
-    return [float(text_of(one)[:within].partition("d")[2][:1] == group.prompt.answer) for one in group.samples]
 
 
 def told(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -58,7 +53,7 @@ def told(prompts: Sequence[Prompt]) -> list[Prompt]:
 SELF_HINTS = replace(
     UNSOLVABLE,
     name="unsolvable_told",
-    claim=f"{UNSOLVABLE.claim}; the policy may be told the solution",
+    claim=f"{UNSOLVABLE.claim}; who writes hints sees the solution",
     prompts=lambda seed: told(with_columns(seed)),
 )
 CLIP = replace(PRESETS["ghpo"], planner=Once())

@@ -90,8 +90,9 @@ class SerialExits(Remembering):
     """The text that ends a thought; cuts fall before it. An answer without it is cut anywhere."""
     forced: str = "\nTime is limited: answer now.\n</think>\n"
     """The text that is forced behind a cut."""
-    train_thought: bool = False
-    """False: a thought trains once, in the whole answer. True: its beginning trains in every answer that goes on from it, too."""
+    train_thought: bool = True
+    """The beginning of a thought trains in every answer that goes on from it as well: what is thought after the first right exit
+    then becomes rarer. False: a thought trains once, in the whole answer, which never earns most."""
 
     __post_init__ = check_ranges
 

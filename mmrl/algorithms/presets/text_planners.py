@@ -91,8 +91,9 @@ s_grpo = replace(CLIPPED, planner=SerialExits(), shaping=(ExitDecay(),), advanta
 """Answers that leave one thought at different places: the earliest right one earns most, each later one half of it.
 
 S-GRPO: Early Exit via Reinforcement Learning in Reasoning Models, arXiv:2505.07686. From notes on the paper.
-For models that think before `</think>`. Thoughts train once, in the whole answer, which is ours. No KL. 4 updates per step are
-ours; with one the clip never acts. Nothing else is left out.
+For models that think before `</think>`. A shared thought trains in every answer that goes on from it; trained once, in the whole
+answer alone (`algorithm.planner.train_thought = false`), tiny policies forgot to end their thoughts. No KL. 4 updates per step
+are ours; with one the clip never acts. Nothing else is left out.
 """
 
 ahpo = replace(CLIPPED, planner=WithExpert(), advantage=ExpertWhereFew(), objective=((1.0, WithImitation()),), group_size=5)

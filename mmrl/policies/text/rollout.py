@@ -126,8 +126,6 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
         if request.role == "injected" and request.text is None and request.shown is None:
             raise ValueError(f"{name} has the role 'injected' but no text: give Request.text, or Request.shown and it is written")
-        if request.train_view not in ("plain", "same"):
-            raise ValueError(f"{name} has the train_view {request.train_view!r}: take 'plain' or 'same'")
         if request.shown is not None and request.shown.id != request.prompt.id:
             raise ValueError(f"{name} shows prompt {request.shown.id!r}: what is shown must keep the id of what is trained")
         if request.text is not None and (request.prefix is not None or request.role == "note"):
