@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
-Role = Literal["policy", "injected", "replayed", "probe"]
-"""policy: sampled now; injected: text given from outside; replayed: from an earlier step; probe: scored, never trained."""
+Role = Literal["policy", "injected", "replayed", "probe", "note"]
+"""policy: sampled now; injected: given from outside, or written with help from outside; replayed: from an earlier step; probe:
+scored, never trained; note: written for the planner, neither scored nor trained."""
 
 
 Media = Any
@@ -101,6 +102,8 @@ class Sample:
     role: Role = "policy"
     clips: tuple[ClipTime, ...] = ()
     """One per video of the prompt: needed to read spans in frames or shares of the clip."""
+    given: tuple[int, int] = (0, 0)
+    """Its tokens from the first number up to the second were given and do not train; the policy went on from there."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class Group:
     samples: tuple[Sample, ...]
     probes: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict[str, tuple[Sample, ...]])
     """View name -> samples drawn for comparison only (T-GRPO's shuffled frames); rewards see them, the loss never does."""
+    notes: tuple[str, ...] = ()
+    """What the policy wrote about the prompt for the planner (hints); neither rewards nor the loss see it."""
 
 
 @dataclass(frozen=True)

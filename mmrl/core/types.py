@@ -27,6 +27,22 @@ Scope = Literal["action", "rollout", "group", "batch"]
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """The beginning of an earlier completion, which a new one goes on from. `Prefix(sample.token_ids, 0.5, forced="So:")`."""
+
+    token_ids: tuple[int, ...]
+    """Of the earlier completion; a stop token at its end is left out."""
+    share: float = 1.0
+    """Share of these tokens that is kept, rounded down."""
+    before: str = ""
+    """Only tokens in front of this text count, where it occurs: `</think>` keeps a cut inside of the thought."""
+    forced: str = ""
+    """A text after them that nobody sampled."""
+    trained: bool = False
+    """True: the kept tokens train as if they had been sampled again; the forced text never does."""
+
+
+@dataclass(frozen=True)
 class Request:
     """Please sample `count` outputs of `prompt` into group `group_id`."""
 
@@ -37,11 +53,17 @@ class Request:
     """How the prompt is shown while sampling; training always reads the plain prompt unless a Reading names a view."""
     role: Role = "policy"
     text: str | None = None
-    """For role `injected`: the completion itself; its log-probabilities are evaluated before the first update."""
+    """For role `injected` without `shown`: the completion itself; its log-probabilities are evaluated before the first update."""
     model: str = "policy"
     """Under which weights to sample: policy, old, ref or ema."""
     seed: int = 0
     """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
+    shown: Prompt | None = None
+    """What is shown while sampling in place of `prompt`, under the same id: a hint under it, an answer to be improved."""
+    train_view: Literal["plain", "same"] = "plain"
+    """Behind what training reads the completion: the plain prompt, or the same that it was sampled behind."""
+    prefix: Prefix | None = None
+    """How every completion begins; `max_new_tokens` counts it, and leaves room for one more token at least."""
 
 
 class Reading(NamedTuple):

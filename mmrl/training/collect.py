@@ -95,7 +95,7 @@ class Collector:
                 with stopwatch(times, "rollout"):
                     fresh = self.policy.rollout(part, sampling)
                 rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
-                touched = {request.group_id for request in part}
+                touched = {request.group_id for request in part if request.role != "note"}
                 finished = [group for group in rollouts.groups if group.id in touched]
                 again += finished
                 with stopwatch(times, "reward"):
@@ -211,7 +211,7 @@ def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
 
 def join_groups(old: Group, new: Group) -> Group:
     probes = {view: (*old.probes.get(view, ()), *new.probes.get(view, ())) for view in {**old.probes, **new.probes}}
-    return Group(old.id, old.prompt, (*old.samples, *new.samples), probes)
+    return Group(old.id, old.prompt, (*old.samples, *new.samples), probes, (*old.notes, *new.notes))
 
 
 def without(rollouts: Rollouts, revision: Revision) -> Rollouts:

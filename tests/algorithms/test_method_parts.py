@@ -17,13 +17,13 @@ from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
-from mmrl.algorithms.planners.more import WhereUncertain
+from mmrl.algorithms.planners.more import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
 from mmrl.algorithms.weights.conflict import ConflictTokens
 from mmrl.core.protocols import Advantage
 from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
-from mmrl.core.types import Rollouts
+from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
 from tests.support.trainers import make_trainer
@@ -199,6 +199,20 @@ def test_more_samples_are_drawn_until_a_group_is_mixed():
     assert texts[:8] != texts[8:], "the second round has random numbers of its own"
     credit = trainer.credit(collected.scores, collected.rollouts, {})
     assert credit.keep.sum() == 4 * len(sizes)
+
+
+def test_later_rounds_show_pictures_and_remember_their_own_step_only():
+    planner, picture = WhereHard(), object()
+    prompts = [Prompt(name, media=(picture,)) for name in "ab"]
+    planner.first(prompts[:1], 2, first_id=0, seed=0)
+    planner.first(prompts[1:], 2, first_id=1, seed=0)
+    light = [Group(i, Prompt(name), (Sample(), Sample())) for i, name in enumerate("ab")]
+    told = scores(torch.tensor([[0.0], [0.0], [1.0], [1.0]])), torch.tensor([0, 0, 1, 1])
+    (again,) = planner.revise(light, *told, wanted=2, round_index=0).requests
+    assert again.prompt is prompts[0], "groups come to a planner without pictures"
+    planner.first(prompts, 2, first_id=2, seed=0)
+    planner.revise([replace(group, id=group.id + 2) for group in light], told[0], told[1] + 2, wanted=2, round_index=0)
+    assert planner.asked.requests.keys() == {2, 3}
 
 
 def test_hard_prompts_get_more_samples():

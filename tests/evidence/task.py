@@ -1,5 +1,6 @@
 """A task made for a method's claim, and one run of an algorithm on it: a real policy, the real trainer, a number at the end."""
 
+import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -77,10 +78,7 @@ class Counted(FakeTextPolicy):
 
     def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
         """The three numbers, and the letters that the prompt tells at their positions: as shown, plain, and under each view."""
-        prompts = {"plain": [request.prompt for request in requests]}
-        for name, view in self.views.items():
-            prompts[name] = [view(request.prompt, request.seed) for request in requests]
-        prompts["shown"] = [prompts[request.view][i] for i, request in enumerate(requests)]
+        prompts = self._prompts(requests)
         return {name: torch.stack([self.seen(prompt) for prompt in some]) for name, some in prompts.items()}
 
     def seen(self, prompt: Prompt) -> Tensor:
@@ -97,6 +95,10 @@ class Counted(FakeTextPolicy):
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         self.sampled += sum(request.count for request in requests if request.text is None)
         return super().rollout(requests, sampling)
+
+    def note(self, text: str, request: Request) -> str:
+        """Three hints as this policy writes them: ever more of its letters."""
+        return json.dumps({f"level_{k}": text[:k] for k in (1, 2, 3)})
 
     def fresh(self, prompts: Sequence[Prompt], seed: int) -> Sequence[Group]:
         """FRESH samples of every prompt, not counted."""

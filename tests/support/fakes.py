@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
+from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
 from mmrl.policies.text.divergence import disagreement
 
 LETTERS = "abcd."
@@ -96,6 +96,7 @@ class FakeTextPolicy:
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
         tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
+        begun = [begun_by(request.prefix, self.length) for request, _ in rows]
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
         trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
         draws = uniform(rows, self.length)
@@ -105,43 +106,73 @@ class FakeTextPolicy:
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
                 row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
+            for row, given in zip(tokens, begun, strict=True):
+                row[t] = given[t] if t < len(given) else row[t]
         stop = tokens == len(LETTERS) - 1
         mask = stop.long().cumsum(1) - stop.long() == 0
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
-        logprobs[torch.tensor([request.role == "injected" for request, _ in rows], dtype=torch.bool)] = torch.nan
-        groups, group_ids, sample_ids = self._groups(rows, tokens, mask)
+        for noted, given in zip(logprobs, begun, strict=True):
+            noted[: len(given)] = torch.nan
+        logprobs[torch.tensor([not is_recorded(request) for request, _ in rows], dtype=torch.bool)] = torch.nan
+        groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
+        for trains, given in zip(mask, begun, strict=True):
+            trains[: len(given)] = False
+        for trains, (request, _), given in zip(mask, rows, begun, strict=True):
+            if request.prefix is not None and request.prefix.trained:
+                trains[: len(given) - len(request.prefix.forced)] = True
         kept = (sample_ids >= 0).nonzero()[:, 0]
         everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
 
     def _vectors(self, requests: list[Request]) -> dict[str, Tensor]:
         """What the net sees of every row's prompt: as shown while sampling, plain, and under each view."""
-        prompts = {"plain": [request.prompt for request in requests]}
-        for name, view in self.views.items():
-            prompts[name] = [view(request.prompt, request.seed) for request in requests]
-        prompts["shown"] = [prompts[request.view][i] for i, request in enumerate(requests)]
+        prompts = self._prompts(requests)
         vectors = {name: torch.tensor([vector(prompt) for prompt in some]).view(-1, 3) for name, some in prompts.items()}
         return {name: x[:, None].expand(-1, self.length, -1) for name, x in vectors.items()}
 
-    def _groups(self, rows: list[tuple[Request, int]], tokens: Tensor, mask: Tensor) -> tuple[tuple[Group, ...], Tensor, Tensor]:
+    def _prompts(self, requests: list[Request]) -> dict[str, list[Prompt]]:
+        """Every row's prompt: as shown while sampling, as training reads it, and under each view."""
+        asked = [request.prompt if request.shown is None else request.shown for request in requests]
+        read = [one if r.train_view == "same" else r.prompt for one, r in zip(asked, requests, strict=True)]
+        prompts = {"plain": read}
+        for name, view in self.views.items():
+            prompts[name] = [view(one, request.seed) for one, request in zip(read, requests, strict=True)]
+        prompts["shown"] = [
+            one if request.view == "plain" else self.views[request.view](one, request.seed)
+            for one, request in zip(asked, requests, strict=True)
+        ]
+        return prompts
+
+    def _groups(
+        self, rows: list[tuple[Request, int]], tokens: Tensor, mask: Tensor, begun: list[list[int]]
+    ) -> tuple[tuple[Group, ...], Tensor, Tensor]:
         samples: dict[int, list[Sample]] = {}
         probes: dict[int, dict[str, tuple[Sample, ...]]] = {}
         prompts: dict[int, Prompt] = {}
+        notes: dict[int, list[str]] = {}
         sample_ids: list[int] = []
-        for (request, _), row, kept in zip(rows, tokens.tolist(), mask.tolist(), strict=True):
+        for (request, _), row, kept, given in zip(rows, tokens.tolist(), mask.tolist(), begun, strict=True):
             text = "".join(LETTERS[token] for token, keep in zip(row, kept, strict=True) if keep)
             prompts[request.group_id] = request.prompt
             own, drawn = samples.setdefault(request.group_id, []), probes.setdefault(request.group_id, {})
-            sample = Sample(text=text, token_ids=tuple(row[: sum(kept)]), truncated="." not in text, role=request.role)
+            if request.role == "note":
+                notes.setdefault(request.group_id, []).append(self.note(text, request))
+                sample_ids.append(-1)
+                continue
+            sample = Sample(text, tuple(row[: sum(kept)]), truncated="." not in text, role=request.role, given=(0, len(given)))
             if request.role == "probe":
                 sample_ids.append(-1)
                 drawn[request.view] = (*drawn.get(request.view, ()), sample)
                 continue
             sample_ids.append(len(own))
             own.append(sample)
-        groups = tuple(Group(i, prompts[i], tuple(own), probes[i]) for i, own in samples.items())
+        groups = tuple(Group(i, prompts[i], tuple(own), probes[i], tuple(notes.get(i, ()))) for i, own in samples.items())
         ids = torch.tensor([request.group_id for request, _ in rows], dtype=torch.long)
         return groups, ids, torch.tensor(sample_ids, dtype=torch.long)
+
+    def note(self, text: str, request: Request) -> str:
+        """What was written for the planner."""
+        return text
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
         assert isinstance(trace, Steps)
@@ -193,6 +224,23 @@ class FakeTextPolicy:
     def prepare(self, accelerator: Any) -> None:
         self.accelerator = accelerator
         self.nets["policy"] = accelerator.prepare(self.nets["policy"])
+
+
+def is_recorded(request: Request) -> bool:
+    """Does training read what was sampled behind the prompt that was shown?"""
+    if request.role == "injected":
+        return False
+    return request.shown is None or request.train_view == "same"
+
+
+def begun_by(prefix: Prefix | None, length: int) -> list[int]:
+    """The letters that a completion begins with; one at least is left to sample."""
+    if prefix is None:
+        return []
+    kept = "".join(LETTERS[token] for token in prefix.token_ids).rstrip(".")
+    kept = kept.partition(prefix.before)[0] if prefix.before else kept
+    kept = kept[: int(prefix.share * len(kept))] + prefix.forced
+    return [LETTERS.index(letter) for letter in kept][: length - 1]
 
 
 def uniform(rows: list[tuple[Request, int]], length: int) -> Tensor:

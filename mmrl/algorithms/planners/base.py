@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -22,6 +23,19 @@ def seed_of(seed: int, group_id: int) -> int:
     """A seed of 63 bits, so that no two groups of a run draw the same noise."""
     digest = hashlib.blake2b(f"{seed}/{group_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+@runtime_checkable
+class ChecksPrompts(Protocol):
+    """A planner that is made of what prompts bring: a column of hints, an answer that can be written down."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first prompts of a run, before a model is loaded.
+
+        Raises:
+            ValueError: the planner would have nothing to do, or fail later.
+        """
+        ...
 
 
 @dataclass(frozen=True)

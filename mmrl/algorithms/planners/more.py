@@ -7,58 +7,32 @@ count more, which is what these methods want.
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from scipy import stats  # type: ignore[import-untyped]
-from torch import Tensor
+from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
-from mmrl.algorithms.planners.base import one_request_each, seed_of
-from mmrl.core.protocols import State
+from mmrl.algorithms.planners.asked import Remembering
 from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
-from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.core.types import Group, Revision
 
 
 @dataclass(frozen=True)
-class Again:
-    """The requests and seeds of a step, so that more samples of a group have random numbers of their own."""
-
-    seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
-    """Group -> its seed, of this step."""
+class Again(Remembering):
+    """A planner that gives some groups more samples, with random numbers of their own."""
 
     __post_init__ = check_ranges
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        requests = one_request_each(prompts, group_size, first_id, seed)
-        self.seeds.update({request.group_id: request.seed for request in requests})
-        return requests
-
-    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Ask for more samples of the groups that want some."""
-        totals = scores.total().double()
-        rewards = {group.id: [float(x) for x in totals[group_ids == group.id] if not math.isnan(float(x))] for group in groups}
-        more = self.extra(rewards, round_index)
-        asked = [
-            Request(group.prompt, more[group.id], group.id, seed=seed_of(self._seed(group.id), round_index + 1))
-            for group in groups
-            if more.get(group.id, 0) > 0
-        ]
-        return Revision(asked)
-
-    def _seed(self, group_id: int) -> int:
-        """Groups of other ranks are planned there; here their seeds are not used."""
-        return self.seeds.get(group_id, 0)
+        known = {name: [reward for reward in values if not math.isnan(reward)] for name, values in rewards.items()}
+        more = self.extra(known, round_index)
+        wanted = [(group.id, more[group.id]) for group in groups if more.get(group.id, 0) > 0]
+        return Revision([self.asked.again(name, count, round_index + 1) for name, count in wanted])
 
     @abstractmethod
     def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
         """Group -> how many more samples, from the total rewards that it has so far."""
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Seeds are those of the step that is sampled."""
-        self.seeds.clear()
 
 
 @dataclass(frozen=True)
@@ -156,7 +130,7 @@ class WhereUncertain(Again):
 
     def half_width(self, deviation: float, count: int) -> float:
         """h(count)."""
-        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]
+        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]  # see above
         return quantile * deviation / math.sqrt(count)
 
     def gain(self, rewards: Sequence[float], total: int) -> tuple[float, float]:

@@ -229,6 +229,11 @@ class FlowPolicy:
         known = self.shadows | {"policy"}
         for request in requests:
             name = f"a request for prompt {request.prompt.id!r}"
+            if request.shown is not None or request.prefix is not None:
+                raise ValueError(
+                    f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "
+                    "take a planner without hints, refinements and prefixes"
+                )
             if request.view != "plain" or request.role != "policy" or request.prompt.media:
                 raise ValueError(
                     f"{name} has the view {request.view!r}, the role {request.role!r} and {len(request.prompt.media)} pictures: "

@@ -62,10 +62,13 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
             raise ValueError(f"{place}: the row answers prompt {group.prompt.id!r}, but its record shows the model another one")
         tokens = trace.tokens[row, : trace.lengths[row]].tolist()
         check_sample(policy, place, sample, tokens)
+        start, stop = sample.given
+        proper[row, start:stop] = False
         if not torch.equal(mask[row], proper[row]):
+            given = f" but for the {stop - start} given ones from place {start} on" if stop > start else ""
             raise ValueError(
-                f"{place}: the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}, where the "
-                "completion's tokens stand: masks must not be shifted or padded at their start"
+                f"{place}: the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}{given}, "
+                "where the completion's tokens stand: masks must not be shifted or padded at their start"
             )
 
 

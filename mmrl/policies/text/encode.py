@@ -42,6 +42,8 @@ class Encoded:
     """The view that shows the prompt so."""
     views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
     """The prompt as views show it, once one was asked for."""
+    begun: tuple[int, ...] = ()
+    """Its last tokens are these, the beginning of a completion that is to be continued."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -14,7 +14,7 @@ from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.spans import in_span
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prefix, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
@@ -26,6 +26,7 @@ from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.prefix import continued, forced_tokens, kept_tokens
 from mmrl.policies.text.rewritten import REFERENCE, REWRITTEN, rewrite
 from mmrl.policies.text.rhythm import DISTANCE, INFLUENCE, RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.rollout import (
@@ -37,6 +38,7 @@ from mmrl.policies.text.rollout import (
     check_requests,
     check_sampling,
     plan,
+    show_as_trained,
     texts_of,
     tokens_of,
 )
@@ -139,8 +141,9 @@ class TextPolicy:
         """
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
+        requests = [show_as_trained(request, self.views) for request in requests]
         rows, prompts = plan(requests, self.encode)
-        self.prefetch([request.prompt for request in requests])
+        self.prefetch([request.prompt if request.shown is None else request.shown for request in requests])
         wake(self.generator)
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
@@ -149,6 +152,8 @@ class TextPolicy:
         for row in rows:
             if row.request.text is not None:
                 row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
+            elif row.request.prefix is not None:
+                self._begin(row, row.request.prefix)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
@@ -278,18 +283,24 @@ class TextPolicy:
             prompt.views[view] = replace(shown, view=view)
         return prompt.views[view]
 
+    def _begin(self, row: Row, prefix: Prefix) -> None:
+        """Note the tokens that a row begins with."""
+        kept = kept_tokens(prefix, self.decode, self.eos_token_ids)
+        row.begun = (*kept, *forced_tokens(prefix, self.tokenizer, self.banned, row.request.prompt.id))
+        row.num_trained = len(kept) if prefix.trained else 0
+
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
         """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
-        used = sorted({(row.prompt, row.request.view) for row in rows})
+        used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
         completions = self.generator.write(
-            [self._show(prompts[i], view) for i, view in used],
-            [place[row.prompt, row.request.view] for row in rows],
+            [continued(self._show(prompts[i], view), begun) for i, view, begun in used],
+            [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,
         )
         for i, row in enumerate(rows):
-            row.write(completions, i)
+            row.write(completions, i, sampling.max_new_tokens)
         return completions.weights_version if rows else self.weights.num_updates
 
     @torch.no_grad()

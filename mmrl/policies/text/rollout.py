@@ -1,14 +1,16 @@
 """From requests to rollouts: which rows to draw, which text is given, and how samples are gathered into groups."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import stack_ragged
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
@@ -27,15 +29,36 @@ class Row:
     index: int
     """Which of the request's samples."""
     prompt: int
+    """The prompt that training reads."""
+    shown: int
+    """The prompt that is shown while sampling."""
+    begun: tuple[int, ...] = ()
+    """The tokens that it begins with."""
+    num_trained: int = 0
+    """So many of them, the first ones, train."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    """Of all tokens: NaN for given ones that train, 0 for others."""
     stopped: bool = True
 
-    def write(self, completions: Completions, i: int) -> None:
-        length = int(completions.lengths[i])
-        self.tokens = completions.tokens[i, :length].tolist()
-        self.logprobs = completions.logprobs[i, :length].tolist()
-        self.stopped = bool(completions.stopped[i])
+    def write(self, completions: Completions, i: int, longest: int) -> None:
+        """Take a completion over, of which `longest` tokens are wanted in all, and one behind the given ones at least."""
+        written = int(completions.lengths[i])
+        length = min(written, max(1, longest - len(self.begun)))
+        given = [math.nan] * self.num_trained + [0.0] * (len(self.begun) - self.num_trained)
+        self.tokens = [*self.begun, *completions.tokens[i, :length].tolist()]
+        self.logprobs = [*given, *completions.logprobs[i, :length].tolist()]
+        self.stopped = bool(completions.stopped[i]) and length == written
+
+    @property
+    def given(self) -> tuple[int, int]:
+        """Its tokens from..to that were given and do not train."""
+        return (self.num_trained, len(self.begun)) if len(self.begun) > self.num_trained else (0, 0)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Were its tokens sampled behind the prompt as training reads it?"""
+        return self.request.text is None and self.request.view == "plain" and self.shown == self.prompt
 
 
 @dataclass
@@ -58,18 +81,32 @@ def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) 
     shelf = PromptCache(encode)
     place: dict[int, int] = {}
     rows: list[Row] = []
+
+    def place_of(prompt: Prompt, seed: int) -> int:
+        if id(prompt) not in place:
+            place[id(prompt)] = len(shelf.wanted)
+            shelf.wanted.append((prompt, seed))
+        return place[id(prompt)]
+
     for request in requests:
-        key = id(request.prompt)
-        if key not in place:
-            place[key] = len(shelf.wanted)
-            shelf.wanted.append((request.prompt, view_seed(request)))
-        rows += [Row(request, i, place[key]) for i in range(request.count)]
+        seed = view_seed(request)
+        shown = place_of(request.prompt if request.shown is None else request.shown, seed)
+        read = shown if request.train_view == "same" else place_of(request.prompt, seed)
+        rows += [Row(request, i, read, shown) for i in range(request.count)]
     return rows, shelf
+
+
+def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
+    """The request with its view applied, where training reads what was sampled under it as well."""
+    if request.view == "plain" or request.train_view == "plain" or request.role in ("probe", "note"):
+        return request
+    shown = request.prompt if request.shown is None else request.shown
+    return replace(request, shown=views[request.view](shown, view_seed(request)), view="plain")
 
 
 def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
     """Rows with the longest prompts first, so that those decoded side by side need little padding."""
-    return sorted(rows, key=lambda row: -len(prompts[row.prompt]))
+    return sorted(rows, key=lambda row: -(len(prompts[row.shown]) + len(row.begun)))
 
 
 def view_seed(request: Request) -> int:
@@ -87,8 +124,12 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} names the view {request.view!r}; this text policy has {', '.join(sorted(views))}")
         if request.model not in models:
             raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
-        if request.role == "injected" and request.text is None:
-            raise ValueError(f"{name} has the role 'injected' but no text: give Request.text")
+        if request.role == "injected" and request.text is None and request.shown is None:
+            raise ValueError(f"{name} has the role 'injected' but no text: give Request.text, or Request.shown and it is written")
+        if request.shown is not None and request.shown.id != request.prompt.id:
+            raise ValueError(f"{name} shows prompt {request.shown.id!r}: what is shown must keep the id of what is trained")
+        if request.text is not None and (request.prefix is not None or request.role == "note"):
+            raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.text out")
         if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
 
@@ -134,9 +175,10 @@ def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]]
 
 
 def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
-    """Groups in order of their first request, and the sample id of every row (-1 for probes)."""
+    """Groups in order of their first request, and the sample id of every row (-1 for probes and notes)."""
     samples: dict[int, list[Sample]] = {}
     probes: dict[int, dict[str, list[Sample]]] = {}
+    notes: dict[int, list[str]] = {}
     owners: dict[int, Prompt] = {}
     sample_ids: list[int] = []
     for row, text in zip(rows, texts, strict=True):
@@ -144,6 +186,11 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -
         owners.setdefault(request.group_id, request.prompt)
         mine = samples.setdefault(request.group_id, [])
         kept = probes.setdefault(request.group_id, {})
+        written = notes.setdefault(request.group_id, [])
+        if request.role == "note":
+            written.append(text)
+            sample_ids.append(-1)
+            continue
         sample = Sample(
             text=text,
             token_ids=tuple(row.tokens),
@@ -151,12 +198,13 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -
             media_sizes=prompts[row.prompt].sizes,
             role=request.role,
             clips=prompts[row.prompt].clips,
+            given=row.given,
         )
         is_probe = request.role == "probe"
         sample_ids.append(-1 if is_probe else len(mine))
         (kept.setdefault(request.view, []) if is_probe else mine).append(sample)
     groups = [
-        Group(id, prompt, tuple(samples[id]), {view: tuple(drawn) for view, drawn in probes[id].items()})
+        Group(id, prompt, tuple(samples[id]), {view: tuple(drawn) for view, drawn in probes[id].items()}, tuple(notes[id]))
         for id, prompt in owners.items()
     ]
     return tuple(groups), sample_ids
@@ -170,21 +218,23 @@ def assemble(
     media_token_ids: frozenset[int],
     temperature: float,
 ) -> Rollouts:
-    """Groups of all samples; rows of all but the probes.
+    """Groups of all samples; rows of all but the probes and notes.
 
     Log-probabilities are NaN where nobody sampled the text after the prompt as training reads it: of given text, and of what
-    was written under a view.
+    was written under a view or behind another prompt.
     """
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]
     lengths = integer_tensor(len(row.tokens) for row in kept)
     tokens = stack_ragged([torch.tensor(row.tokens) for row in kept]) if kept else torch.zeros(0, 0, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
-    for noted, row in zip(logprobs, kept, strict=True):
-        if row.request.text is not None or row.request.view != "plain":
-            noted[:] = torch.nan
-        else:
+    mask = torch.arange(tokens.shape[1]) < lengths[:, None]
+    for noted, trains, row in zip(logprobs, mask, kept, strict=True):
+        trains[slice(*row.given)] = False
+        if row.is_recorded:
             noted[: len(row.logprobs)] = torch.tensor(row.logprobs)
+        else:
+            noted[:] = torch.nan
     used = sorted({row.prompt for row in kept})
     trace = TextTrace(
         prompts=tuple(prompts[place] for place in used),
@@ -199,7 +249,7 @@ def assemble(
         groups=groups,
         group_ids=integer_tensor(row.request.group_id for row in kept),
         sample_ids=integer_tensor(id for id in sample_ids if id >= 0),
-        action_mask=torch.arange(tokens.shape[1]) < lengths[:, None],
+        action_mask=mask,
         trace=trace,
         recorded={ROLLOUT_LOGPROBS: logprobs},
     )

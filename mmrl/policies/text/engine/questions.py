@@ -22,7 +22,8 @@ def question_of(host: TextHost, encoded: Encoded) -> Question:
     prompt = encoded.prompt
     assert prompt is not None
     parts = [part for media in prompt.media for part in media_parts(host, media, prompt)]
-    return Question(short_ids(host, prompt), parts, encoded.token_ids.tolist(), prompt.id)
+    ids = [*short_ids(host, prompt), *encoded.begun]
+    return Question(ids, parts, encoded.token_ids.tolist(), prompt.id, len(encoded.begun))
 
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:

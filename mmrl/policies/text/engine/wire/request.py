@@ -29,6 +29,8 @@ class Ask:
     def body(self, question: "Question", model: str, sampling: Mapping[str, object]) -> bytes:
         """The request as JSON."""
         given = {"n": len(self.rows), "seed": self.seed, **sampling}
+        if question.begun:
+            given["max_tokens"] = max(1, int(str(sampling["max_tokens"])) - question.begun)
         told = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
         return json.dumps(told | {"token_ids": list(question.token_ids)}).encode()[:-1] + question.tail
 
@@ -44,6 +46,8 @@ class Question:
     """The ids that the server must have made of it."""
     name: str = ""
     """The prompt's id, for messages."""
+    begun: int = 0
+    """So many tokens of the completion stand at its end already, and count as written."""
 
     @property
     def tail(self) -> bytes:

@@ -1,0 +1,49 @@
+"""Credit for an expert's answer that is wanted only as long as the policy's own are rarely right."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
+from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
+from mmrl.core.types import Credit, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class ExpertWhereFew:
+    """A = (r - mean) / (deviation + eps) of own samples; an injected one gets weight G if fewer than `enough` are right (AHPO).
+
+    arXiv:2510.08540 (MM-HELIX). G is the number of own samples: with a mean over rollouts the expert's
+    log-likelihood then weighs as much as the group's surrogate. Where enough are right the expert's answer leaves every count.
+    Take the term WithImitation.
+    """
+
+    enough: Count = 2
+    """So many right samples need no expert."""
+    weight: NonNegative = 1.0
+    """Of the expert's log-likelihood, in units of the group's surrogate."""
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+    ddof: Annotated[int, Range(0, 1)] = 1
+    eps: NonNegative = 1e-6
+
+    __post_init__ = check_ranges
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
+        rows = torch.stack([totals, given.to(totals)], dim=1)
+        values = by_group(rollouts, keep, rows, self._credit)[:, 0]
+        return to_credit(values, keep & ~(given & (values == 0)), rollouts, scores)
+
+    def _credit(self, rows: Tensor) -> Tensor:
+        rewards, given = rows[:, 0], rows[:, 1] > 0
+        own = rewards[~given]
+        values = torch.zeros_like(rewards)
+        values[~given] = standardize(own, self.ddof, self.eps)
+        if int((own >= self.success_at).sum()) < self.enough:
+            values[given] = self.weight * len(own)
+        return torch.stack([values, rows[:, 1]], dim=1)

@@ -1,0 +1,62 @@
+"""Surrogates for groups that hold the policy's own samples and given ones: other values on rows of the role `injected`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mmrl.algorithms.objectives.surrogates import Clip, Values
+from mmrl.algorithms.objectives.terms import actions_only, log_ratio, ratio_metrics
+from mmrl.core.ranges import NonNegative
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Batch, ClipRange, Reading
+
+
+def given_rows(batch: Batch) -> Bool[Tensor, "n 1"]:
+    """True for rows of the role `injected`."""
+    return torch.tensor([sample.role == "injected" for _, sample in batch.rollouts.samples()], dtype=torch.bool)[:, None]
+
+
+@dataclass(frozen=True)
+class WithRefinements(Clip):
+    """-A p / (p + gamma) on injected rows, p the policy's probability; -A ratio on others, unclipped (Critique-GRPO).
+
+    arXiv:2506.03106. The gradient of an action is largest at p = gamma and small for rare ones. With `clipped` others are clipped
+    as in Clip. Settings of the clip do nothing without it.
+    """
+
+    gamma: NonNegative = 0.1
+    """Where the gradient of an injected action is largest, a probability; 0 would train none."""
+    clipped: bool = False
+    """True: the policy's own rows are clipped."""
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return super().clip_range if self.clipped else ClipRange(math.inf, math.inf, self.level)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        if self.clipped:
+            own, metrics = super().__call__(readings, batch)
+        else:
+            difference = log_ratio(readings, mask, self.level)
+            own, metrics = -batch.advantages * difference.exp(), ratio_metrics(difference)
+        p = actions_only(readings[LOGPROBS], mask).exp()
+        given = given_rows(batch).to(p.device)
+        return torch.where(given, -batch.advantages * p / (p + self.gamma), own), metrics
+
+
+@dataclass(frozen=True)
+class WithImitation(Clip):
+    """-A log policy on injected rows, Clip on others: an expert's answer is imitated as far as its advantage says (AHPO).
+
+    arXiv:2510.08540.
+    """
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        own, metrics = super().__call__(readings, batch)
+        logprobs = actions_only(readings[LOGPROBS], batch.rollouts.action_mask)
+        return torch.where(given_rows(batch).to(own.device), -batch.advantages * logprobs, own), metrics

@@ -1,0 +1,146 @@
+"""Planners that go on from finished samples, or put an expert's beside them: refinements, early exits, traces from outside."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mmrl.algorithms.planners.asked import Remembering, right_ones
+from mmrl.algorithms.planners.base import Once, one_request_each
+from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
+from mmrl.algorithms.planners.video import answer_text
+from mmrl.algorithms.views import Hint
+from mmrl.core.ranges import Number, check_ranges
+from mmrl.core.types import Group, Prefix, Prompt, Request, Revision
+
+
+@dataclass(frozen=True)
+class Refinements(Remembering):
+    """Every sample is refined once after a critique; the best refinement replaces the first sample (Critique-GRPO).
+
+    arXiv:2506.03106. Refinements are sampled behind the prompt, the sample and the critique, and trained behind the plain prompt;
+    the one that is kept has the role `injected`. Of equal ones the first is kept.
+    """
+
+    critique: Literal["right_or_wrong", "answer"] = "answer"
+    """What a critique says: whether the sample is right, or the right answer as well."""
+    refine_text: str = "A first answer was:\n{sample}\n\n{critique}\n\nAnswer again, and better."
+    """Goes under the prompt."""
+    right_text: str = "This answer is correct."
+    """The critique of a right sample."""
+    wrong_text: str = "This answer is incorrect."
+    """The critique of a wrong sample."""
+    answer_text: str = "The right answer is {answer}."
+    """Follows the critique where it names the answer."""
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_template(self, "refine_text", self.refine_text, "{sample}", "{critique}")
+        check_template(self, "answer_text", self.answer_text, "{answer}")
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for an answer that a critique cannot write down."""
+        for prompt in prompts:
+            self.shown(prompt, "", False)
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Refine all samples, then keep one refinement per group."""
+        if round_index == 0:
+            return Revision([request for group in groups for request in self._refine(group, rewards[group.id])])
+        dropped: set[tuple[int, int]] = set()
+        for group in groups:
+            own = self.asked.requests[group.id].count
+            best = max(range(own, len(group.samples)), key=lambda i, r=rewards[group.id]: r[i] if r[i] == r[i] else -float("inf"))
+            has_reward = rewards[group.id][best] == rewards[group.id][best]
+            kept = {*range(1, own), best} if has_reward else set(range(own))
+            dropped |= {(group.id, i) for i in range(len(group.samples)) if i not in kept}
+        return Revision(drop_samples=frozenset(dropped))
+
+    def _refine(self, group: Group, rewards: Sequence[float]) -> list[Request]:
+        prompt = self.asked.requests[group.id].prompt
+        rows = zip(group.samples, right_ones(rewards, self.success_at), strict=True)
+        shown = [self.shown(prompt, sample.text or "", is_right) for sample, is_right in rows]
+        return [self.asked.again(group.id, 1, k, role="injected", shown=one) for k, one in enumerate(shown, 1)]
+
+    def shown(self, prompt: Prompt, sample: str, is_right: bool) -> Prompt:
+        """The prompt with a sample and its critique under it."""
+        critique = self.right_text if is_right else self.wrong_text
+        if self.critique == "answer":
+            critique = f"{critique} {self.answer_text.replace('{answer}', answer_text(prompt))}"
+        before, after = self.refine_text.split("{sample}", 1)
+        text = f"{before.replace('{critique}', critique)}{sample}{after.replace('{critique}', critique)}"
+        return Hint(text)(prompt, 0)
+
+
+@dataclass(frozen=True)
+class SerialExits(Remembering):
+    """One whole answer per prompt, and group_size - 1 that go on from random places of its thought (S-GRPO, arXiv:2505.07686).
+
+    The thought is cut, a text that ends it is forced, and the answer is sampled behind it. The forced text never trains. Take the
+    shaping ExitDecay with it.
+    """
+
+    mark: str = "</think>"
+    """The text that ends a thought; cuts fall before it. An answer without it is cut anywhere."""
+    forced: str = "\nTime is limited: answer now.\n</think>\n"
+    """The text that is forced behind a cut."""
+    train_thought: bool = True
+    """The beginning of a thought trains in every answer that goes on from it as well: what is thought after the first right exit
+    then becomes rarer. False: a thought trains once, in the whole answer, which never earns most."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        """Raises ValueError for a group of one."""
+        if group_size < 2:
+            raise ValueError("SerialExits compares a whole answer with exits from it: set algorithm.group_size to 2 or more")
+        requests = super().first(prompts, group_size, first_id, seed)
+        return [replace(request, count=1) for request in requests]
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Cut every answer, and let all cuts go on."""
+        if round_index:
+            return Revision()
+        return Revision([request for group in groups for request in self._exits(group)])
+
+    def _exits(self, group: Group) -> list[Request]:
+        first, tokens = self.asked.requests[group.id], group.samples[0].token_ids
+        if tokens is None:
+            raise ValueError("SerialExits cuts completions of text, and this policy's samples have no tokens: take a text policy")
+        draw = random.Random(f"{first.seed}/exits").random
+        shares = sorted(draw() for _ in range(first.count - 1))
+        prefixes = [Prefix(tokens, share, self.mark, self.forced, self.train_thought) for share in shares]
+        return [self.asked.again(group.id, 1, k, prefix=prefix) for k, prefix in enumerate(prefixes, 1)]
+
+
+@dataclass(frozen=True)
+class WithExpert(Once):
+    """Every prompt once, and an expert's answer beside its samples where the data has one (AHPO, arXiv:2510.08540).
+
+    Take the advantage ExpertWhereFew with it, which lets the expert's answer train only where
+    few samples are right, and the term WithImitation. It comes in addition to the group_size samples.
+    """
+
+    column: str = "solution"
+    """The column with the expert's answer, as the model should write it."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has an expert's answer."""
+        check_column(self, prompts, self.column, "an expert's answer")
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        requests: list[Request] = []
+        for request in one_request_each(prompts, group_size, first_id, seed):
+            given = hints_of(request.prompt, self.column)[:1]
+            requests += [request, *(replace(request, count=1, role="injected", text=text) for text in given)]
+        return requests

@@ -1,0 +1,271 @@
+"""Planners that show hints from a column of the data: to groups that fail altogether, or to half of every group."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, cast
+
+from mmrl.algorithms.planners.asked import Remembering, right_ones
+from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.algorithms.views import Hint
+from mmrl.core.protocols import State
+from mmrl.core.ranges import Count, Number, Range, check_ranges
+from mmrl.core.types import Group, Prompt, Request, Revision
+
+TrainView = Literal["plain", "same"]
+
+
+def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
+    """The hints in a column, the weakest first; one text is one hint, and no column is none.
+
+    Raises:
+        ValueError: the column holds something else than a text or a list of texts.
+    """
+    found: Any = prompt.columns.get(column) or ()
+    hints = cast(Sequence[Any], (found,) if isinstance(found, str) else found)
+    if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
+        raise ValueError(
+            f"prompt {prompt.id!r} has {found!r} in the column {column!r}: give a text or a list of texts, the weakest hint first"
+        )
+    return tuple(hints)
+
+
+def check_column(part: object, prompts: Sequence[Prompt], column: str, holds: str) -> None:
+    """Refuse prompts of which none has the column.
+
+    Raises:
+        ValueError: that, or a column that holds something else than texts.
+    """
+    found = [prompt for prompt in prompts if hints_of(prompt, column)]
+    if prompts and not found:
+        known = sorted({name for prompt in prompts for name in prompt.columns})
+        raise ValueError(
+            f"{type(part).__name__} reads the column {column!r}, {holds}, and none of the {len(prompts)} prompts that were "
+            f"looked at has it (their columns: {', '.join(known) or 'none'}): add it to the data, or name another one with "
+            "algorithm.planner.column"
+        )
+
+
+def with_hint(prompt: Prompt, template: str, hint: str) -> Prompt:
+    """The prompt with a hint under it."""
+    return Hint(template.replace("{hint}", hint))(prompt, 0)
+
+
+def check_template(part: object, setting: str, template: str, *marks: str) -> None:
+    """Raise ValueError for a text without the places where something goes."""
+    missing = [mark for mark in marks if mark not in template]
+    if missing:
+        raise ValueError(f"{type(part).__name__}.{setting} is {template!r}: write {' and '.join(missing)} where it goes")
+
+
+def failed_altogether(rewards: Sequence[float], success_at: float) -> bool:
+    """Is no sample right, of those that have a reward? Not where none has one."""
+    return not all(map(math.isnan, rewards)) and not any(right_ones(rewards, success_at))
+
+
+@dataclass
+class Climb:
+    """A group on its way up a ladder of hints."""
+
+    hints: tuple[str, ...]
+    rung: int = 0
+    """Hints that were tried so far."""
+    newest: int = 0
+    """The place of the first sample of the latest hint, among all of the group."""
+
+
+@dataclass(frozen=True)
+class HintLadder(Remembering):
+    """A group that fails altogether is sampled anew under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
+
+    arXiv:2507.10628, arXiv:2602.03143, arXiv:2509.25666. The samples under the last hint that was tried replace the group.
+    Prompts without hints stay as they are.
+    """
+
+    column: str = "hints"
+    """The column with a prompt's hints, the weakest first, or with one text."""
+    rungs: Count = 3
+    """Most hints that are tried in one step."""
+    cut: bool = False
+    """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
+    plain: Annotated[int, Range(0)] = 0
+    """So many samples of a group sampled anew see no hint."""
+    train_view: TrainView = "same"
+    """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
+    again."""
+    hint_text: str = "Here is a hint to help you:\n{hint}"
+    """Goes under the prompt."""
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+    climbing: dict[int, Climb] = field(default_factory=dict[int, Climb], init=False, compare=False, repr=False)
+    """Group -> how far it is, in this step."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_template(self, "hint_text", self.hint_text, "{hint}")
+
+    @property
+    def max_rounds(self) -> int:
+        return 1 + self.rungs
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has hints."""
+        check_column(self, prompts, self.column, "the solution" if self.cut else "hints, the weakest first")
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Send failing groups up the ladder, and settle those that arrive."""
+        if round_index == 0:
+            self.climbing.clear()
+            for group in groups:
+                hints = self.ladder(self.asked.requests[group.id].prompt)
+                if hints and failed_altogether(rewards[group.id], self.success_at):
+                    self.climbing[group.id] = Climb(hints)
+        return self.climb(rewards, round_index)
+
+    def ladder(self, prompt: Prompt) -> tuple[str, ...]:
+        """The hints of a prompt, the weakest first."""
+        hints = hints_of(prompt, self.column)
+        if self.cut and hints:
+            text = "\n".join(hints)
+            hints = tuple(text[: len(text) * k // (self.rungs + 1)] for k in range(1, self.rungs + 1))
+        return tuple(hint for hint in hints if hint)[: self.rungs]
+
+    def climb(self, rewards: Mapping[int, Sequence[float]], round_index: int) -> Revision:
+        """The next hint for groups that still fail; of the others, all samples but the latest are dropped."""
+        requests, dropped = list[Request](), set[tuple[int, int]]()
+        for group_id, climb in list(self.climbing.items()):
+            solved = climb.rung > 0 and any(right_ones(rewards[group_id][climb.newest :], self.success_at))
+            if solved or climb.rung == len(climb.hints) or round_index + 1 >= self.max_rounds:
+                dropped |= {(group_id, i) for i in range(climb.newest)}
+                del self.climbing[group_id]
+                continue
+            requests += self.anew(group_id, climb.hints[climb.rung], round_index)
+            self.climbing[group_id] = Climb(climb.hints, climb.rung + 1, len(rewards[group_id]))
+        return Revision(requests, drop_samples=frozenset(dropped))
+
+    def anew(self, group_id: int, hint: str, round_index: int) -> list[Request]:
+        """The group again under a hint, and a few samples of it without."""
+        first = self.asked.requests[group_id]
+        shown, plain = with_hint(first.prompt, self.hint_text, hint), min(self.plain, first.count)
+        draw = 2 * round_index + 1
+        hinted = self.asked.again(group_id, first.count - plain, draw, shown=shown, train_view=self.train_view)
+        return [one for one in (hinted, self.asked.again(group_id, plain, draw + 1)) if one.count]
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.climbing.clear()
+
+
+@dataclass
+class Steps:
+    """How many steps a planner has seen."""
+
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Scaffold(Remembering):
+    """A sample under every hint for a group that fails altogether; the right one with the weakest hint takes a place (Scaf-GRPO).
+
+    arXiv:2510.19807. It takes the place of the group's first sample. Hints come in one order, from the weakest: knowledge, plan
+    and steps of a solution, each in parts that add up.
+    """
+
+    column: str = "hints"
+    """The column with a prompt's hints, the weakest first."""
+    after: Annotated[int, Range(0)] = 50
+    """Steps without hints, so that what training solves by itself gets none."""
+    train_view: TrainView = "same"
+    """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
+    again."""
+    hint_text: str = "Here is a hint to help you:\n{hint}"
+    """Goes under the prompt."""
+    success_at: Number = 0.5
+    """Total reward from which a sample is right."""
+    steps: Steps = field(default_factory=Steps, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_template(self, "hint_text", self.hint_text, "{hint}")
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has hints."""
+        check_column(self, prompts, self.column, "hints, the weakest first")
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Try every hint, then keep the weakest that helped."""
+        if round_index:
+            return self._settle(groups, rewards)
+        self.steps.count += 1
+        if self.steps.count <= self.after:
+            return Revision()
+        failing = [group.id for group in groups if failed_altogether(rewards[group.id], self.success_at)]
+        return Revision([request for group_id in failing for request in self._every_hint(group_id)])
+
+    def _every_hint(self, group_id: int) -> list[Request]:
+        prompt = self.asked.requests[group_id].prompt
+        shown = [with_hint(prompt, self.hint_text, hint) for hint in hints_of(prompt, self.column)]
+        return [self.asked.again(group_id, 1, k, shown=one, train_view=self.train_view) for k, one in enumerate(shown, 1)]
+
+    def _settle(self, groups: Sequence[Group], rewards: Mapping[int, Sequence[float]]) -> Revision:
+        dropped: set[tuple[int, int]] = set()
+        for group in groups:
+            own = self.asked.requests[group.id].count
+            right = [own + k for k, is_right in enumerate(right_ones(rewards[group.id][own:], self.success_at)) if is_right]
+            kept = set(range(1, own)) | {right[0]} if right else set(range(own))
+            dropped |= {(group.id, i) for i in range(len(group.samples)) if i not in kept}
+        return Revision(drop_samples=frozenset(dropped))
+
+    def state_dict(self) -> State:
+        return {"steps": self.steps.count}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.steps.count = state["steps"]
+
+
+@dataclass(frozen=True)
+class BesideHint(Remembering):
+    """Half of every group sees a text from a column, and all of it trains on the plain prompt (PolicyRollout, arXiv:2510.09474).
+
+    Samples under the text count as if they had been sampled without it: their old log-probabilities are read behind the plain
+    prompt. A prompt without the text is sampled plainly.
+    """
+
+    column: str = "policy"
+    """The column with the text: rules that the answer follows from, which are not there later."""
+    hint_text: str = "{hint}"
+    """Goes under the prompt of half of the samples."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_template(self, "hint_text", self.hint_text, "{hint}")
+
+    @property
+    def max_rounds(self) -> int:
+        return 1
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has the text."""
+        check_column(self, prompts, self.column, "a text that helps to answer")
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        """Raises ValueError for a group of one."""
+        if group_size < 2:
+            raise ValueError("BesideHint shows its text to half of a group: set algorithm.group_size to 2 or more")
+        requests: list[Request] = []
+        for request in one_request_each(prompts, group_size, first_id, seed):
+            hints = hints_of(request.prompt, self.column)
+            half = group_size // 2 if hints else 0
+            requests.append(replace(request, count=group_size - half))
+            if hints:
+                shown = with_hint(request.prompt, self.hint_text, "\n".join(hints))
+                requests.append(replace(request, count=half, seed=seed_of(request.seed, 1), shown=shown))
+        return requests
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        return Revision()

@@ -1,0 +1,45 @@
+"""Rewards for answers that leave a thought early."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.shaping.video import ReadsNothing, instead
+from mmrl.core.ranges import Number, check_ranges
+from mmrl.core.types import Reading, Rollouts, Scores
+
+
+def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
+    """2^-(k - 1) for the k-th right one, in the order given, 0 for wrong ones."""
+    return torch.where(right, 0.5 ** (right.cumsum(0) - 1), 0.0)
+
+
+@dataclass(frozen=True)
+class ExitDecay(ReadsNothing):
+    """Adds `<reward>_exit` in place of a reward: 2^-(k - 1) for the k-th right sample of a group, from the earliest exit on.
+
+    S-GRPO, arXiv:2505.07686; for groups of SerialExits. The whole answer, which has no given tokens, is the last exit.
+    """
+
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    success_at: Number = 0.5
+    """The reward from which a sample is right."""
+
+    __post_init__ = check_ranges
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        exits = torch.tensor([sample.given[1] or 2**62 for _, sample in rollouts.samples()], dtype=torch.long)
+
+        def decay(accuracy: Tensor) -> Tensor:
+            values = torch.zeros_like(accuracy)
+            for group in rollouts.groups:
+                rows = (rollouts.group_ids == group.id).nonzero()[:, 0]
+                rows = rows[exits[rows].argsort(stable=True)]
+                values[rows] = exit_rewards(accuracy[rows] >= self.success_at).to(values)
+            return values
+
+        return instead(scores, self, self.reward, "exit", decay)

@@ -1,0 +1,59 @@
+"""Completions that begin with given tokens: where an earlier one is cut, and the prompt that goes on behind it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmrl.core.types import Prefix
+from mmrl.policies.text.answer_tokens import reaching
+from mmrl.policies.text.encode import Encoded
+
+
+def kept_tokens(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
+    """The tokens of the earlier completion that are kept."""
+    tokens = list(prefix.token_ids)
+    if tokens and tokens[-1] in stops:
+        tokens.pop()
+    if prefix.before:
+        at = decode([tokens])[0].find(prefix.before)
+        if at >= 0:
+            # the first token that reaches beyond the letters in front of the mark holds its beginning
+            tokens = tokens[: max(0, reaching(tokens, lambda some: decode([list(some)])[0], at + 1) - 1)]
+    return tokens[: int(prefix.share * len(tokens))]
+
+
+def forced_tokens(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
+    """The tokens of the text that nobody sampled.
+
+    Raises:
+        ValueError: it holds a token that no completion may hold.
+    """
+    if not prefix.forced:
+        return []
+    tokens: list[int] = tokenizer(prefix.forced, add_special_tokens=False)["input_ids"]
+    found = sorted(banned & set(tokens))
+    if found:
+        raise ValueError(
+            f"the text {prefix.forced!r} that is forced for prompt {prompt_id!r} holds the tokens {found}, which no answer may "
+            "hold: write it without the model's special tokens"
+        )
+    return tokens
+
+
+def continued(prompt: Encoded, begun: Sequence[int]) -> Encoded:
+    """The prompt with the beginning of a completion behind it, at the positions where training reads it."""
+    if not begun:
+        return prompt
+    steps = torch.arange(1, len(begun) + 1)
+    types = None if prompt.type_ids is None else nn.functional.pad(prompt.type_ids, (0, len(begun)))
+    return replace(
+        prompt,
+        token_ids=torch.cat([prompt.token_ids, torch.tensor(list(begun))]),
+        positions=torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], dim=1),
+        type_ids=types,
+        begun=tuple(begun),
+        views={},
+    )

@@ -1,0 +1,82 @@
+"""Methods whose idea is what is sampled, each where sampling the prompt alone finds next to nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.helped import SerialExits
+from mmrl.algorithms.presets import PRESETS
+from mmrl.core.types import Prompt
+from tests.evidence.task import Row, TextTask, mean, text_of
+from tests.evidence.text_tasks import prompts_of
+from tests.evidence.video_rows import whole
+
+LETTERS = "The first letters: {hint}"
+"""Words that the policy of letters follows."""
+
+
+def with_columns(seed: int) -> list[Prompt]:
+    """Prompts that want ddd, with a vague and a plain hint, the solution, and rules that tell it."""
+    made = prompts_of(lambda vector, i: "ddd")(seed)
+    added = {"hints": ["look well", "ddd"], "hint": "ddd", "solution": "ddd.", "policy": LETTERS.replace("{hint}", "ddd")}
+    return [replace(prompt, columns={**prompt.columns, **added}) for prompt in made]
+
+
+UNSOLVABLE = TextTask(
+    "unsolvable",
+    "one sample in twenty thousand is right, so that hardly any group has a right one by itself",
+    "share right, without any hint",
+    with_columns,
+    (("whole", whole),),
+    lambda groups: mean([mean(whole(group)) for group in groups]),
+    start=(3, 1, 1, 0.2, 0.5),
+    samples=6_000,
+)
+THOUGHT = TextTask(
+    "idle_thoughts",
+    "every answer is right, however long the thought before the first d",
+    "minus the letters of the thought, as a share of the most",
+    prompts_of(lambda vector, i: "d"),
+    (("answer", lambda group: [1.0] * len(group.samples)),),
+    lambda groups: -mean([len(text_of(one).partition("d")[0]) / 12 for group in groups for one in group.samples]),
+    start=(1, 1, 1, 0.3, 0.02),
+    length=12,
+    samples=3_000,
+)
+
+
+def told(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same with an answer that hints may hold."""
+    return [replace(prompt, answer=(prompt.answer,)) for prompt in prompts]
+
+
+SELF_HINTS = replace(
+    UNSOLVABLE,
+    name="unsolvable_told",
+    claim=f"{UNSOLVABLE.claim}; who writes hints sees the solution",
+    prompts=lambda seed: told(with_columns(seed)),
+)
+CLIP = replace(PRESETS["ghpo"], planner=Once())
+ALONE = "every prompt sampled once, alone"
+WRITING = "The solution is {solution}\nWrite {levels} hints."
+
+
+def with_planner(name: str, task: TextTask = UNSOLVABLE, *, short: bool = False, **changes: object) -> Row:
+    """A planner with words that the policy follows, against every prompt once."""
+    preset = PRESETS[name]
+    return Row(name, replace(preset, planner=replace(preset.planner, **changes)), CLIP, ALONE, task, short=short)  # type: ignore[arg-type, type-var]
+
+
+ROWS = [
+    with_planner("ghpo", hint_text=LETTERS, short=True),
+    with_planner("scaf_grpo", hint_text=LETTERS, after=3, short=True),
+    with_planner("nurl", hint_text=LETTERS),
+    with_planner("sage", SELF_HINTS, hint_text=LETTERS, writing_text=WRITING, short=True),
+    with_planner("sage_light", SELF_HINTS, hint_text=LETTERS, writing_text=WRITING),
+    with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
+    with_planner("policy_rollout", short=True),
+    with_planner("ahpo", short=True),
+    Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
+        replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
+]  # fmt: skip
+"""Presets of text_planners.py."""
