@@ -13,25 +13,31 @@ from mmrl.core.types import Credit, Reading, Rollouts, Scores
 
 
 @dataclass(frozen=True)
-class EntropyControl:
-    """A - penalty H, and A = 0 where H > most; H the mean entropy of a rollout when it was sampled (GTPO, arXiv:2508.03772).
-
-    The paper removes answers only for models whose entropy begins below ln 2; here nothing is removed in a step whose mean
-    entropy is above `most`.
-    """
+class OnTop:
+    """An advantage A that is computed first, and what is made of it."""
 
     inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage A."""
-    penalty: NonNegative = 0.1
-    """Per nat of mean entropy."""
-    most: Positive = 0.7
-    """In nats per action, about ln 2."""
 
     __post_init__ = check_ranges
 
     @property
     def min_group_size(self) -> int:
         return self.inner.min_group_size
+
+
+@dataclass(frozen=True)
+class EntropyControl(OnTop):
+    """A - penalty H, and A = 0 where H > most; H the mean entropy of a rollout when it was sampled (GTPO, arXiv:2508.03772).
+
+    The paper removes answers only for models whose entropy begins below ln 2; here nothing is removed in a step whose mean
+    entropy is above `most`.
+    """
+
+    penalty: NonNegative = 0.1
+    """Per nat of mean entropy."""
+    most: Positive = 0.7
+    """In nats per action, about ln 2."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -46,24 +52,16 @@ class EntropyControl:
 
 
 @dataclass(frozen=True)
-class NoveltyBonus:
+class NoveltyBonus(OnTop):
     """A + min(novelty (1 - eta), most A) where A > 0 and below-average likely, eta = e^(mean log p - group mean) (XRPO).
 
     XRPO, arXiv:2510.06672, its sharpening: right answers that the policy found unlikely count more, by `most` of their advantage.
     """
 
-    inner: GroupNorm = field(default_factory=GroupNorm)
-    """The advantage A."""
     novelty: NonNegative = 2.5
     """Bonus per unit of 1 - eta."""
     most: NonNegative = 0.5
     """In shares of A."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def min_group_size(self) -> int:
-        return self.inner.min_group_size
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
@@ -72,7 +72,7 @@ class Rec(Surrogate):
 
 
 @dataclass(frozen=True)
-class OldKL:
+class OldKL(OldPenalty):
     """(log policy - log old)^2, or -log policy (`forward`): what holds REC near the weights that sampled (arXiv:2509.24203).
 
     Coefficients of the paper's regularizers are the term's own; the half of k2 is taken in, as in its code.
@@ -84,14 +84,6 @@ class OldKL:
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS) if self.form == "k2" else (LOGPROBS,)
-
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -126,7 +118,7 @@ def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> 
 
 
 @dataclass(frozen=True)
-class KeepLikely:
+class KeepLikely(OldPenalty):
     """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: none gets rarer (LLDS).
 
     LLDS, arXiv:2512.04220, eq. 5 as in independent re-implementations. The gate has no gradient. The paper divides by the
@@ -135,20 +127,8 @@ class KeepLikely:
     """
 
     @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS)
-
-    @property
     def scope(self) -> Scope:
         return "rollout"
-
-    @property
-    def credited(self) -> bool:
-        return False
-
-    @property
-    def at_first_update(self) -> str | None:
-        return "nothing"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
