@@ -256,7 +256,7 @@ def without_media(group: Group) -> Group:
     """The same group without pictures, light enough to send."""
     prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
     samples = tuple(replace(sample, image=None, video=None) for sample in group.samples)
-    return Group(group.id, prompt, samples, notes=group.notes)
+    return Group(group.id, prompt, samples, notes=group.notes, seen=group.seen)
 
 
 def _widen(x: Tensor, length: int) -> Tensor:

@@ -15,6 +15,10 @@ ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 """What was noted while sampling."""
 REF_LOGPROBS = Reading("logprobs", "ref")
 """Under the reference."""
+START_LOGPROBS = Reading("logprobs", "start")
+"""Under the weights at the beginning of the step: of replayed rows another reading than OLD_LOGPROBS."""
+PREVIOUS_LOGPROBS = Reading("logprobs", "previous")
+"""Under the weights at the beginning of the step before."""
 EMA_LOGPROBS = Reading("logprobs", "ema")
 """Under the averaged weights."""
 MASKED_LOGPROBS = Reading("logprobs", "old", "masked")
@@ -26,6 +30,10 @@ GROUP_DIVERGENCE = Reading("group_divergence", "old")
 """How much the distributions of a group's rows differ at the same action."""
 ANSWER_MASK = Reading("answer_mask", "old")
 """1 at the tokens of the final answer, 0 elsewhere."""
+REWARD = Reading("reward", "scores")
+"""The row's total reward, NaN where it has none: the trainer's own, as MEAN_REWARD, asked of no policy."""
+MEAN_REWARD = Reading("mean_reward", "scores")
+"""Mean total of all samples that the row's group had."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

@@ -32,6 +32,7 @@ from mmrl.policies.text.rollout import (
     Row,
     assemble,
     by_length,
+    by_temperature,
     check_reading,
     check_requests,
     check_sampling,
@@ -39,6 +40,7 @@ from mmrl.policies.text.rollout import (
     show_as_trained,
     texts_of,
     tokens_of,
+    vocabulary_of,
 )
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -128,6 +130,18 @@ class TextPolicy:
         self.weights.follow()
         self._followed = False
 
+    def end_step(self) -> None:
+        self.weights.end_step()
+
+    @property
+    def reads_at_temperatures(self) -> bool:
+        return True
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """A name of the tokenizer's tokens and their numbers."""
+        return vocabulary_of(self.tokenizer)
+
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
         """Completions of all requests; `sampling` replaces the training one.
@@ -144,8 +158,10 @@ class TextPolicy:
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
-        drawn = [row for row in rows if row.request.text is None]
+        drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
         for row in rows:
+            if row.request.stored is not None:
+                row.restore(row.request.stored)
             if row.request.text is not None:
                 row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
             elif row.request.prefix is not None:
@@ -154,7 +170,8 @@ class TextPolicy:
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
             # Clips are decoded while others are written about, and the length of a prompt is known once all of its clips are.
-            chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
+            known = None if self.prefetches else prompts
+            chunks = [chunk for rows in by_temperature(own) for chunk in split_rows(rows, self.config.rollout_rows, known)]
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
                 with self.weights.swapped_in(model):
@@ -176,15 +193,15 @@ class TextPolicy:
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        wanted: dict[tuple[str, str], list[Reading]] = {}
+        wanted: dict[tuple[str, str, float | None], list[Reading]] = {}
         for reading in readings:
             check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
-            wanted.setdefault((reading.model, reading.view), []).append(reading)
+            wanted.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
         out: dict[Reading, Tensor] = {}
-        for (model, view), asked in wanted.items():
+        for (model, view, temperature), asked in wanted.items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
-                values = self._evaluate(trace, mask, tuple(sorted(names - {ANSWERS})), view)
+                values = self._evaluate(trace.at(temperature), mask, tuple(sorted(names - {ANSWERS})), view)
             if ANSWERS in names:
                 values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
             out |= {reading: values[reading.quantity] for reading in asked}
@@ -284,9 +301,14 @@ class TextPolicy:
         row.num_trained = len(kept) if prefix.trained else 0
 
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
-        """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
+        """Draw the completions of these rows, all at one temperature, and say how old the weights are that wrote.
+
+        Without rows, keep others company.
+        """
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
+        heat = rows[0].request.temperature if rows else None
+        sampling = sampling if heat is None else replace(sampling, temperature=heat)
         completions = self.generator.write(
             [continued(self._show(prompts[i], view), begun) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
