@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -89,7 +89,7 @@ class RowBuffer:
 
     def request(self, kept: Kept, group_id: int, keep_old: bool = True) -> Request:
         """The row's request; without `keep_old` its log-probabilities are evaluated anew, as if it were a new row."""
-        row = kept.row if keep_old else kept.row.__class__(**{**vars(kept.row), "logprobs": ()})
+        row = kept.row if keep_old else replace(kept.row, logprobs=())
         return Request(self.prompt(kept.prompt), 1, group_id, role="replayed", stored=row)
 
     def state_dict(self) -> State:
@@ -140,7 +140,7 @@ def stored_rows(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -
     if noted is None:
         return []
     totals, mask = scores.total().double(), rollouts.action_mask
-    advantages = masked_mean(credit.values.double(), mask, dim=1).tolist()
+    advantages: list[float] = masked_mean(credit.values.double(), mask, dim=1).tolist()
     seen = {group.id: seen_in(group, totals[rollouts.group_ids == group.id]) for group in rollouts.groups}
     found: list[Kept] = []
     for i, (group, sample) in enumerate(rollouts.samples()):
@@ -149,7 +149,8 @@ def stored_rows(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -
             continue
         logprobs = noted[i, : len(tokens)]
         if bool(logprobs.isfinite().all()):
-            row = StoredRow(tokens, tuple(logprobs.tolist()), step, total, advantages[i], sample.truncated, seen[group.id])
+            notes: list[float] = logprobs.tolist()
+            row = StoredRow(tokens, tuple(notes), step, total, advantages[i], sample.truncated, seen[group.id])
             found.append(Kept(group.prompt.id, group.id, row))
     return found
 

@@ -109,7 +109,7 @@ class Sample:
 class Seen(NamedTuple):
     """The total rewards of all samples that a group ever had: `Seen(32, 0.25, 0.44)`."""
 
-    count: int
+    size: int
     mean: float
     deviation: float
     """Unbiased; 0 of a single one."""

@@ -1,6 +1,7 @@
 """Parts that remember, and clips and penalties that differ by action, against the code or formula of their papers."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def riskpo_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
     names = sorted(set(inputs["question"]))
     ids = [names.index(name) for name in inputs["question"]]
-    shares = {"sum-mean": "sum_mean", "uniform": "uniform", "std": "std"}
+    shares: dict[str, Any] = {"sum-mean": "sum_mean", "uniform": "uniform", "std": "std"}
     for name, case in vector.outputs["cases"].items():
         config = case["config"]
         part = Bundles(

@@ -111,16 +111,16 @@ class EntropyBudget(Notes, OnTop):
         counts = (rollouts.action_mask & (entropies > self.threshold(entropies, rollouts.action_mask))).sum(1).double()
         bonus, seen = torch.zeros_like(totals), dict[str, list[float]]()
         for one in sorted(set(map(int, rollouts.group_ids))):
-            rows = ((rollouts.group_ids == one) & ~totals.isnan()).nonzero()[:, 0]
+            rows = torch.nonzero((rollouts.group_ids == one) & ~totals.isnan())[:, 0]
             if not len(rows):
                 continue
             right = totals[rows] >= self.success_at
             name = next(name for name, bucket in BUCKETS.items() if float(right.double().mean()) >= bucket.least)
-            seen.setdefault(name, []).extend(counts[rows].tolist())
+            seen.setdefault(name, []).extend(map(float, counts[rows]))
             target = self.notes.get(f"target/{name}", float(counts[rows].mean()))
             size = self.notes.get(f"coefficient/{name}", self.coefficient)
-            for row, ok in zip(rows.tolist(), right.tolist(), strict=True):
-                bonus[row] = budget_score(name, float(counts[row]), target, ok, size)
+            for row in map(int, rows):
+                bonus[row] = budget_score(name, float(counts[row]), target, bool(totals[row] >= self.success_at), size)
         self.learn(seen)
         return self.inner(with_column(scores, "entropy_budget", bonus), rollouts)
 

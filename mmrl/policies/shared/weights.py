@@ -114,7 +114,8 @@ class Weights:
         rest: Rest = "device",
         prefix: str = "",
     ) -> None:
-        wanted = sorted({*shadows, *(["start"] if "previous" in shadows else [])})
+        asked = set(shadows)
+        wanted = sorted(asked | {"start"} if "previous" in asked else asked)
         if sharded and rest == "cpu":
             raise ValueError(
                 "policy.copies_on is 'cpu', but FSDP and ZeRO-3 keep a part of every copy on each GPU: leave policy.copies_on "
