@@ -117,7 +117,7 @@ class RowBuffer:
 
 def numbers_of(row: StoredRow) -> list[float]:
     """Reward, advantage, and what the group was like; a count of 0 stands for unknown."""
-    return [row.reward, row.advantage, *(row.seen or UNKNOWN)]
+    return [row.reward, row.advantage, *map(float, row.seen or UNKNOWN)]
 
 
 def rows_of(state: State) -> Iterator[Kept]:
@@ -134,14 +134,14 @@ def rows_of(state: State) -> Iterator[Kept]:
         yield Kept(prompt, group, row)
 
 
-def stored_rows(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> list[Kept]:
+def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> list[Kept]:
     """The rows of a step as a buffer keeps them: those the policy sampled as they are trained, and that have a total."""
     noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is None:
         return []
     totals, mask = scores.total().double(), rollouts.action_mask
-    advantages: list[float] = masked_mean(credit.values.double(), mask, dim=1).tolist()
-    seen = {group.id: seen_in(group, totals[rollouts.group_ids == group.id]) for group in rollouts.groups}
+    advantages = list(map(float, masked_mean(credit.values.double(), mask, dim=1)))
+    seen = {group.id: group_summary(group, totals[rollouts.group_ids == group.id]) for group in rollouts.groups}
     found: list[Kept] = []
     for i, (group, sample) in enumerate(rollouts.samples()):
         tokens, total = sample.token_ids, float(totals[i])
@@ -149,14 +149,13 @@ def stored_rows(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -
             continue
         logprobs = noted[i, : len(tokens)]
         if bool(logprobs.isfinite().all()):
-            notes: list[float] = logprobs.tolist()
-            row = StoredRow(tokens, tuple(notes), step, total, advantages[i], sample.truncated, seen[group.id])
+            row = StoredRow(tokens, tuple(map(float, logprobs)), step, total, advantages[i], sample.truncated, seen[group.id])
             found.append(Kept(group.prompt.id, group.id, row))
     return found
 
 
-def seen_in(group: Group, totals: Tensor) -> Seen | None:
-    """What all samples of a group were like."""
+def group_summary(group: Group, totals: Tensor) -> Seen | None:
+    """All samples of a group in three numbers."""
     known = totals[~totals.isnan()]
     if group.seen is not None or not len(known):
         return group.seen

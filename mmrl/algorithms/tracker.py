@@ -20,7 +20,7 @@ class Tracked(NamedTuple):
 
     def after(self, reward: float, moved: float, half: float) -> "Tracked":
         """The evidence after a sample of reward in [0, 1], `moved` nats after the last visit; after `half` nats half is left."""
-        stays = kept_share(moved, half)
+        stays = memory_share(moved, half)
         return Tracked(stays * self.right + reward, stays * self.wrong + 1 - reward)
 
     def weight(self, least: float) -> float:
@@ -28,7 +28,7 @@ class Tracked(NamedTuple):
         return math.sqrt(max(self.rate * (1 - self.rate), 0.0)) + least
 
 
-def kept_share(moved: float, half: float) -> float:
+def memory_share(moved: float, half: float) -> float:
     """2^(-moved / half) within FORGETS."""
     return min(max(2 ** (-moved / half), FORGETS[0]), FORGETS[1])
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import Accelerator, State
 from mmrl.core.spans import in_span
-from mmrl.core.types import Group, Prompt, Rollouts
+from mmrl.core.types import Group, Prompt, Rollouts, Scores
 
 T = TypeVar("T")
 
@@ -192,6 +192,11 @@ class Ranks:
             weights_version=min(part.weights_version for part in parts),
         )
         return everyone, slice(start, start + len(rollouts))
+
+    def all_scores(self, scores: Scores) -> Scores:
+        """The scores of the rows of all ranks."""
+        values, status = torch.cat(self.gather(scores.values)), torch.cat(self.gather(scores.status))
+        return replace(scores, values=values, status=status)
 
 
 def zero_stage(accelerator: Accelerator) -> int:

@@ -205,6 +205,12 @@ class Credit:
     actions: Bool[Tensor, "n t"] | None = None
     """False: the action leaves every count too (pruned branches of a tree); None: no action is left out."""
 
+    @property
+    def mask(self) -> Bool[Tensor, "n t"]:
+        """Which actions train, apart from masks."""
+        kept = self.keep[:, None].expand(self.values.shape)
+        return kept if self.actions is None else kept & self.actions
+
 
 @dataclass(frozen=True)
 class Counts:

@@ -140,11 +140,7 @@ class Collector:
     def revise(self, rollouts: Rollouts, scores: Scores, round_index: int) -> Revision:
         """The planner's decision over the groups of all ranks."""
         everyone, _ = self.ranks.all_rows(rollouts)
-        everywhere = replace(
-            scores,
-            values=torch.cat(self.ranks.gather(scores.values)),
-            status=torch.cat(self.ranks.gather(scores.status)),
-        )
+        everywhere = self.ranks.all_scores(scores)
         return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
 
     def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
@@ -154,7 +150,7 @@ class Collector:
         """
         world = self.ranks.world
         fresh = -(-revision.fresh_prompts // world) * world
-        more, mine = [request for request in revision.requests if request.group_id >= 0], self.numbered(revision)
+        more, mine = [request for request in revision.requests if request.group_id >= 0], self.new_groups(revision)
         if more:
             strangers = {request.group_id for request in more}.difference(*self.ranks.gather(owned))
             if strangers:
@@ -166,7 +162,7 @@ class Collector:
         self.stored |= {request.group_id: request.stored.seen for request in mine if request.stored is not None}
         return [*mine, *(self.plan(fresh) if fresh else [])]
 
-    def numbered(self, revision: Revision) -> list[Request]:
+    def new_groups(self, revision: Revision) -> list[Request]:
         """This rank's requests for new groups, which the planner told apart by negative ids."""
         asked = [request for request in revision.requests if request.group_id < 0]
         ids = {old: self.next_group + i for i, old in enumerate(dict.fromkeys(request.group_id for request in asked))}
@@ -267,13 +263,13 @@ def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]
         rows = rollouts.group_ids == group.id
         fresh = [*gone.get(group.id, []), *totals[rows & ~replayed].tolist()]
         known = stored.get(group.id) if not bool((rows & ~replayed).any()) else None
-        dropped = seen_of(fresh) if group.id in gone else None
+        dropped = summary_of(fresh) if group.id in gone else None
         groups.append(replace(group, seen=known or dropped))
     return replace(rollouts, groups=tuple(groups))
 
 
-def sampled_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
-    """What the policy as it is sampled in this step, without rows of earlier steps or of another temperature."""
+def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
+    """The rows that the policy as it is sampled in this step, without those of earlier steps or another temperature."""
     heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
     other = rollouts.replayed() | heated
     if not bool(other.any()):
@@ -283,8 +279,8 @@ def sampled_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
     return replace(fresh, groups=tuple(group for group in rollouts.groups if group.id in known)), scores.take(rows)
 
 
-def seen_of(totals: Sequence[float]) -> Seen | None:
-    """What samples with these totals were like; None where none has one."""
+def summary_of(totals: Sequence[float]) -> Seen | None:
+    """Samples with these totals in three numbers; None where none has one."""
     known = torch.tensor([total for total in totals if not math.isnan(total)], dtype=torch.float64)
     if not len(known):
         return None

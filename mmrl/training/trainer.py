@@ -21,7 +21,7 @@ from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
-from mmrl.training.collect import Collected, Collector, sampled_now
+from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
@@ -141,12 +141,10 @@ class Trainer:
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, check=self.reader.gate.looks)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
-            self.observe(*sampled_now(rollouts, scores))
+            tell_sampler(self.sampler, self.ranks, *rows_of_now(rollouts, scores))
             frozen |= of_scores(self.algorithm.score_reads, scores, rollouts)
             credit = self.credit(scores, rollouts, frozen)
-            mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
-            mask = mask if credit.actions is None else mask & credit.actions
-            trained = replace(rollouts, action_mask=mask)
+            trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
@@ -155,7 +153,7 @@ class Trainer:
         self.index += 1
         measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         self.algorithm.adapt(self.index, measured)
-        fresh, own = sampled_now(rollouts, scores)
+        fresh, own = rows_of_now(rollouts, scores)
         metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
         metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
@@ -217,9 +215,7 @@ class Trainer:
         """Advantages of this rank's rows, computed among the rows of all ranks."""
         read = {reading: frozen[reading] for reading in self.algorithm.advantage_reads}
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
-        everywhere = replace(
-            scores, values=torch.cat(self.ranks.gather(scores.values)), status=torch.cat(self.ranks.gather(scores.status))
-        )
+        everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
         if isinstance(self.collector.planner, Watching):
             self.collector.planner.watch(self.index + 1, everyone, everywhere, credit)
@@ -227,13 +223,6 @@ class Trainer:
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
         )
-
-    def observe(self, rollouts: Rollouts, scores: Scores) -> None:
-        """Tell the sampler how every prompt of the step did, on all ranks alike."""
-        total = scores.total()
-        mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
-        pairs = [pair for part in self.ranks.gather(mine) for pair in part]
-        self.sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
 
     def refuse_nan(self, totals: Mapping[str, float], batch: Batch) -> None:
         bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
@@ -269,15 +258,10 @@ class Trainer:
         """Everything that moves, some of it not yet copied; every process must ask."""
         sizes = self.sizes.state_dict()
         parts = {name: part.state_dict() for name, part in self.algorithm.remembering.items()}
-        here = {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts}
-        return here | self._run_state.state_dict()
+        return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue exactly where `state` was taken.
-
-        Raises:
-            ValueError: it is another run's, or lacks what a part of the algorithm remembered.
-        """
+        """Continue exactly where `state` was taken; raise ValueError where it is another run's."""
         self._run_state.load_state_dict(state)
         load_parts(self.algorithm.remembering, state.get("parts", {}))
         self.sizes.load_state_dict(state.get("sizes", {}))
@@ -316,6 +300,14 @@ class Trainer:
         shown = self.index == 1 or self._due(self.settings.samples_every)
         rollouts = collected.rollouts
         self._examples = Examples(rollouts.groups, in_group_order(scores, rollouts)) if shown else None
+
+
+def tell_sampler(sampler: PromptSampler, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
+    """Tell the sampler how every prompt of the step did, on all ranks alike."""
+    total = scores.total()
+    mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
+    pairs = [pair for part in ranks.gather(mine) for pair in part]
+    sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:

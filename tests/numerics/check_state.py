@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from mmrl.algorithms.advantages.bold import Bold
 from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.entropy import NearEntropy
+from mmrl.algorithms.advantages.group import TokenAverage
+from mmrl.algorithms.advantages.on_top import Bold
 from mmrl.algorithms.advantages.remembered import SingleStream
-from mmrl.algorithms.advantages.token_average import TokenAverage
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip, uncertainty
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
-from mmrl.algorithms.tracker import kept_share
+from mmrl.algorithms.tracker import memory_share
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor
@@ -57,7 +57,7 @@ def hapo_tokens(vector: Vector) -> None:
     close(low * mask, outputs["clip_low"], 2e-6, "low")
     close(high * mask, outputs["clip_high"], 2e-6, "high")
     ratio = (tensor(inputs["new"]) - tensor(inputs["old"])).exp()
-    moved = part.shifted(tensor(inputs["advantages"]), ratio, found.size)
+    moved = part.redistribution(tensor(inputs["advantages"]), ratio, found.size)
     close(moved * mask, outputs["redistributed"], 2e-6, "redistributed")
     average = TokenAverage()(scores(tensor(inputs["rewards"])[:, None]), rollouts(mask, inputs["index"]))
     close(average.values, torch.where(mask, tensor(outputs["token_group_average"]), 0.0), 2e-6, "token average")
@@ -72,7 +72,7 @@ def dcpo_advantages(vector: Vector) -> None:
     for case in vector.outputs["cases"]:
         part.notes["entropy"] = case["entropy"]
         assert part.reads[1].temperature == case["temperature"]
-        found = part.mixed(tensor(inputs["advantages"]), ratio, mask)
+        found = part.mixture(tensor(inputs["advantages"]), ratio, mask)
         close(torch.where(mask, found, 0.0), torch.where(mask, tensor(case["advantages"]), 0.0), 1e-6, str(case["entropy"]))
 
 
@@ -108,7 +108,7 @@ def spo_tracker(vector: Vector) -> None:
     assert one.groups[0].prompt == Prompt("0")
     for i, visit in enumerate(vector.outputs["trace"]):
         part.adapt(i, {"policy/kl_old": visit["kl_since_visit"]})
-        close(kept_share(visit["kl_since_visit"], params["D_half"]), visit["rho"], what="rho")
+        close(memory_share(visit["kl_since_visit"], params["D_half"]), visit["rho"], what="rho")
         credit = part(scores(tensor([[visit["reward"]]])), one)
         close(credit.values[0, 0], visit["advantage"], what=f"advantage {i}")
         known = part.visits.prompts["0"]

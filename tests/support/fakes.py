@@ -109,8 +109,6 @@ class FakeTextPolicy:
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
-                if request.stored is not None:
-                    row[t] = (*request.stored.tokens, *[len(LETTERS) - 1] * self.length)[t]
                 row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
             for row, given in zip(tokens, begun, strict=True):
                 row[t] = given[t] if t < len(given) else row[t]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.entropy import OnTop
+from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY

@@ -69,7 +69,7 @@ class Bundles:
             credit = self.of_papers(papers[-1])
             leads = totals[table].sum(0) - sum(float(totals[own].mean()) for own in rows)
             for own, mine in zip(rows, table, strict=True):
-                values[mine] = self.shared(credit, totals[mine], totals[own], leads, len(rows))
+                values[mine] = self.sample_part(credit, totals[mine], totals[own], leads, len(rows))
         self.track(torch.cat(papers) if papers else totals[:0])
         return to_credit(values, keep, rollouts, scores)
 
@@ -91,7 +91,7 @@ class Bundles:
         """The tracked level."""
         return min(QUANTILES, key=lambda one: abs(one - level))
 
-    def shared(self, credit: Tensor, rewards: Tensor, prompt: Tensor, leads: Tensor, num_prompts: int) -> Tensor:
+    def sample_part(self, credit: Tensor, rewards: Tensor, prompt: Tensor, leads: Tensor, num_prompts: int) -> Tensor:
         """The part of its papers' advantages that each of a prompt's samples gets; `leads` are papers' sums of r - mean."""
         if self.share == "uniform":
             return credit

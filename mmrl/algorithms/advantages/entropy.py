@@ -1,31 +1,17 @@
 """Advantages that look at how uncertain the policy was."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import lengths
 from mmrl.algorithms.notes import Notes
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
+from mmrl.core.ranges import NonNegative, Positive
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
-
-
-@dataclass(frozen=True)
-class OnTop:
-    """An advantage A that is computed first, and what is made of it."""
-
-    inner: GroupNorm = field(default_factory=GroupNorm)
-    """The advantage A."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def min_group_size(self) -> int:
-        return self.inner.min_group_size
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ class NearEntropy(Notes, OnTop):
 
     @property
     def entropy(self) -> float:
-        """Of the step before."""
+        """The estimate that the step before left."""
         return self.notes.get("entropy", 0.0)
 
     @property
@@ -116,11 +102,11 @@ class NearEntropy(Notes, OnTop):
         credit = self.inner(scores, rollouts)
         mask = rollouts.action_mask & credit.keep[:, None]
         plain, heated = (rollouts.recorded[reading].to(credit.values) for reading in self.reads)
-        values = self.mixed(credit.values, (heated - plain).exp(), mask)
+        values = self.mixture(credit.values, (heated - plain).exp(), mask)
         self.notes["entropy"] = -float(masked_mean(plain, rollouts.action_mask))
         return Credit(torch.where(mask, values, 0.0), credit.keep, credit.actions)
 
-    def mixed(self, advantages: Tensor, ratio: Tensor, mask: Tensor) -> Tensor:
+    def mixture(self, advantages: Tensor, ratio: Tensor, mask: Tensor) -> Tensor:
         """The advantages (n, t) after the mixture."""
         right = torch.where(mask, advantages, 0.0).sum(1) / mask.sum(1).clamp(min=1) > self.right_above
         if not bool(right.any()):

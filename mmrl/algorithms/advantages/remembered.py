@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mmrl.algorithms.advantages.entropy import OnTop
+from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import standardize, to_credit, totals_and_keep
 from mmrl.algorithms.tracker import Tracked, begin
 from mmrl.core.protocols import State
@@ -39,7 +39,7 @@ class AmongSeen(OnTop):
 
 @dataclass
 class Visits:
-    """What SingleStream knows of every prompt, and how far the policy has moved in all."""
+    """The memory of SingleStream: every prompt's evidence, and how far the policy has moved in all."""
 
     prompts: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     at: dict[str, float] = field(default_factory=dict[str, float])

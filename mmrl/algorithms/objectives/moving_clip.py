@@ -17,7 +17,7 @@ from mmrl.core.types import Batch, ClipRange, Reading, Scope
 Actions = Float[Tensor, "n t"]
 
 
-def clipped(difference: Actions, advantages: Actions, least: Actions, most: Actions) -> Values:
+def clip_between(difference: Actions, advantages: Actions, least: Actions, most: Actions) -> Values:
     """-min(ratio A, clip(ratio, least, most) A), bounds by action, and its metrics."""
     ratio = difference.exp()
     plain, held = -advantages * ratio, -advantages * torch.minimum(torch.maximum(ratio, least), most)
@@ -51,7 +51,7 @@ class MovingClip(ProportionalToAdvantage):
         mask = batch.rollouts.action_mask
         start = {LOGPROBS: readings[START_LOGPROBS], OLD_LOGPROBS: readings[OLD_LOGPROBS]}
         centre = log_ratio(start, mask).exp()
-        return clipped(log_ratio(readings, mask), batch.advantages, centre - self.low, centre + self.high)
+        return clip_between(log_ratio(readings, mask), batch.advantages, centre - self.low, centre + self.high)
 
 
 class Uncertainty(NamedTuple):
@@ -133,9 +133,9 @@ class EntropyClip(ProportionalToAdvantage):
         mask = batch.rollouts.action_mask
         u = uncertainty(readings[ENTROPY], mask, self.pivot, self.sign).size
         difference = log_ratio(readings, mask)
-        advantages = self.shifted(batch.advantages, difference.detach().exp(), u)
+        advantages = self.redistribution(batch.advantages, difference.detach().exp(), u)
         low, high = self.bounds(u)
-        values, metrics = clipped(difference, advantages, 1 - low, 1 + high)
+        values, metrics = clip_between(difference, advantages, 1 - low, 1 + high)
         if self.dual is not None:
             values = torch.where(advantages < 0, torch.minimum(values, -self.dual * advantages), values)
         return values, {**metrics, "policy/entropy": actions_only(readings[ENTROPY].detach(), mask)}
@@ -146,7 +146,7 @@ class EntropyClip(ProportionalToAdvantage):
         low = torch.where(u > 0, torch.full_like(u, self.low), self.low * (1 - wide)).clamp(max=1)
         return low, torch.where(u > 0, self.high * (1 + wide), torch.full_like(u, self.high))
 
-    def shifted(self, advantages: Actions, ratio: Actions, u: Actions) -> Actions:
+    def redistribution(self, advantages: Actions, ratio: Actions, u: Actions) -> Actions:
         """The advantages after uncertain actions that moved took from certain ones that did not."""
         low, high = self.bounds(u)
         inside = (ratio >= 1 - low / 2) & (ratio <= 1 + high / 2)

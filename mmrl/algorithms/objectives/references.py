@@ -95,5 +95,5 @@ class LooserWhereGood:
         return actions_only(weight * kl, batch.rollouts.action_mask), metrics
 
     def weight(self, lead: Tensor) -> Tensor:
-        """What the divergence is multiplied by, from how far a reward is above its group's mean."""
+        """The factor of the divergence, from how far a reward is above its group's mean."""
         return (1 - self.gain * lead).clamp(min=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mmrl.algorithms.planners.base import one_request_each
-from mmrl.algorithms.replay import RowBuffer, stored_rows
+from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.core.protocols import State
 from mmrl.core.ranges import BelowOne, Count, NonNegative, Positive, check_ranges
 from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
@@ -89,7 +89,7 @@ class ReplayInformative(Replay):
         return len(known) > 0 and float(known.max() - known.min()) <= self.min_spread
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
-        rows = [kept for kept in stored_rows(step, rollouts, scores, credit) if kept.row.advantage != 0]
+        rows = [kept for kept in rows_to_keep(step, rollouts, scores, credit) if kept.row.advantage != 0]
         self.buffer.add(rows, step, self.max_age)
 
 
@@ -115,6 +115,6 @@ class ReplayGroups(Replay):
         return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, one in enumerate(chosen) for kept in old[one]])
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
-        rows = stored_rows(step, rollouts, scores, credit)
+        rows = rows_to_keep(step, rollouts, scores, credit)
         alive = {kept.group for kept in rows if kept.row.advantage != 0}
         self.buffer.add([kept for kept in rows if kept.group in alive], step, self.window)

@@ -6,14 +6,12 @@ updates it takes, and what is not implemented.
 
 from dataclasses import replace
 
-from mmrl.algorithms.advantages.bold import Bold
 from mmrl.algorithms.advantages.budget import EntropyBudget
 from mmrl.algorithms.advantages.bundles import Bundles
 from mmrl.algorithms.advantages.entropy import NearEntropy
-from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage
+from mmrl.algorithms.advantages.on_top import Bold, GoodTempered
 from mmrl.algorithms.advantages.remembered import AmongSeen, SingleStream
-from mmrl.algorithms.advantages.tempered import GoodTempered
-from mmrl.algorithms.advantages.token_average import TokenAverage
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood

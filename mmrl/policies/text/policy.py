@@ -14,7 +14,7 @@ from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.spans import in_span
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Prefix, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
@@ -26,20 +26,19 @@ from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
-from mmrl.policies.text.prefix import continued, forced_tokens, kept_tokens
+from mmrl.policies.text.prefix import continued, fill_given
 from mmrl.policies.text.rollout import (
     PromptCache,
     Row,
     assemble,
     by_length,
     by_temperature,
-    check_reading,
+    by_weights,
     check_requests,
     check_sampling,
     plan,
     show_as_trained,
     texts_of,
-    tokens_of,
     vocabulary_of,
 )
 from mmrl.policies.text.rounding import TextRounding
@@ -71,6 +70,7 @@ class TextPolicy:
     """
 
     offers = QUANTITIES | {ANSWERS}
+    reads_at_temperatures = True
 
     def __init__(
         self,
@@ -133,10 +133,6 @@ class TextPolicy:
     def end_step(self) -> None:
         self.weights.end_step()
 
-    @property
-    def reads_at_temperatures(self) -> bool:
-        return True
-
     @cached_property
     def vocabulary(self) -> str:
         """A name of the tokenizer's tokens and their numbers."""
@@ -160,18 +156,12 @@ class TextPolicy:
             self._followed = True
         drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
         for row in rows:
-            if row.request.stored is not None:
-                row.restore(row.request.stored)
-            if row.request.text is not None:
-                row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
-            elif row.request.prefix is not None:
-                self._begin(row, row.request.prefix)
+            fill_given(row, self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
             # Clips are decoded while others are written about, and the length of a prompt is known once all of its clips are.
-            known = None if self.prefetches else prompts
-            chunks = [chunk for rows in by_temperature(own) for chunk in split_rows(rows, self.config.rollout_rows, known)]
+            chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
                 with self.weights.swapped_in(model):
@@ -193,12 +183,8 @@ class TextPolicy:
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        wanted: dict[tuple[str, str, float | None], list[Reading]] = {}
-        for reading in readings:
-            check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
-            wanted.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
-        out: dict[Reading, Tensor] = {}
-        for (model, view, temperature), asked in wanted.items():
+        known, out = (self.offers, self.shadows | {"policy"}, self._known_views), dict[Reading, Tensor]()
+        for (model, view, temperature), asked in by_weights(readings, *known).items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
                 values = self._evaluate(trace.at(temperature), mask, tuple(sorted(names - {ANSWERS})), view)
@@ -284,33 +270,13 @@ class TextPolicy:
     def _known_views(self) -> frozenset[str]:
         return frozenset({"plain", *self.views})
 
-    def _show(self, prompt: Encoded, view: str) -> Encoded:
-        """The prompt under a view; drawn once, so a rollout and all readings see the same."""
-        if view == "plain":
-            return prompt
-        if view not in prompt.views:
-            assert prompt.prompt is not None
-            shown = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
-            prompt.views[view] = replace(shown, view=view)
-        return prompt.views[view]
-
-    def _begin(self, row: Row, prefix: Prefix) -> None:
-        """Note the tokens that a row begins with."""
-        kept = kept_tokens(prefix, self.decode, self.eos_token_ids)
-        row.begun = (*kept, *forced_tokens(prefix, self.tokenizer, self.banned, row.request.prompt.id))
-        row.num_trained = len(kept) if prefix.trained else 0
-
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
-        """Draw the completions of these rows, all at one temperature, and say how old the weights are that wrote.
-
-        Without rows, keep others company.
-        """
+        """Draw rows of one temperature, and say how old the weights are that wrote; without rows, keep others company."""
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
-        heat = rows[0].request.temperature if rows else None
-        sampling = sampling if heat is None else replace(sampling, temperature=heat)
+        sampling = at_temperature(sampling, rows)
         completions = self.generator.write(
-            [continued(self._show(prompts[i], view), begun) for i, view, begun in used],
+            [continued(show(prompts[i], view, self), begun) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,
@@ -330,7 +296,7 @@ class TextPolicy:
             trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace = replace(trace.compact(), packed=self.reads_packed(trace))
-        shown = [self._show(prompt, view) for prompt in trace.prompts]
+        shown = [show(prompt, view, self) for prompt in trace.prompts]
         values = self.evaluator(evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk))
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 
@@ -343,7 +309,27 @@ def check_space(space: str | None, model_type: str) -> str:
 
 
 def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
-    """The rows `size` at a time; of several chunks, those with the longest prompts first, if their lengths may be asked for."""
-    if len(rows) > size and prompts is not None:
-        rows = by_length(rows, prompts)
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    """Rows of one temperature, `size` at a time; of several chunks those with the longest prompts first, if known by then."""
+    chunks: list[Sequence[Row]] = []
+    for alike in by_temperature(rows):
+        if len(alike) > size and prompts is not None:
+            alike = by_length(alike, prompts)
+        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return chunks
+
+
+def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
+    """The settings for rows of one temperature, which may be another than the run's."""
+    heat = rows[0].request.temperature if rows else None
+    return sampling if heat is None else replace(sampling, temperature=heat)
+
+
+def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:
+    """The prompt under a view; drawn once, so a rollout and all readings see the same."""
+    if view == "plain":
+        return prompt
+    if view not in prompt.views:
+        assert prompt.prompt is not None
+        changed = policy.encode(policy.views[view](prompt.prompt, prompt.seed), prompt.seed)
+        prompt.views[view] = replace(changed, view=view)
+    return prompt.views[view]

@@ -191,6 +191,17 @@ def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[st
             raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
 
 
+def by_weights(
+    readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
+) -> dict[tuple[str, str, float | None], list[Reading]]:
+    """The readings that one pass gives, by weights, view and temperature; raises ValueError for one nobody can evaluate."""
+    found: dict[tuple[str, str, float | None], list[Reading]] = {}
+    for reading in readings:
+        check_reading(reading, offers, models, views)
+        found.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
+    return found
+
+
 def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[str]:
     """The texts that rewards read: without the token that ended them; given text stays as it was given."""
     plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
