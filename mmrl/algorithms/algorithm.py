@@ -23,6 +23,7 @@ from mmrl.core.protocols import (
     Policy,
     ReadsActions,
     Shaping,
+    Stateful,
     Term,
     View,
     Viewing,
@@ -30,13 +31,16 @@ from mmrl.core.protocols import (
 )
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
+from mmrl.core.remembering import Adapting, Replaying, Restoring, Tempering
 from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
 Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-OF_THE_STEP = ("old", "rollout")
-"""Not kept beside the policy: `old` is read before the first update, `rollout` was recorded while sampling."""
+OF_THE_STEP = ("old", "rollout", "start")
+"""Not kept beside the policy: `old` and `start` are read before the first update, `rollout` was recorded while sampling."""
+OF_SCORES = "scores"
+"""The model of readings that the trainer makes of rewards."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,25 @@ class Algorithm:
     @property
     def frozen_reads(self) -> tuple[Reading, ...]:
         """Evaluated once per step, before the first update."""
-        return tuple(reading for reading in self.all_reads if reading.model != "policy")
+        return tuple(reading for reading in self.all_reads if reading.model not in ("policy", OF_SCORES))
+
+    @property
+    def score_reads(self) -> tuple[Reading, ...]:
+        """Made of the scores, after shaping."""
+        return tuple(reading for reading in self.all_reads if reading.model == OF_SCORES)
+
+    @property
+    def remembering(self) -> dict[str, Stateful]:
+        """The parts with a state of their own, by slot; the planner's is kept apart."""
+        slots: dict[str, object] = {"advantage": self.advantage, "aggregation": self.aggregation}
+        for name, parts in (
+            ("objective", [term for _, term in self.objective]),
+            ("importance", self.importance),
+            ("masks", self.masks),
+            ("shaping", self.shaping),
+        ):
+            slots |= {f"{name}.{i}": part for i, part in enumerate(parts)}
+        return {name: part for name, part in slots.items() if isinstance(part, Stateful)}
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -137,10 +159,11 @@ class Algorithm:
     def old_can_be_live(self) -> bool:
         """Is the live reading of a step's one update, cut off from the graph, the old one as well?
 
-        Not where weights, shaping or the advantage want old log-probabilities, for these are known before the update.
+        Not where weights, shaping or the advantage want old log-probabilities, for these are known before the update, nor where
+        rows of earlier steps are replayed.
         """
         earlier = [reading for part in (self.aggregation, *self.importance, *self.shaping) for reading in part.reads]
-        known = OLD_LOGPROBS in (*earlier, *self.advantage_reads)
+        known = OLD_LOGPROBS in (*earlier, *self.advantage_reads) or isinstance(self.planner, Replaying)
         return self.updates == 1 and LOGPROBS in self.live_reads and not known
 
     @property
@@ -149,6 +172,12 @@ class Algorithm:
         terms = [term for _, term in self.objective]
         silent = all(term.credited and isinstance(term, MaybeSilent) and term.silent_without_advantage for term in terms)
         return silent and self.scope in ("action", "rollout")
+
+    def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell the parts that follow training what a step's updates measured."""
+        for part in (self.advantage, *(term for _, term in self.objective)):
+            if isinstance(part, Adapting):
+                part.adapt(step, metrics)
 
     def units(self, num_prompts: int) -> int:
         """Parts that a step's rollouts may be cut into for minibatches: rollouts, or whole groups where a term compares them."""
@@ -195,9 +224,21 @@ class Algorithm:
         cut = [reading.quantity for reading in self.live_reads if reading.quantity.startswith("group_")]
         if cut:
             raise ValueError(f"the objective reads {cut} under moving weights, where groups may be cut: read model='old' instead")
-        missing = sorted({reading.quantity for reading in self.all_reads} - policy.offers)
+        asked = [reading for reading in self.all_reads if reading.model != OF_SCORES]
+        missing = sorted({reading.quantity for reading in asked} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
+        tempered = [reading for reading in asked if reading.temperature is not None]
+        if tempered and not (isinstance(policy, Tempering) and policy.reads_at_temperatures):
+            raise ValueError(
+                f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
+                f"{type(policy).__name__} cannot: take another algorithm.preset"
+            )
+        if isinstance(self.planner, Replaying) and not isinstance(policy, Restoring):
+            raise ValueError(
+                f"{type(self.planner).__name__} trains rows of earlier steps again, token by token, and "
+                f"{type(policy).__name__} writes no tokens: take another algorithm.planner"
+            )
         looking = [(part, part.reads) for part in (self.aggregation, *self.importance, *self.shaping)]
         for part, reads in [*looking, (self.advantage, self.advantage_reads)]:
             moving = [reading.quantity for reading in reads if reading.model == "policy"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import Accelerator, State
 from mmrl.core.spans import in_span
-from mmrl.core.types import Group, Prompt, Rollouts
+from mmrl.core.types import Group, Prompt, Rollouts, Scores
 
 T = TypeVar("T")
 
@@ -193,6 +193,11 @@ class Ranks:
         )
         return everyone, slice(start, start + len(rollouts))
 
+    def all_scores(self, scores: Scores) -> Scores:
+        """The scores of the rows of all ranks."""
+        values, status = torch.cat(self.gather(scores.values)), torch.cat(self.gather(scores.status))
+        return replace(scores, values=values, status=status)
+
 
 def zero_stage(accelerator: Accelerator) -> int:
     """DeepSpeed's ZeRO stage; 0 without DeepSpeed."""
@@ -256,7 +261,7 @@ def without_media(group: Group) -> Group:
     """The same group without pictures, light enough to send."""
     prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
     samples = tuple(replace(sample, image=None, video=None) for sample in group.samples)
-    return Group(group.id, prompt, samples, notes=group.notes)
+    return Group(group.id, prompt, samples, notes=group.notes, seen=group.seen)
 
 
 def _widen(x: Tensor, length: int) -> Tensor:

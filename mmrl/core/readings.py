@@ -15,6 +15,10 @@ ROLLOUT_LOGPROBS = Reading("logprobs", "rollout")
 """What was noted while sampling."""
 REF_LOGPROBS = Reading("logprobs", "ref")
 """Under the reference."""
+START_LOGPROBS = Reading("logprobs", "start")
+"""Under the weights at the beginning of the step: of replayed rows another reading than OLD_LOGPROBS."""
+PREVIOUS_LOGPROBS = Reading("logprobs", "previous")
+"""Under the weights at the beginning of the step before."""
 EMA_LOGPROBS = Reading("logprobs", "ema")
 """Under the averaged weights."""
 MASKED_LOGPROBS = Reading("logprobs", "old", "masked")
@@ -35,6 +39,10 @@ ATTENTION_DISTANCE = Reading("attention_distance", "old")
 """How many tokens back, up to 10, a token looks among those of its completion, in the local heads of a few middle layers."""
 ATTENTION_INFLUENCE = Reading("attention_influence", "old")
 """How much the tokens 10 to 50 places later look at a token, in the global heads of these layers."""
+REWARD = Reading("reward", "scores")
+"""The row's total reward, NaN where it has none: the trainer's own, as MEAN_REWARD, asked of no policy."""
+MEAN_REWARD = Reading("mean_reward", "scores")
+"""Mean total of all samples that the row's group had."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

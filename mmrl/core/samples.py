@@ -104,6 +104,36 @@ class Sample:
     """One per video of the prompt: needed to read spans in frames or shares of the clip."""
     given: tuple[int, int] = (0, 0)
     """Its tokens from the first number up to the second were given and do not train; the policy went on from there."""
+    temperature: float | None = None
+    """What it was sampled at, where a planner asked for another temperature than the run's."""
+
+
+class Seen(NamedTuple):
+    """The total rewards of all samples that a group ever had: `Seen(32, 0.25, 0.44)`."""
+
+    size: int
+    mean: float
+    deviation: float
+    """Unbiased; 0 of a single one."""
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """A row of an earlier step, to be trained again: `StoredRow((5, 9, 2), (-0.1, -2.3, -0.7), step=4, reward=1.0)`."""
+
+    tokens: tuple[int, ...]
+    """The completion's, the stop token included."""
+    logprobs: tuple[float, ...] = ()
+    """As noted when it was sampled; empty: to be evaluated before the first update, as if the row were new."""
+    step: int = 0
+    """The training step that sampled it, from 1 on."""
+    reward: float = 0.0
+    """Its total."""
+    advantage: float = 0.0
+    """The mean over its actions."""
+    truncated: bool = False
+    seen: Seen | None = None
+    """What its group was like."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +147,8 @@ class Group:
     """View name -> samples drawn for comparison only (T-GRPO's shuffled frames); rewards see them, the loss never does."""
     notes: tuple[str, ...] = ()
     """What the policy wrote about the prompt for the planner (hints); neither rewards nor the loss see it."""
+    seen: Seen | None = None
+    """Of all samples it ever had, where some rows were dropped or all come from an earlier step; None: of those it has."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Prompts of several data sets, each under the name of its source."""
 
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,7 @@ class MarkedList(Sequence[Prompt]):
         if isinstance(index, slice):
             chosen: Sequence[Prompt] = self.prompts[index]
             return [self.mark(prompt) for prompt in chosen]
-        one: Prompt = self.prompts[index]
-        return self.mark(one)
+        return self.mark(self.prompts[operator.index(index)])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from mmrl.core.samples import Prompt as Prompt
 from mmrl.core.samples import Role as Role
 from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
+from mmrl.core.samples import Seen as Seen
 from mmrl.core.samples import Status as Status
+from mmrl.core.samples import StoredRow as StoredRow
 from mmrl.core.samples import Video as Video
 
 Scope = Literal["action", "rollout", "group", "batch"]
@@ -64,17 +66,26 @@ class Request:
     """Behind what training reads the completion: the plain prompt, or the same that it was sampled behind."""
     prefix: Prefix | None = None
     """How every completion begins; `max_new_tokens` counts it, and leaves room for one more token at least."""
+    stored: StoredRow | None = None
+    """For role `replayed`: the row itself, one per request. Its group may be a known one, or a new one of negative id."""
+    temperature: float | None = None
+    """To sample with instead of the run's; the rows are read at the run's, and their log-probabilities evaluated before the
+    first update."""
 
 
 class Reading(NamedTuple):
     """One quantity the objective needs evaluated: what, under which weights, on which view of the prompt.
 
-    Model `old` is the weights that sampled; `rollout` is what was noted while sampling. Those in use stand in mmrl.core.readings.
+    Model `old` is the weights that sampled; `rollout` is what was noted while sampling; `start` is the weights at the beginning
+    of the step, which sampled all rows but replayed ones; `scores` is no model but the rewards. Those in use stand in
+    mmrl.core.readings.
     """
 
     quantity: str
     model: str = "policy"
     view: str = "plain"
+    temperature: float | None = None
+    """What logits are divided by; None: as when the row was sampled."""
 
 
 class ClipRange(NamedTuple):
@@ -145,6 +156,10 @@ class Rollouts:
         """True for rows that were cut before they ended."""
         return torch.tensor([sample.truncated for _, sample in self.samples()], dtype=torch.bool)
 
+    def replayed(self) -> Bool[Tensor, " n"]:
+        """True for rows that an earlier step sampled."""
+        return torch.tensor([sample.role == "replayed" for _, sample in self.samples()], dtype=torch.bool)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -189,6 +204,12 @@ class Credit:
     keep: Bool[Tensor, " n"]
     actions: Bool[Tensor, "n t"] | None = None
     """False: the action leaves every count too (pruned branches of a tree); None: no action is left out."""
+
+    @property
+    def mask(self) -> Bool[Tensor, "n t"]:
+        """Which actions train, apart from masks."""
+        kept = self.keep[:, None].expand(self.values.shape)
+        return kept if self.actions is None else kept & self.actions
 
 
 @dataclass(frozen=True)

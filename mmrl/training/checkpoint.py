@@ -149,7 +149,9 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"advantages": batch.advantages, "share": batch.share, "importance": batch.importance}
         tensors["action_mask"] = batch.rollouts.action_mask
-        tensors |= {f"frozen/{'-'.join(reading)}": x for reading, x in batch.frozen.items()}
+        tensors |= {
+            f"frozen/{'-'.join(str(part) for part in reading if part is not None)}": x for reading, x in batch.frozen.items()
+        }
         torch.save(tensors, folder / "batch.pt")
         texts = [{"prompt": group.prompt.id, "completion": sample.text} for group, sample in batch.rollouts.samples()]
         (folder / "rows.json").write_text(json.dumps(texts, indent=1))

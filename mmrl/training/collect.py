@@ -11,8 +11,9 @@ from torch import Tensor
 from mmrl.algorithms.probes import column
 from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
 from mmrl.core.ranks import Ranks
+from mmrl.core.remembering import HoldsPrompts, Replaying, Restoring
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Status
+from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Seen, Status
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards import GroupScores, RewardRunner
@@ -51,7 +52,10 @@ class Collector:
         self.policy, self.sampler, self.rewards, self.planner, self.ranks = policy, sampler, rewards, planner, ranks
         self.group_size, self.num_prompts, self.seed = group_size, num_prompts, seed
         self.next_group = 0
+        begin_replay(planner, sampler, policy)
         self.drawing = Drawing(sampler, policy, ranks)
+        self.stored: dict[int, Seen | None] = {}
+        """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
         self.parts = 1
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
@@ -63,7 +67,9 @@ class Collector:
         rollouts: Rollouts | None = None
         tables: dict[int, GroupScores] = {}
         owned: set[int] = set()
+        self.stored = {}
         probed: dict[int, ProbeScores] = {}
+        gone: dict[int, list[float]] = {}
         requests, rounds, drawn = self.plan(self.num_prompts), 0, 0
         while True:
             before = 0 if rollouts is None else len(rollouts)
@@ -75,6 +81,7 @@ class Collector:
                 probed |= self.score_probes(again)
             scores = self.rewards.scores(rollouts, tables)
             revision = self.revise(rollouts, scores, rounds)
+            note_dropped(gone, rollouts, scores, revision)
             rollouts = without(rollouts, revision)
             rounds += 1
             requests = self.requests_of(revision, owned)
@@ -82,7 +89,9 @@ class Collector:
                 break
         self.look_ahead()
         discarded = sum(self.ranks.gather(drawn - len(rollouts)))
-        scores = self.with_probes(self.rewards.scores(rollouts, tables), rollouts, probed)
+        scores = self.rewards.scores(rollouts, tables)
+        rollouts = with_seen(rollouts, scores, gone, self.stored)
+        scores = self.with_probes(scores, rollouts, probed)
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
     def sample_and_score(
@@ -131,26 +140,35 @@ class Collector:
     def revise(self, rollouts: Rollouts, scores: Scores, round_index: int) -> Revision:
         """The planner's decision over the groups of all ranks."""
         everyone, _ = self.ranks.all_rows(rollouts)
-        everywhere = replace(
-            scores,
-            values=torch.cat(self.ranks.gather(scores.values)),
-            status=torch.cat(self.ranks.gather(scores.status)),
-        )
+        everywhere = self.ranks.all_scores(scores)
         return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
 
     def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
-        """More of known groups stay with the rank that sampled them first; fresh prompts are rounded up to the ranks."""
+        """More of known groups stay with the rank that sampled them first; fresh prompts are rounded up to the ranks.
+
+        New groups, which a planner names by negative ids, go to the ranks in turn.
+        """
         world = self.ranks.world
         fresh = -(-revision.fresh_prompts // world) * world
-        if revision.requests:
-            strangers = {request.group_id for request in revision.requests}.difference(*self.ranks.gather(owned))
+        more, mine = [request for request in revision.requests if request.group_id >= 0], self.new_groups(revision)
+        if more:
+            strangers = {request.group_id for request in more}.difference(*self.ranks.gather(owned))
             if strangers:
                 raise ValueError(
                     f"{type(self.planner).__name__} asks for more of the groups {sorted(strangers)}, which this step has not "
                     "sampled: new prompts are asked for with Revision.fresh_prompts"
                 )
-        mine = [request for request in revision.requests if request.group_id in owned]
+        mine += [request for request in more if request.group_id in owned]
+        self.stored |= {request.group_id: request.stored.seen for request in mine if request.stored is not None}
         return [*mine, *(self.plan(fresh) if fresh else [])]
+
+    def new_groups(self, revision: Revision) -> list[Request]:
+        """This rank's requests for new groups, which the planner told apart by negative ids."""
+        asked = [request for request in revision.requests if request.group_id < 0]
+        ids = {old: self.next_group + i for i, old in enumerate(dict.fromkeys(request.group_id for request in asked))}
+        self.next_group += len(ids)
+        mine = [replace(request, group_id=ids[request.group_id]) for request in asked]
+        return [request for request in mine if request.group_id % self.ranks.world == self.ranks.rank]
 
     def score_probes(self, groups: Sequence[Group]) -> dict[int, ProbeScores]:
         """Group -> view -> the mean of every reward over the probes drawn under it, NaN where it does not apply."""
@@ -207,6 +225,66 @@ def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
         node_ids=None if old.node_ids is None or new.node_ids is None else both(old.node_ids, new.node_ids),
         weights_version=min(old.weights_version, new.weights_version),
     )
+
+
+def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> None:
+    """Tell a planner that replays rows which prompts and tokens there are.
+
+    Raises:
+        ValueError: the sampler does not hold its prompts, or rows that the planner remembers are of other tokens.
+    """
+    if not isinstance(planner, Replaying):
+        return
+    if not isinstance(sampler, HoldsPrompts) or not isinstance(policy, Restoring):
+        raise ValueError(
+            f"{type(planner).__name__} finds the prompts of earlier rows again, but {type(sampler).__name__} does not hold all "
+            'prompts: give the run a data set that is a list and leave out sampler.kind = "Streamed"'
+        )
+    planner.begin(sampler.prompts, policy.vocabulary)
+
+
+def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
+    """Remember the totals of rows that a planner drops from groups that stay."""
+    if not revision.drop_samples:
+        return
+    totals = scores.total().tolist()
+    for group, sample, total in zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), totals, strict=True):
+        if (group, sample) in revision.drop_samples:
+            gone.setdefault(group, []).append(total)
+
+
+def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]], stored: Mapping[int, Seen | None]) -> Rollouts:
+    """The rollouts whose groups say what all their samples were like, where that is not what their rows say."""
+    if not gone and not stored:
+        return rollouts
+    totals, replayed = scores.total(), rollouts.replayed()
+    groups: list[Group] = []
+    for group in rollouts.groups:
+        rows = rollouts.group_ids == group.id
+        fresh = [*gone.get(group.id, []), *totals[rows & ~replayed].tolist()]
+        known = stored.get(group.id) if not bool((rows & ~replayed).any()) else None
+        dropped = summary_of(fresh) if group.id in gone else None
+        groups.append(replace(group, seen=known or dropped))
+    return replace(rollouts, groups=tuple(groups))
+
+
+def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
+    """The rows that the policy as it is sampled in this step, without those of earlier steps or another temperature."""
+    heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
+    other = rollouts.replayed() | heated
+    if not bool(other.any()):
+        return rollouts, scores
+    rows = (~other).nonzero()[:, 0]
+    fresh, known = rollouts.take(rows), set(rollouts.group_ids[rows].tolist())
+    return replace(fresh, groups=tuple(group for group in rollouts.groups if group.id in known)), scores.take(rows)
+
+
+def summary_of(totals: Sequence[float]) -> Seen | None:
+    """Samples with these totals in three numbers; None where none has one."""
+    known = torch.tensor([total for total in totals if not math.isnan(total)], dtype=torch.float64)
+    if not len(known):
+        return None
+    return Seen(len(known), float(known.mean()), float(known.std()) if len(known) > 1 else 0.0)
 
 
 def join_groups(old: Group, new: Group) -> Group:

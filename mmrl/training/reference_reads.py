@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, PLACE, ROLLOUT_LOGPROBS
-from mmrl.core.types import Batch, Reading, Rollouts
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, Reading, Rollouts, Scores
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
@@ -51,8 +51,10 @@ class ReferenceReads:
         read = self.sizes.fit(lambda: self.read_rows(rollouts, missing + extra)) if missing or extra else {}
         if checked and sampled is not None:
             self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
-        if sampled is not None and OLD_LOGPROBS in wanted and self.algorithm.old == "recorded":
-            read[OLD_LOGPROBS] = torch.where(sampled.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], sampled)
+        if sampled is not None and OLD_LOGPROBS in wanted:
+            # a replayed row was sampled by weights that are gone: its record is all that is known of them
+            noted = sampled if self.algorithm.old == "recorded" else sampled.masked_fill(~rollouts.replayed()[:, None], torch.nan)
+            read[OLD_LOGPROBS] = torch.where(noted.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], noted)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 
     @property
@@ -91,13 +93,29 @@ class ReferenceReads:
 
         Every rank reads equally often, or sharded weights would wait for ever.
         """
-        asked = {r._replace(model="policy") if r.model == "old" else r: r for r in readings}
+        asked = {r: r._replace(model="policy") if r.model in ("old", "start") else r for r in readings}
+        live = list(dict.fromkeys(asked.values()))
         micro_batches, pieces = list(cut), list[dict[Reading, Tensor]]()
         for micro_batch in micro_batches:
-            values = self.policy.read(micro_batch.rollouts.trace, list(asked), micro_batch.rollouts.action_mask)
-            pieces.append({asked[reading]: value for reading, value in values.items()})
+            values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
+            pieces.append({reading: values[one] for reading, one in asked.items()})
         for _ in range(self.ranks.most(len(micro_batches)) - len(micro_batches)):
-            self.policy.read(micro_batches[-1].rollouts.trace, list(asked), micro_batches[-1].rollouts.action_mask)
+            self.policy.read(micro_batches[-1].rollouts.trace, live, micro_batches[-1].rollouts.action_mask)
         order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
         flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}
+
+
+def of_scores(readings: Iterable[Reading], scores: Scores, rollouts: Rollouts) -> dict[Reading, Tensor]:
+    """Readings made of rewards, (n, t): a row's total, and the mean over its group, also over rows that were dropped."""
+    wanted = tuple(readings)
+    if not wanted:
+        return {}
+    totals = scores.total().double()
+    means = torch.full_like(totals, torch.nan)
+    for group in rollouts.groups:
+        rows = rollouts.group_ids == group.id
+        means[rows] = totals[rows].nanmean() if group.seen is None else group.seen.mean
+    values = {REWARD: totals, MEAN_REWARD: means}
+    shape = rollouts.action_mask.shape
+    return {reading: values[reading][:, None].expand(shape).to(scores.values.dtype) for reading in wanted}

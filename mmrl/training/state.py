@@ -88,6 +88,22 @@ def state_of(part: object) -> State:
     return part.state_dict() if isinstance(part, Stateful) else {}
 
 
+def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, State]) -> None:
+    """Put back what parts of the algorithm remembered.
+
+    Raises:
+        ValueError: the state lacks one of them.
+    """
+    missing = sorted(set(parts) - set(state))
+    if missing:
+        raise ValueError(
+            f"the checkpoint lacks what algorithm.{missing[0]} ({type(parts[missing[0]]).__name__}) remembered: another "
+            "algorithm wrote it, so the run cannot go on exactly; start a new one"
+        )
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+
+
 def remembers(function: object) -> bool:
     """True if a reward keeps state that checkpoints should hold. A network's weights are none: they do not move."""
     return isinstance(function, Stateful) and not isinstance(function, nn.Module | type)

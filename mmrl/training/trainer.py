@@ -15,18 +15,19 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
+from mmrl.core.remembering import Preceding, Watching
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.checkpoint_files import looks_whole
-from mmrl.training.collect import Collected, Collector
+from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, with_shares
 from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
-from mmrl.training.reference_reads import ReferenceReads
+from mmrl.training.reference_reads import ReferenceReads, of_scores
 from mmrl.training.resources.figures import UpdateFigures
 from mmrl.training.resources.idle_rows import idle_rows, leave_out
 from mmrl.training.resources.micro_batch import MicroBatches
@@ -34,7 +35,7 @@ from mmrl.training.resources.profile import Profile
 from mmrl.training.resources.resting import check_rest, put_to_rest, woken
 from mmrl.training.rewards import RewardRunner
 from mmrl.training.settings import TrainSettings
-from mmrl.training.state import RunState, copy_state
+from mmrl.training.state import RunState, copy_state, load_parts
 from mmrl.training.stopping import AskedToStopError, Stop
 
 
@@ -66,6 +67,8 @@ class Trainer:
     ) -> None:
         algorithm.check(policy)
         algorithm.check_minibatches(settings.prompts_per_step)
+        # parts that remember are this run's own
+        algorithm = deepcopy(algorithm)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.ranks = ranks or Ranks()
         if self.ranks.world > 1 and algorithm.scope == "batch":
@@ -79,7 +82,7 @@ class Trainer:
             policy,
             sampler,
             rewards,
-            deepcopy(algorithm.planner),
+            algorithm.planner,
             self.ranks,
             group_size=algorithm.group_size,
             num_prompts=settings.prompts_per_step,
@@ -138,18 +141,21 @@ class Trainer:
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, check=self.reader.gate.looks)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
-            self.observe(rollouts, scores)
+            tell_sampler(self.sampler, self.ranks, *rows_of_now(rollouts, scores))
+            frozen |= of_scores(self.algorithm.score_reads, scores, rollouts)
             credit = self.credit(scores, rollouts, frozen)
-            mask = self.algorithm.trainable(rollouts) & credit.keep[:, None]
-            mask = mask if credit.actions is None else mask & credit.actions
-            trained = replace(rollouts, action_mask=mask)
+            trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
+                if isinstance(self.policy, Preceding):
+                    self.policy.end_step()
         self.index += 1
-        metrics = {**reward_metrics(scores, rollouts, collected.tables, self.ranks), **rollout_metrics(rollouts, self.ranks)}
-        metrics |= {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        metrics |= {"rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
+        measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        self.algorithm.adapt(self.index, measured)
+        fresh, own = rows_of_now(rollouts, scores)
+        metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
+        metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
         metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
@@ -209,21 +215,14 @@ class Trainer:
         """Advantages of this rank's rows, computed among the rows of all ranks."""
         read = {reading: frozen[reading] for reading in self.algorithm.advantage_reads}
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
-        everywhere = replace(
-            scores, values=torch.cat(self.ranks.gather(scores.values)), status=torch.cat(self.ranks.gather(scores.status))
-        )
+        everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
+        if isinstance(self.collector.planner, Watching):
+            self.collector.planner.watch(self.index + 1, everyone, everywhere, credit)
         own = mine, slice(rollouts.action_mask.shape[1])
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
         )
-
-    def observe(self, rollouts: Rollouts, scores: Scores) -> None:
-        """Tell the sampler how every prompt of the step did, on all ranks alike."""
-        total = scores.total()
-        mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
-        pairs = [pair for part in self.ranks.gather(mine) for pair in part]
-        self.sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
 
     def refuse_nan(self, totals: Mapping[str, float], batch: Batch) -> None:
         bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
@@ -258,11 +257,13 @@ class Trainer:
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must ask."""
         sizes = self.sizes.state_dict()
-        return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, **self._run_state.state_dict()}
+        parts = {name: part.state_dict() for name, part in self.algorithm.remembering.items()}
+        return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue exactly where `state` was taken."""
+        """Continue exactly where `state` was taken; raise ValueError where it is another run's."""
         self._run_state.load_state_dict(state)
+        load_parts(self.algorithm.remembering, state.get("parts", {}))
         self.sizes.load_state_dict(state.get("sizes", {}))
         put_to_rest(self.optimizer, self.settings.optimizer.rest)
         self.index, self.evaluated = state["index"], state["evaluated"]
@@ -299,6 +300,14 @@ class Trainer:
         shown = self.index == 1 or self._due(self.settings.samples_every)
         rollouts = collected.rollouts
         self._examples = Examples(rollouts.groups, in_group_order(scores, rollouts)) if shown else None
+
+
+def tell_sampler(sampler: PromptSampler, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
+    """Tell the sampler how every prompt of the step did, on all ranks alike."""
+    total = scores.total()
+    mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
+    pairs = [pair for part in ranks.gather(mine) for pair in part]
+    sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:

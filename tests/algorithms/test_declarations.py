@@ -84,7 +84,18 @@ def test_a_term_without_a_clip_declares_none():
     assert not isinstance(Reinforce(), Clipping)
 
 
-UNCREDITED = {"FlowKL", "ReferenceKL", "Entropy", "Perception", "Surprise", "KeepLikely", "OldKL", "TrustHinge"}
+UNCREDITED = {
+    "FlowKL",
+    "ReferenceKL",
+    "Entropy",
+    "Perception",
+    "Surprise",
+    "KeepLikely",
+    "OldKL",
+    "TrustHinge",
+    "BetweenReferences",
+    "LooserWhereGood",
+}
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 
 

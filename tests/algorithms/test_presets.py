@@ -13,6 +13,7 @@ import mmrl.algorithms.presets.text
 import mmrl.algorithms.presets.text_methods
 import mmrl.algorithms.presets.text_more
 import mmrl.algorithms.presets.text_planners
+import mmrl.algorithms.presets.text_state
 import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
@@ -23,6 +24,7 @@ from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.algorithms.presets.text_methods import PRESETS as METHODS
 from mmrl.algorithms.presets.text_more import PRESETS as MORE
 from mmrl.algorithms.presets.text_planners import PRESETS as PLANNERS
+from mmrl.algorithms.presets.text_state import PRESETS as STATE
 from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
@@ -31,12 +33,13 @@ from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
-PRESETS = TEXT | METHODS | MORE | PLANNERS | VIDEO
+PRESETS = TEXT | METHODS | MORE | PLANNERS | STATE | VIDEO
 _MODULES = (
     mmrl.algorithms.presets.text,
     mmrl.algorithms.presets.text_methods,
     mmrl.algorithms.presets.text_more,
     mmrl.algorithms.presets.text_planners,
+    mmrl.algorithms.presets.text_state,
     mmrl.algorithms.presets.video,
 )
 FILES = [Path(str(module.__file__)) for module in _MODULES]
@@ -57,7 +60,7 @@ def documented(files: Sequence[Path] = FILES) -> dict[str, str]:
 
 def test_every_preset_is_documented_and_nothing_else():
     assert set(documented()) == set(PRESETS)
-    assert len(PRESETS) == len(TEXT) + len(METHODS) + len(MORE) + len(PLANNERS) + len(VIDEO) >= 48
+    assert len(PRESETS) == sum(map(len, (TEXT, METHODS, MORE, PLANNERS, STATE, VIDEO))) >= 54
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from mmrl.algorithms.presets import text, text_methods
+from mmrl.algorithms.presets import text, text_methods, text_state
 from mmrl.training.optim import OptimizerSettings
-from tests.support.trainers import make_trainer
+from tests.support.trainers import at_most_one, make_trainer
 
 PRESETS = text.PRESETS | text_methods.PRESETS
+WITH_STATE = text_state.PRESETS
 STEPS = 40
 BOUND = 0.15
 
@@ -27,3 +28,13 @@ def gain(name: str, seed: int = 0) -> float:
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_reward_rises(name: str):
     assert gain(name) > BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WITH_STATE))
+def test_reward_rises_where_something_is_remembered(name: str):
+    algorithm = WITH_STATE[name]
+    optimizer = OptimizerSettings(lr=2e-2 / algorithm.updates)
+    trainer = make_trainer(algorithm, at_most_one, steps=STEPS, prompts_per_step=20, optimizer=optimizer)
+    rewards = [trainer.step()["reward/letter"] for _ in range(STEPS)]
+    assert sum(rewards[-10:]) / 10 - sum(rewards[:3]) / 3 > BOUND

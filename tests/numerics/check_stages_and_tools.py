@@ -8,7 +8,7 @@ from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
 from mmrl.algorithms.shaping.reference import gain, mean_probability
 from mmrl.algorithms.step_values import step_values, value_advantages
 from mmrl.algorithms.tools import code_reward, crop_corners, zoom_reward
-from mmrl.policies.text.rhythm import backward_distance, future_influence
+from mmrl.policies.text.looks.rhythm import backward_distance, future_influence
 from tests.numerics.registry import Vector, check, close, tensor
 
 

@@ -111,7 +111,7 @@ def arm(moment: Moment) -> None:
     elif moment.place == "metrics":
         rundir.append_line = counting(rundir.append_line, number, torn)
     elif moment.place == "collect":
-        trainer.Trainer.observe = counting(trainer.Trainer.observe, number, now)
+        trainer.tell_sampler = counting(trainer.tell_sampler, number, now)
     elif moment.place == "update":
         trainer.Trainer.refuse_nan = counting(trainer.Trainer.refuse_nan, number, now)
     elif moment.place == "evaluate":

@@ -78,19 +78,22 @@ class FakeTextPolicy:
     views: Mapping[str, View] = field(default_factory=dict)
     nets: dict[str, nn.Module] = field(default_factory=dict)
     accelerator: Any = None
+    vocabulary: str = LETTERS
+    reads_at_temperatures: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("policy", "ref", "ema"):
+        for name in ("policy", "ref", "ema", "previous", "start"):
             torch.manual_seed(0)
             size = 3 + len(LETTERS) + self.length
             self.nets[name] = nn.Sequential(nn.Linear(size, 32), nn.Tanh(), nn.Linear(32, len(LETTERS)))
 
-    def _logprobs(self, model: str, trace: Steps, view: str) -> Tensor:
+    def _logprobs(self, model: str, trace: Steps, view: str, temperature: float | Tensor | None = None) -> Tensor:
         tokens = trace.tensors["tokens"]
         previous = nn.functional.one_hot(tokens, len(LETTERS)).float().roll(1, dims=1)
         previous[:, 0] = 0
         position = trace.tensors["position"]
-        return self.nets[model](torch.cat([trace.tensors[view], previous, position], -1)).log_softmax(-1)
+        logits = self.nets[model](torch.cat([trace.tensors[view], previous, position], -1))
+        return (logits if temperature is None else logits / temperature).log_softmax(-1)
 
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
@@ -101,7 +104,8 @@ class FakeTextPolicy:
         trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
         draws = uniform(rows, self.length)
         for t in range(self.length):
-            probs = self._logprobs("policy", trace, "shown")[:, t].exp()
+            heat = torch.tensor([request.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
+            probs = self._logprobs("policy", trace, "shown", heat)[:, t].exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
@@ -114,6 +118,10 @@ class FakeTextPolicy:
         for noted, given in zip(logprobs, begun, strict=True):
             noted[: len(given)] = torch.nan
         logprobs[torch.tensor([not is_recorded(request) for request, _ in rows], dtype=torch.bool)] = torch.nan
+        for noted, (request, _) in zip(logprobs, rows, strict=True):
+            if request.stored is not None:
+                noted[:] = torch.nan
+                noted[: len(request.stored.logprobs)] = torch.tensor(request.stored.logprobs)
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
         for trains, given in zip(mask, begun, strict=True):
             trains[: len(given)] = False
@@ -159,7 +167,14 @@ class FakeTextPolicy:
                 notes.setdefault(request.group_id, []).append(self.note(text, request))
                 sample_ids.append(-1)
                 continue
-            sample = Sample(text, tuple(row[: sum(kept)]), truncated="." not in text, role=request.role, given=(0, len(given)))
+            sample = Sample(
+                text,
+                tuple(row[: sum(kept)]),
+                truncated="." not in text,
+                role=request.role,
+                given=(0, len(given)),
+                temperature=request.temperature,
+            )
             if request.role == "probe":
                 sample_ids.append(-1)
                 drawn[request.view] = (*drawn.get(request.view, ()), sample)
@@ -178,7 +193,7 @@ class FakeTextPolicy:
         assert isinstance(trace, Steps)
         out: dict[Reading, Tensor] = {}
         for reading in readings:
-            logprobs = self._logprobs(reading.model, trace, reading.view)
+            logprobs = self._logprobs(reading.model, trace, reading.view, reading.temperature)
             chosen = logprobs.gather(-1, trace.tensors["tokens"][..., None])[..., 0]
             uniform = torch.full_like(logprobs, -math.log(len(LETTERS)))
             out[reading] = {
@@ -210,6 +225,11 @@ class FakeTextPolicy:
         for slow, live in zip(self.nets["ema"].parameters(), self.nets["policy"].parameters(), strict=True):
             slow.lerp_(live, 1 - self.ema_decay)
 
+    @torch.no_grad()
+    def end_step(self) -> None:
+        self.nets["previous"].load_state_dict(self.nets["start"].state_dict())
+        self.nets["start"].load_state_dict(self.nets["policy"].state_dict())
+
     def state_dict(self) -> dict[str, Any]:
         return {name: net.state_dict() for name, net in self.nets.items()}
 
@@ -228,7 +248,7 @@ class FakeTextPolicy:
 
 def is_recorded(request: Request) -> bool:
     """Does training read what was sampled behind the prompt that was shown?"""
-    if request.role == "injected":
+    if request.role == "injected" or request.temperature is not None:
         return False
     return request.shown is None or request.train_view == "same"
 

@@ -7,6 +7,7 @@ from typing import Any
 from mmrl.algorithms.advantages.answers import Polychromic
 from mmrl.algorithms.advantages.asymmetric import Asymmetric
 from mmrl.algorithms.advantages.beta import BetaNorm
+from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.text import PRESETS
@@ -18,7 +19,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support import fakes, flow_fakes
 
-BOUNDED = (Asymmetric, BetaNorm, Polychromic, VirtualBest)
+BOUNDED = (Asymmetric, BetaNorm, Polychromic, SingleStream, VirtualBest)
 """Advantages of total rewards in [0, 1]."""
 NUMBERS = {field.name for field in fields(TrainSettings)}
 

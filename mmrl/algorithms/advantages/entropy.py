@@ -1,37 +1,31 @@
 """Advantages that look at how uncertain the policy was."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import lengths
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
+from mmrl.algorithms.notes import Notes
+from mmrl.core.ranges import NonNegative, Positive
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
 
 
 @dataclass(frozen=True)
-class EntropyControl:
+class EntropyControl(OnTop):
     """A - penalty H, and A = 0 where H > most; H the mean entropy of a rollout when it was sampled (GTPO, arXiv:2508.03772).
 
     The paper removes answers only for models whose entropy begins below ln 2; here nothing is removed in a step whose mean
     entropy is above `most`.
     """
 
-    inner: GroupNorm = field(default_factory=GroupNorm)
-    """The advantage A."""
     penalty: NonNegative = 0.1
     """Per nat of mean entropy."""
     most: Positive = 0.7
     """In nats per action, about ln 2."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def min_group_size(self) -> int:
-        return self.inner.min_group_size
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -46,24 +40,16 @@ class EntropyControl:
 
 
 @dataclass(frozen=True)
-class NoveltyBonus:
+class NoveltyBonus(OnTop):
     """A + min(novelty (1 - eta), most A) where A > 0 and below-average likely, eta = e^(mean log p - group mean) (XRPO).
 
     XRPO, arXiv:2510.06672, its sharpening: right answers that the policy found unlikely count more, by `most` of their advantage.
     """
 
-    inner: GroupNorm = field(default_factory=GroupNorm)
-    """The advantage A."""
     novelty: NonNegative = 2.5
     """Bonus per unit of 1 - eta."""
     most: NonNegative = 0.5
     """In shares of A."""
-
-    __post_init__ = check_ranges
-
-    @property
-    def min_group_size(self) -> int:
-        return self.inner.min_group_size
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -79,3 +65,52 @@ class NoveltyBonus:
         gain = (self.novelty * (1 - eta)).clamp(min=0)[:, None]
         bonus = torch.minimum(gain, self.most * credit.values.clamp(min=0))
         return Credit(credit.values + bonus, credit.keep, credit.actions)
+
+
+@dataclass(frozen=True)
+class NearEntropy(Notes, OnTop):
+    """A <- (1 - a) A + a [A > right_above] p_T / p, T what brings entropy back to `target` (DCPO).
+
+    Code 597358816/DCPO (no report with an id was found; it extends arXiv:2402.03300). p is the probability of an action when it
+    was sampled and p_T that at temperature T: `hot` as long as the entropy of the step before is at most `target`, else `cold`.
+    a = x / (1 + x), x = min(|target - entropy|, most) / share of rows with A > right_above. Entropy is the mean of -log p of
+    what was sampled, an estimate from one sample, and 0 before the first step. Where no row is right A stays.
+    """
+
+    target: NonNegative = 0.5
+    """Entropy to be near, in nats per action."""
+    most: NonNegative = 0.1
+    """Largest distance from it that counts."""
+    hot: Positive = 1.2
+    """T as long as the entropy is at most the target."""
+    cold: Positive = 0.8
+    """T above it."""
+    right_above: NonNegative = 0.05
+    """A row whose advantage is larger is right."""
+
+    @property
+    def entropy(self) -> float:
+        """The estimate that the step before left."""
+        return self.notes.get("entropy", 0.0)
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        heat = self.hot if self.entropy <= self.target else self.cold
+        return (OLD_LOGPROBS, OLD_LOGPROBS._replace(temperature=heat))
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit = self.inner(scores, rollouts)
+        mask = rollouts.action_mask & credit.keep[:, None]
+        plain, heated = (rollouts.recorded[reading].to(credit.values) for reading in self.reads)
+        values = self.mixture(credit.values, (heated - plain).exp(), mask)
+        self.notes["entropy"] = -float(masked_mean(plain, rollouts.action_mask))
+        return Credit(torch.where(mask, values, 0.0), credit.keep, credit.actions)
+
+    def mixture(self, advantages: Tensor, ratio: Tensor, mask: Tensor) -> Tensor:
+        """The advantages (n, t) after the mixture."""
+        right = torch.where(mask, advantages, 0.0).sum(1) / mask.sum(1).clamp(min=1) > self.right_above
+        if not bool(right.any()):
+            return advantages
+        amount = min(abs(self.target - self.entropy), self.most) / float(right.double().mean())
+        amount = amount / (1 + amount)
+        return (1 - amount) * advantages + amount * right[:, None] * ratio

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, Surrogate, actions_only, log_ratio
+from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OldPenalty, Surrogate, actions_only, log_ratio
 from mmrl.core.ranges import Count, NonNegative, Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
@@ -91,7 +91,7 @@ class Discriminative(Surrogate):
 
 
 @dataclass(frozen=True)
-class TrustHinge:
+class TrustHinge(OldPenalty):
     """sg[max(0, beta (K - delta))] K, K = mean over the minibatch's actions of KL(old || policy) (DisCO, arXiv:2505.12366).
 
     Nothing as long as K stays below delta; beyond, a pull that grows with the excess. "k3": ratio - 1 - log ratio; "k1": log
@@ -108,20 +108,8 @@ class TrustHinge:
     __post_init__ = check_ranges
 
     @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS)
-
-    @property
     def scope(self) -> Scope:
         return "batch"
-
-    @property
-    def credited(self) -> bool:
-        return False
-
-    @property
-    def at_first_update(self) -> str | None:
-        return "nothing"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

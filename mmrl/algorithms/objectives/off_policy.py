@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.surrogates import Values
-from mmrl.algorithms.objectives.terms import Surrogate, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
@@ -72,7 +73,7 @@ class Rec(Surrogate):
 
 
 @dataclass(frozen=True)
-class OldKL:
+class OldKL(OldPenalty):
     """(log policy - log old)^2, or -log policy (`forward`): what holds REC near the weights that sampled (arXiv:2509.24203).
 
     Coefficients of the paper's regularizers are the term's own; the half of k2 is taken in, as in its code.
@@ -85,14 +86,6 @@ class OldKL:
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, OLD_LOGPROBS) if self.form == "k2" else (LOGPROBS,)
 
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         if self.form == "forward":
@@ -101,22 +94,35 @@ class OldKL:
 
 
 @dataclass(frozen=True)
-class VarianceBound(Surrogate):
+class VarianceBound(Notes, Surrogate):
     """-ratio A + multiplier (ratio - 1)^2: the second moment of the ratio about 1 is held down (R2VPO, arXiv:2601.03320).
 
-    From two re-implementations that agree. The paper moves the multiplier by dual ascent; here it is fixed, `dual_step` says how
-    it would move.
+    From two re-implementations that agree. With a rate the multiplier moves by dual ascent after every step, m <- max(0, m +
+    rate (mean (ratio - 1)^2 - bound)); rate and bound are ours, for the paper's were not found.
     """
 
     multiplier: NonNegative = 0.04
-    """Weight of the squared distance of a ratio from 1."""
+    """Weight of the squared distance of a ratio from 1, at the beginning of training."""
+    bound: NonNegative = 0.01
+    """The mean squared distance that is allowed."""
+    rate: NonNegative = 0.0
+    """How fast the multiplier follows; 0: it stays."""
 
     __post_init__ = check_ranges
+
+    @property
+    def current(self) -> float:
+        """The multiplier now."""
+        return self.notes.get("multiplier", self.multiplier)
+
+    def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.rate:
+            self.notes["multiplier"] = dual_step(self.current, metrics["policy/ratio_variance"], self.bound, self.rate)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         difference = log_ratio(readings, batch.rollouts.action_mask)
         ratio = difference.exp()
-        values = -ratio * batch.advantages + self.multiplier * (ratio - 1) ** 2
+        values = -ratio * batch.advantages + self.current * (ratio - 1) ** 2
         return values, {"policy/ratio_variance": ((ratio - 1) ** 2).detach(), **ratio_metrics(difference)}
 
 
@@ -126,7 +132,7 @@ def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> 
 
 
 @dataclass(frozen=True)
-class KeepLikely:
+class KeepLikely(OldPenalty):
     """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: none gets rarer (LLDS).
 
     LLDS, arXiv:2512.04220, eq. 5 as in independent re-implementations. The gate has no gradient. The paper divides by the
@@ -135,20 +141,8 @@ class KeepLikely:
     """
 
     @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS)
-
-    @property
     def scope(self) -> Scope:
         return "rollout"
-
-    @property
-    def credited(self) -> bool:
-        return False
-
-    @property
-    def at_first_update(self) -> str | None:
-        return "nothing"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

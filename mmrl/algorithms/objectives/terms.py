@@ -17,6 +17,8 @@ LOG_RATIO_BOUND = 20.0
 
 PLAIN = "plain REINFORCE"
 """A surrogate of policy / old where both are the same: its gradient is that of -A log policy."""
+NOTHING = "nothing"
+"""A penalty on leaving the old policy where both are the same: it has no gradient."""
 
 
 @runtime_checkable
@@ -59,6 +61,26 @@ class ProportionalToAdvantage(Surrogate):
     @property
     def silent_without_advantage(self) -> bool:
         return True
+
+
+class OldPenalty:
+    """The declarations of penalties on leaving the old policy: they compare log-probabilities, and take no credit."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return "action"
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    @property
+    def at_first_update(self) -> str | None:
+        return NOTHING if OLD_LOGPROBS in self.reads else None
 
 
 def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:

@@ -7,6 +7,7 @@ exactly.
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,7 +30,7 @@ def softmax(values: Mapping[str, float], temperature: float) -> dict[str, float]
 
 
 @dataclass
-class Learning:
+class Learning(ABC):
     """Prompts by id, a generator per draw, and states: shared by the samplers that learn."""
 
     prompts: Sequence[Prompt]
@@ -73,13 +74,13 @@ class Learning:
         self.draws = state["draws"]
         self.remember(state["memory"])
 
+    @abstractmethod
     def memory(self) -> State:
         """All that was learned."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remember(self, memory: State) -> None:
         """Take over what was learned."""
-        raise NotImplementedError
 
 
 @dataclass

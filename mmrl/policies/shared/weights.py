@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-SHADOWS = frozenset({"ref", "ema"})
+SHADOWS = frozenset({"ref", "ema", "previous", "start"})
+"""`start`: as the step under way began; `previous`: as the one before began, for which both are kept."""
 Decay = float | Callable[[int], float]
 """How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
 USUAL_DECAY = 0.99
@@ -78,6 +79,11 @@ class Shadow:
             copy_all(live, kept)
 
     @torch.no_grad()
+    def take_over(self, weights: Sequence[Tensor]) -> None:
+        """Hold these values from now on."""
+        copy_all(self.weights, weights)
+
+    @torch.no_grad()
     def follow(self, decay: float) -> None:
         """shadow <- decay * shadow + (1 - decay) * policy."""
         for weight, live in zip(self.weights, self.order, strict=True):
@@ -86,6 +92,8 @@ class Shadow:
 
 class Weights:
     """The trainable weights of a module; `ref` and `ema` start as copies of them, and `ema` follows at every update.
+
+    `previous`, where it is wanted, holds the weights with which the step before began.
 
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
@@ -106,7 +114,8 @@ class Weights:
         rest: Rest = "device",
         prefix: str = "",
     ) -> None:
-        wanted = sorted(set(shadows))
+        asked = set(shadows)
+        wanted = sorted(asked | {"start"} if "previous" in asked else asked)
         if sharded and rest == "cpu":
             raise ValueError(
                 "policy.copies_on is 'cpu', but FSDP and ZeRO-3 keep a part of every copy on each GPU: leave policy.copies_on "
@@ -158,6 +167,12 @@ class Weights:
             decay = self.ema_decay(self.num_updates) if callable(self.ema_decay) else self.ema_decay
             self.shadows["ema"].follow(decay)
         self.num_updates += 1
+
+    def end_step(self) -> None:
+        """A step's updates are over: `previous` takes over where it began, and the next one begins with the weights of now."""
+        if "previous" in self.shadows:
+            self.shadows["previous"].take_over(self.shadows["start"].weights)
+            self.shadows["start"].follow(0.0)
 
     def state_dict(self, keep: bool = True) -> State:
         """Everything by name, whole and in memory of its own on the CPU. With sharded weights every process must call it.

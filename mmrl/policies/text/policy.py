@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.spans import in_span
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Prefix, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
@@ -23,24 +23,25 @@ from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
 from mmrl.policies.text.generate import rest, wake
 from mmrl.policies.text.loading import banned_tokens, writer_of
+from mmrl.policies.text.looks.look import LOOKS, look
+from mmrl.policies.text.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
-from mmrl.policies.text.prefix import continued, forced_tokens, kept_tokens
-from mmrl.policies.text.rewritten import REFERENCE, REWRITTEN, rewrite
-from mmrl.policies.text.rhythm import DISTANCE, INFLUENCE, RHYTHM, RhythmEvaluation, shows_attention
+from mmrl.policies.text.prefix import continued, fill_given
 from mmrl.policies.text.rollout import (
     PromptCache,
     Row,
     assemble,
     by_length,
-    check_reading,
+    by_temperature,
+    by_weights,
     check_requests,
     check_sampling,
     plan,
     show_as_trained,
     texts_of,
-    tokens_of,
+    vocabulary_of,
 )
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -55,10 +56,10 @@ T = TypeVar("T")
 
 
 class TextPolicy:
-    """Any image-text-to-text model of transformers. An action is a token of the completion.
+    """Any model of transformers that writes text. An action is a token of the completion.
 
-    Rollouts and readings are on the CPU whatever the device of the model. Readings under the live weights carry a gradient
-    where gradients are on; readings under a shadow never do.
+    Rollouts and readings are on the CPU whatever the device of the model. Readings under live weights carry a gradient
+    where gradients are on, under a shadow never.
 
     Args:
         ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
@@ -66,11 +67,11 @@ class TextPolicy:
         parts: who loads, writes, reads and keeps weights; a dry run has others.
 
     Raises:
-        FileNotFoundError: no such model, adapter or picture.
-        ValueError: a model without picture input, unknown shadows, or settings that contradict each other.
+        FileNotFoundError: no such model or adapter.
+        ValueError: unknown shadows, or settings that contradict each other.
     """
 
-    offers = QUANTITIES | REWRITTEN | RHYTHM | {ANSWERS}
+    offers, reads_at_temperatures = QUANTITIES | LOOKS | {ANSWERS}, True
 
     def __init__(
         self,
@@ -132,6 +133,14 @@ class TextPolicy:
         self.weights.follow()
         self._followed = False
 
+    def end_step(self) -> None:
+        self.weights.end_step()
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """A name of the tokenizer's tokens and their numbers."""
+        return vocabulary_of(self.tokenizer)
+
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
         """Completions of all requests; `sampling` replaces the training one.
@@ -148,12 +157,9 @@ class TextPolicy:
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
-        drawn = [row for row in rows if row.request.text is None]
+        drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
         for row in rows:
-            if row.request.text is not None:
-                row.tokens = tokens_of(row.request, self.tokenizer, self.eos_token_ids[0], self.banned)
-            elif row.request.prefix is not None:
-                self._begin(row, row.request.prefix)
+            fill_given(row, self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
@@ -173,24 +179,20 @@ class TextPolicy:
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
 
-        `answer_mask` is 1 for tokens inside the last <answer>; `group_divergence` takes all rows for one group. Attention and the
-        probability of true answers have no gradient.
+        `answer_mask`: 1 inside the last <answer>; `group_divergence` takes all rows for one group; `LOOKS` have no gradient.
 
         Raises:
             ValueError: a quantity, model or view this policy does not have.
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        wanted: dict[tuple[str, str], list[Reading]] = {}
-        for reading in readings:
-            check_reading(reading, self.offers, self.shadows | {"policy"}, self._known_views)
-            wanted.setdefault((reading.model, reading.view), []).append(reading)
-        out: dict[Reading, Tensor] = {}
-        for (model, view), asked in wanted.items():
+        known, out = (self.offers, self.shadows | {"policy"}, self._known_views), dict[Reading, Tensor]()
+        for (model, view, temperature), asked in by_weights(readings, *known).items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
-                values = self._evaluate(trace, mask, tuple(sorted(names & QUANTITIES)), view)
-                values |= self._look(trace, mask, names, view)
+                rows, evaluate = trace.at(temperature), partial(self._evaluate, view=view)
+                values = look(names, rows, mask, evaluate, self.tokenizer, self.decode)
+                values |= evaluate(rows, mask, tuple(sorted(names & QUANTITIES)))
             if ANSWERS in names:
                 values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
             out |= {reading: values[reading.quantity] for reading in asked}
@@ -273,28 +275,13 @@ class TextPolicy:
     def _known_views(self) -> frozenset[str]:
         return frozenset({"plain", *self.views})
 
-    def _show(self, prompt: Encoded, view: str) -> Encoded:
-        """The prompt under a view; drawn once, so a rollout and all readings see the same."""
-        if view == "plain":
-            return prompt
-        if view not in prompt.views:
-            assert prompt.prompt is not None
-            shown = self.encode(self.views[view](prompt.prompt, prompt.seed), prompt.seed)
-            prompt.views[view] = replace(shown, view=view)
-        return prompt.views[view]
-
-    def _begin(self, row: Row, prefix: Prefix) -> None:
-        """Note the tokens that a row begins with."""
-        kept = kept_tokens(prefix, self.decode, self.eos_token_ids)
-        row.begun = (*kept, *forced_tokens(prefix, self.tokenizer, self.banned, row.request.prompt.id))
-        row.num_trained = len(kept) if prefix.trained else 0
-
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
-        """Draw the completions of these rows, and say how old the weights are that wrote; without rows, keep others company."""
+        """Draw rows of one temperature, and say how old the weights are that wrote; without rows, keep others company."""
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
+        sampling = at_temperature(sampling, rows)
         completions = self.generator.write(
-            [continued(self._show(prompts[i], view), begun) for i, view, begun in used],
+            [continued(show(prompts[i], view, self), begun) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,
@@ -302,18 +289,6 @@ class TextPolicy:
         for i, row in enumerate(rows):
             row.write(completions, i, sampling.max_new_tokens)
         return completions.weights_version if rows else self.weights.num_updates
-
-    @torch.no_grad()
-    def _look(self, trace: TextTrace, mask: Bool[Tensor, "n t"], names: set[str], view: str) -> dict[str, Float[Tensor, "n t"]]:
-        """The quantities that take a forward of their own."""
-        found: dict[str, Tensor] = {}
-        if names & RHYTHM:
-            found = self._evaluate(trace, mask, (DISTANCE, INFLUENCE), view)
-        for name in sorted(names & REWRITTEN):
-            rows = rewrite(trace, self.tokenizer, self.decode, thought=name == REFERENCE)
-            logprobs = self._evaluate(rows.trace, rows.mask, ("logprobs",), view)["logprobs"]
-            found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
-        return found
 
     def _evaluate(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
@@ -326,7 +301,7 @@ class TextPolicy:
             trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace = replace(trace.compact(), packed=self.reads_packed(trace))
-        shown = [self._show(prompt, view) for prompt in trace.prompts]
+        shown = [show(prompt, view, self) for prompt in trace.prompts]
         work = evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
@@ -340,7 +315,27 @@ def check_space(space: str | None, model_type: str) -> str:
 
 
 def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
-    """The rows `size` at a time; of several chunks, those with the longest prompts first, if their lengths may be asked for."""
-    if len(rows) > size and prompts is not None:
-        rows = by_length(rows, prompts)
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    """Rows of one temperature, `size` at a time; of several chunks those with the longest prompts first, if known by then."""
+    chunks: list[Sequence[Row]] = []
+    for alike in by_temperature(rows):
+        if len(alike) > size and prompts is not None:
+            alike = by_length(alike, prompts)
+        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return chunks
+
+
+def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
+    """The settings for rows of one temperature, which may be another than the run's."""
+    heat = rows[0].request.temperature if rows else None
+    return sampling if heat is None else replace(sampling, temperature=heat)
+
+
+def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:
+    """The prompt under a view; drawn once, so a rollout and all readings see the same."""
+    if view == "plain":
+        return prompt
+    if view not in prompt.views:
+        assert prompt.prompt is not None
+        changed = policy.encode(policy.views[view](prompt.prompt, prompt.seed), prompt.seed)
+        prompt.views[view] = replace(changed, view=view)
+    return prompt.views[view]

@@ -1,4 +1,4 @@
-"""Completions that begin with given tokens: where an earlier one is cut, and the prompt that goes on behind it."""
+"""Completions of which something is given: where an earlier one is cut, and the prompt that goes on behind it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +10,8 @@ from torch import nn
 from mmrl.core.types import Prefix
 from mmrl.policies.text.answer_tokens import reaching
 from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.rollout import Row, tokens_of
 
 
 def kept_tokens(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
@@ -57,3 +59,20 @@ def continued(prompt: Encoded, begun: Sequence[int]) -> Encoded:
         begun=tuple(begun),
         views={},
     )
+
+
+def fill_given(row: Row, host: TextHost) -> None:
+    """Write down the tokens of a row that its request gives.
+
+    Raises:
+        ValueError: they hold a token that no completion may hold.
+    """
+    request = row.request
+    if request.stored is not None:
+        row.restore(request.stored)
+    elif request.text is not None:
+        row.tokens = tokens_of(request, host.tokenizer, host.eos_token_ids[0], host.banned)
+    elif request.prefix is not None:
+        kept = kept_tokens(request.prefix, host.decode, host.eos_token_ids)
+        row.begun = (*kept, *forced_tokens(request.prefix, host.tokenizer, host.banned, request.prompt.id))
+        row.num_trained = len(kept) if request.prefix.trained else 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import stack_ragged
-from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.generate import Completions
@@ -57,8 +57,15 @@ class Row:
 
     @property
     def is_recorded(self) -> bool:
-        """Were its tokens sampled behind the prompt as training reads it?"""
-        return self.request.text is None and self.request.view == "plain" and self.shown == self.prompt
+        """Were its tokens sampled behind the prompt as training reads it, at the run's temperature?"""
+        if self.request.stored is not None:
+            return len(self.request.stored.logprobs) > 0
+        plain = self.request.view == "plain" and self.request.temperature is None
+        return self.request.text is None and plain and self.shown == self.prompt
+
+    def restore(self, stored: StoredRow) -> None:
+        """Take up a row of an earlier step, token by token."""
+        self.tokens, self.logprobs, self.stopped = list(stored.tokens), list(stored.logprobs), not stored.truncated
 
 
 @dataclass
@@ -109,6 +116,12 @@ def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
     return sorted(rows, key=lambda row: -(len(prompts[row.shown]) + len(row.begun)))
 
 
+def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that are drawn at the same temperature together; those at the run's own first."""
+    heats = dict.fromkeys([None, *(row.request.temperature for row in rows)])
+    return [[row for row in rows if row.request.temperature == heat] for heat in heats]
+
+
 def view_seed(request: Request) -> int:
     """A seed from a prompt and its group, which belongs to one step: the same in all its readings, another in the next step."""
     digest = hashlib.blake2b(f"{request.prompt.id}/{request.group_id}".encode(), digest_size=8).digest()
@@ -130,6 +143,8 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} shows prompt {request.shown.id!r}: what is shown must keep the id of what is trained")
         if request.text is not None and (request.prefix is not None or request.role == "note"):
             raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.text out")
+        if (request.role == "replayed") != (request.stored is not None) or (request.stored is not None and request.count != 1):
+            raise ValueError(f"{name} replays a row of an earlier step: give Request.stored, role 'replayed' and count 1")
         if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
 
@@ -145,6 +160,13 @@ def tokens_of(request: Request, tokenizer: Any, stop: int, banned: frozenset[int
     if found:
         raise ValueError(f"the text given for prompt {request.prompt.id!r} holds the tokens {found}, which no answer may hold")
     return tokens if tokens[-1:] == [stop] else [*tokens, stop]
+
+
+def vocabulary_of(tokenizer: Any) -> str:
+    """A name of the tokens and their numbers, by which rows of an earlier run are known to mean the same."""
+    tokens: dict[str, int] = tokenizer.get_vocab()
+    spelled = "\n".join(f"{number} {token}" for token, number in sorted(tokens.items(), key=lambda pair: (pair[1], pair[0])))
+    return hashlib.blake2b(spelled.encode(), digest_size=16).hexdigest()
 
 
 def check_sampling(sampling: object, usual: Sampling) -> Sampling:
@@ -165,6 +187,17 @@ def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[st
     ):
         if name not in known:
             raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
+
+
+def by_weights(
+    readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
+) -> dict[tuple[str, str, float | None], list[Reading]]:
+    """The readings that one pass gives, by weights, view and temperature; raises ValueError for one nobody can evaluate."""
+    found: dict[tuple[str, str, float | None], list[Reading]] = {}
+    for reading in readings:
+        check_reading(reading, offers, models, views)
+        found.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
+    return found
 
 
 def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[str]:
@@ -199,6 +232,7 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -
             role=request.role,
             clips=prompts[row.prompt].clips,
             given=row.given,
+            temperature=request.temperature,
         )
         is_probe = request.role == "probe"
         sample_ids.append(-1 if is_probe else len(mine))
@@ -221,7 +255,7 @@ def assemble(
     """Groups of all samples; rows of all but the probes and notes.
 
     Log-probabilities are NaN where nobody sampled the text after the prompt as training reads it: of given text, and of what
-    was written under a view or behind another prompt.
+    was written under a view, behind another prompt or at another temperature.
     """
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]

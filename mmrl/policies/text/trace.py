@@ -47,6 +47,12 @@ class TextTrace:
             temperature=self.temperature[rows],
         )
 
+    def at(self, temperature: float | None) -> "TextTrace":
+        """The same, to be read at another temperature than it was sampled with; None: at its own."""
+        if temperature is None:
+            return self
+        return replace(self, temperature=torch.full_like(self.temperature, temperature))
+
     def compact(self) -> "TextTrace":
         """Only the prompts that some row answers, and no padding that all rows share."""
         used, index = self.prompt_index.unique(return_inverse=True)

@@ -22,8 +22,8 @@ from tests.support.text_policies import PACKING, gradients, logprobs, make, mixe
 
 LONG = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the shade. " * 2
 CLOSE = 1e-12
-"""In float64, where a mistake is all that can be larger: sums in another order were off by 5e-15. float32 rounds log-probabilities
-of 8 to 16, as InternVL's are, by 1e-6 at every operation: there both ways were 4e-6 apart."""
+"""In float64, where a mistake is all that can be larger: sums in another order were off by 5e-15. In float32, every
+operation rounds log-probabilities of 8 to 16, as InternVL's are, by 1e-6: there both ways were 4e-6 apart."""
 
 
 def requests() -> list[Request]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,6 @@ def test_notes_are_no_samples(tiny: Tiny):
         ({"prefix": Prefix((1,), forced="<|image_pad|>")}, "forced for prompt 'one' holds the tokens"),
     ],
 )
-def test_requests_that_contradict_themselves(tiny: Tiny, changes: dict[str, object], said: str):
+def test_requests_that_contradict_themselves(tiny: Tiny, changes: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said.replace("|", r"\|")):
         make(tiny("qwen2_5_vl")).rollout([asked(prompts()[0], **changes)])

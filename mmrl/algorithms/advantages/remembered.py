@@ -1,0 +1,112 @@
+"""Advantages that remember: a success rate per prompt, or what a group was like whose rows are gone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.advantages.statistics import standardize, to_credit, totals_and_keep
+from mmrl.algorithms.tracker import Tracked, begin
+from mmrl.core.protocols import State
+from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
+from mmrl.core.types import Credit, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class AmongSeen(OnTop):
+    """A = (r - mean) / (deviation + eps) over all samples a group ever had, where rows were dropped or come from earlier steps.
+
+    Elsewhere the inner advantage. It is divided as the inner one is, by the unbiased deviation or by nothing.
+    """
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        inner = replace(self.inner, drop_zero=False)
+        credit = inner(scores, rollouts)
+        values = torch.where(rollouts.action_mask, credit.values, 0.0)
+        for group in rollouts.groups:
+            if group.seen is not None:
+                rows = (rollouts.group_ids == group.id) & keep
+                lead = totals[rows] - group.seen.mean
+                scale = 1.0 if inner.scale == "none" else group.seen.deviation + inner.eps
+                flat = group.seen.deviation < inner.zero_below
+                values[rows] = torch.where(rollouts.action_mask[rows], 0.0 if flat else (lead / scale)[:, None], 0.0).to(values)
+        if self.inner.drop_zero and bool(values.any()):
+            keep = keep & (values != 0).any(1)
+        return Credit(torch.where(keep[:, None], values, 0.0), keep)
+
+
+@dataclass
+class Visits:
+    """The memory of SingleStream: every prompt's evidence, and how far the policy has moved in all."""
+
+    prompts: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
+    at: dict[str, float] = field(default_factory=dict[str, float])
+    """How far it had moved when the prompt was last visited, in nats; 0 where it never was."""
+    moved: float = 0.0
+
+
+@dataclass(frozen=True)
+class SingleStream:
+    """A = whiten(r - v), v = right / (right + wrong) of the prompt before the sample; evidence fades (SPO, arXiv:2509.13232).
+
+    right <- s right + r, wrong <- s wrong + 1 - r, s = 2^(-D / half) in [0.875, 0.96], D = KL since the prompt was last visited:
+    the sum over steps of the mean KL to the weights that sampled that updates saw. Prompts begin with `samples` imagined samples
+    of mean `start`, for which the paper draws 8 real ones. `half` was not found: 0.06 is ours. Rewards in [0, 1].
+    """
+
+    start: Share = 0.5
+    """The rate of a prompt that was never sampled."""
+    samples: Positive = 8.0
+    """How many samples that counts for."""
+    half: Positive = 0.06
+    """Nats after which half of the evidence would be forgotten."""
+    whiten: bool = True
+    """Divide by the deviation over the step, after subtracting the mean."""
+    eps: NonNegative = 1e-8
+    """Added to that deviation."""
+    visits: Visits = field(default_factory=Visits, init=False, compare=False, repr=False)
+    min_group_size = 1
+
+    __post_init__ = check_ranges
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        """Raises ValueError for a total reward outside of [0, 1]."""
+        totals, keep = totals_and_keep(scores)
+        out_of_range = totals[keep & ((totals < 0) | (totals > 1))]
+        if len(out_of_range):
+            raise ValueError(
+                f"SingleStream tracks success rates, and a total reward is {float(out_of_range[0]):g}: give rewards in [0, 1], "
+                "and weights that add up to 1"
+            )
+        values, known = torch.zeros_like(totals), self.visits
+        for i, (group, _) in enumerate(rollouts.samples()):
+            if keep[i]:
+                before = known.prompts.get(group.prompt.id, begin(self.start, self.samples))
+                values[i] = totals[i] - before.rate
+        for i, (group, _) in enumerate(rollouts.samples()):
+            if keep[i]:
+                self.visit(group.prompt.id, float(totals[i]))
+        if self.whiten:
+            values[keep] = standardize(values[keep], 1, self.eps)
+        return to_credit(values, keep, rollouts, scores)
+
+    def visit(self, prompt: str, reward: float) -> None:
+        """Take in a sample of a prompt."""
+        known = self.visits
+        before = known.prompts.get(prompt, begin(self.start, self.samples))
+        known.prompts[prompt] = before.after(reward, known.moved - known.at.get(prompt, 0.0), self.half)
+        known.at[prompt] = known.moved
+
+    def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.visits.moved += max(metrics.get("policy/kl_old", 0.0), 0.0)
+
+    def state_dict(self) -> State:
+        known = self.visits
+        return {"prompts": {name: list(one) for name, one in known.prompts.items()}, "at": {**known.at}, "moved": known.moved}
+
+    def load_state_dict(self, state: State) -> None:
+        known = self.visits
+        known.prompts = {name: Tracked(*one) for name, one in state["prompts"].items()}
+        known.at, known.moved = dict(state["at"]), state["moved"]

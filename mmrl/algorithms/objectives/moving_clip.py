@@ -1,0 +1,154 @@
+"""Clips whose range differs from action to action: around another centre than 1, or wider where the policy is unsure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mmrl.algorithms.objectives.surrogates import Values
+from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
+from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
+from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
+from mmrl.core.types import Batch, ClipRange, Reading, Scope
+
+Actions = Float[Tensor, "n t"]
+
+
+def clip_between(difference: Actions, advantages: Actions, least: Actions, most: Actions) -> Values:
+    """-min(ratio A, clip(ratio, least, most) A), bounds by action, and its metrics."""
+    ratio = difference.exp()
+    plain, held = -advantages * ratio, -advantages * torch.minimum(torch.maximum(ratio, least), most)
+    return torch.maximum(plain, held), {"policy/clip_frac": (held > plain).to(ratio), **ratio_metrics(difference)}
+
+
+@dataclass(frozen=True)
+class MovingClip(ProportionalToAdvantage):
+    """-min(ratio A, clip(ratio, c - low, c + high) A), c = policy at the step's start / old (ReMix, arXiv:2507.06892).
+
+    Of rows that were sampled in this step c is 1 and this is PPO's clip; replayed rows may move as far as others do from where
+    the step found them. The paper's range was not found: 0.2.
+    """
+
+    low: Share = 0.2
+    """The ratio counts as at least c - low."""
+    high: NonNegative = 0.2
+    """The ratio counts as at most c + high."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS, START_LOGPROBS)
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        start = {LOGPROBS: readings[START_LOGPROBS], OLD_LOGPROBS: readings[OLD_LOGPROBS]}
+        centre = log_ratio(start, mask).exp()
+        return clip_between(log_ratio(readings, mask), batch.advantages, centre - self.low, centre + self.high)
+
+
+class Uncertainty(NamedTuple):
+    """How uncertain each action is, and the numbers that it was measured with."""
+
+    size: Actions
+    """In [-1, 1]; 0 where no action is."""
+    pivot: float
+    """Of the log entropy."""
+    deviation: float
+    """Of the log entropies about the pivot."""
+    upper: float
+    """1 / the largest distance above the pivot, in deviations."""
+    lower: float
+    """1 / the largest distance below it, which is negative."""
+
+
+def uncertainty(entropy: Actions, mask: Bool[Tensor, "n t"], pivot: float, sign: Literal["paper", "code"]) -> Uncertainty:
+    """The distance of log entropies from their quantile `pivot`, scaled to [-1, 1]; nothing has a gradient."""
+    values = entropy.detach().clamp(min=1e-12).log()
+    known = values[mask]
+    if not len(known):
+        return Uncertainty(torch.zeros_like(values), 0.0, 0.0, 0.0, 0.0)
+    middle = known.quantile(pivot, interpolation="nearest")
+    deviation = ((known - middle) ** 2).mean().sqrt().clamp(min=1e-12)
+    distance = (values - middle) / deviation
+    above, below = distance[mask].max(), distance[mask].min()
+    upper = 1 / above if above > 0 else torch.zeros_like(above)
+    lower = 1 / below if below < 0 else torch.zeros_like(below)
+    down = distance * lower if sign == "code" else -distance * lower
+    size = torch.where(distance > 0, distance * upper, down)
+    return Uncertainty(actions_only(size, mask), *map(float, (middle, deviation, upper, lower)))
+
+
+@dataclass(frozen=True)
+class EntropyClip(ProportionalToAdvantage):
+    """PPO's clip with high (1 + u) where u > 0 and low (1 - u) where u <= 0, A (1 + u) outside of the inner range (HAPO).
+
+    HAPO, code starriver030515/HAPO (no report with an id was found; it extends arXiv:2402.03300). u in [-1, 1] is the distance
+    of an action's log entropy from the minibatch's quantile `pivot`. A becomes A (1 + u) where u > 0 and the ratio has left
+    half of that range, and where u <= 0 and it has not. `sign = "code"`: the released code makes u positive
+    everywhere, so that its rule for certain actions never acts. Not implemented: sampling with a temperature per token.
+    """
+
+    low: Share = 0.2
+    """The ratio counts as at least 1 - low, or less where the policy is certain."""
+    high: NonNegative = 0.2
+    """The ratio counts as at most 1 + high, or more where the policy is uncertain."""
+    pivot: Annotated[float, Range(above=0, below=1)] = 0.8
+    """The quantile of log entropies from which on an action is uncertain."""
+    widen: NonNegative = 1.0
+    """How much bounds follow u."""
+    redistribute: NonNegative = 1.0
+    """How much advantages follow u."""
+    dual: Annotated[float, Range(above=1)] | None = 10.0
+    """For A < 0 the value is at most -dual A."""
+    sign: Literal["paper", "code"] = "paper"
+    """code: u as the released code computes it."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS, ENTROPY)
+
+    @property
+    def scope(self) -> Scope:
+        return "batch"
+
+    @property
+    def clip_range(self) -> ClipRange:
+        return ClipRange(self.low, self.high)
+
+    @property
+    def at_first_update(self) -> str | None:
+        return None
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        u = uncertainty(readings[ENTROPY], mask, self.pivot, self.sign).size
+        difference = log_ratio(readings, mask)
+        advantages = self.redistribution(batch.advantages, difference.detach().exp(), u)
+        low, high = self.bounds(u)
+        values, metrics = clip_between(difference, advantages, 1 - low, 1 + high)
+        if self.dual is not None:
+            values = torch.where(advantages < 0, torch.minimum(values, -self.dual * advantages), values)
+        return values, {**metrics, "policy/entropy": actions_only(readings[ENTROPY].detach(), mask)}
+
+    def bounds(self, u: Actions) -> tuple[Actions, Actions]:
+        """How far below and above 1 the ratio of every action counts."""
+        wide = self.widen * u
+        low = torch.where(u > 0, torch.full_like(u, self.low), self.low * (1 - wide)).clamp(max=1)
+        return low, torch.where(u > 0, self.high * (1 + wide), torch.full_like(u, self.high))
+
+    def redistribution(self, advantages: Actions, ratio: Actions, u: Actions) -> Actions:
+        """The advantages after uncertain actions that moved took from certain ones that did not."""
+        low, high = self.bounds(u)
+        inside = (ratio >= 1 - low / 2) & (ratio <= 1 + high / 2)
+        chosen = torch.where(u > 0, ~inside, inside)
+        return torch.where(chosen, advantages * (1 + self.redistribute * u), advantages)

@@ -1,0 +1,99 @@
+"""Penalties that look at two references, or weigh one by how a rollout did."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Values
+from mmrl.algorithms.objectives.terms import actions_only
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Share, check_ranges
+from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
+from mmrl.core.types import Batch, Reading, Scope
+
+
+@dataclass(frozen=True)
+class BetweenReferences(Notes):
+    """w KL(policy || base) + (1 - w) KL(policy || weights of the step before), w falling in steps (ReMix, arXiv:2507.06892).
+
+    w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the
+    step before began. The paper's coefficient was not found.
+    """
+
+    kl: ReferenceKL = field(default_factory=ReferenceKL)
+    """How a divergence is estimated."""
+    hold: CountOrNone = 50
+    """Steps in which the base alone counts."""
+    every: Count = 10
+    """Steps between two falls of w."""
+    fall: Share = 0.1
+    """What w loses each time."""
+    least: Share = 0.5
+    """w never falls below."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (*self.kl.reads, PREVIOUS_LOGPROBS)
+
+    @property
+    def scope(self) -> Scope:
+        return self.kl.scope
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.notes["step"] = step
+
+    def weight(self, step: int) -> float:
+        """w at a training step."""
+        return max(1 - self.fall * math.ceil(max(step - self.hold, 0) / self.every), self.least)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        weight = self.weight(int(self.notes.get("step", 0)) + 1)
+        base, metrics = self.kl(readings, batch)
+        precedent, _ = self.kl({**readings, REF_LOGPROBS: readings[PREVIOUS_LOGPROBS]}, batch)
+        return weight * base + (1 - weight) * precedent, {**metrics, "policy/kl_previous": precedent.detach()}
+
+
+@dataclass(frozen=True)
+class LooserWhereGood:
+    """(1 - gain (r - group mean)) KL(policy || reference): good rollouts may leave the reference further (HART's AP-GRPO).
+
+    No report with an id was found (it extends arXiv:2402.03300). `gain` was not established: 0.5 is ours. Rewards within 1 /
+    gain of their group's mean keep the weight positive; beyond it is 0.
+    """
+
+    kl: ReferenceKL = field(default_factory=ReferenceKL)
+    """How the divergence is estimated."""
+    gain: NonNegative = 0.5
+    """Per unit of reward."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (*self.kl.reads, REWARD, MEAN_REWARD)
+
+    @property
+    def scope(self) -> Scope:
+        return self.kl.scope
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        kl, metrics = self.kl(readings, batch)
+        weight = self.weight(readings[REWARD] - readings[MEAN_REWARD]).to(kl)
+        return actions_only(weight * kl, batch.rollouts.action_mask), metrics
+
+    def weight(self, lead: Tensor) -> Tensor:
+        """The factor of the divergence, from how far a reward is above its group's mean."""
+        return (1 - self.gain * lead).clamp(min=0)

@@ -1,0 +1,120 @@
+"""Planners that have rows of earlier steps trained again, from a buffer that checkpoints hold."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmrl.algorithms.planners.base import one_request_each
+from mmrl.algorithms.replay import RowBuffer, rows_to_keep
+from mmrl.core.protocols import State
+from mmrl.core.ranges import BelowOne, Count, NonNegative, Positive, check_ranges
+from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A buffer beside every prompt's samples: shared by the planners that replay."""
+
+    capacity: Count = 4096
+    """Most rows in the buffer; the oldest leave."""
+    keep_old: bool = True
+    """Ratios of replayed rows are those to the weights that sampled them; False: to the weights before the update, as if the
+    row were new."""
+    buffer: RowBuffer = field(init=False, compare=False, repr=False)
+    seeds: list[int] = field(default_factory=list[int], init=False, compare=False, repr=False)
+    """The run's seed, once it is known."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        object.__setattr__(self, "buffer", RowBuffer(self.capacity))
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def begin(self, prompts: Sequence[Prompt], vocabulary: str) -> None:
+        """Raises ValueError when rows of other tokens are held."""
+        self.buffer.begin(prompts, vocabulary)
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        self.seeds[:] = [seed]
+        return one_request_each(prompts, group_size, first_id, seed)
+
+    def generator(self, groups: Sequence[Group]) -> random.Random:
+        """The random numbers of this step, the same on all ranks."""
+        return random.Random(f"{self.seeds}/{max((group.id for group in groups), default=0)}/replay")
+
+    def state_dict(self) -> State:
+        return {"buffer": self.buffer.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises ValueError when the rows are of another vocabulary than the policy's."""
+        self.buffer.load_state_dict(state["buffer"])
+
+
+@dataclass(frozen=True)
+class ReplayInformative(Replay):
+    """Where groups have no spread, rows of the last steps take their place, drawn with P ~ (|A| + eps)^power (SSR).
+
+    Selective sample replay of VL-Rethinker, arXiv:2504.08837; the weights are its code's, where the power is 1. As many rows
+    are drawn, with replacement, as groups without spread have, at most all that the buffer holds. A replayed row is a group of
+    its own that knows what its first group was like: take the advantage AmongSeen with it. The code refills from the rows of
+    the step under way only; the paper keeps a buffer, as here.
+    """
+
+    max_age: Count = 8
+    """Rows older than so many steps leave the buffer."""
+    power: NonNegative = 1.0
+    """How much large advantages are preferred; 0: all alike."""
+    eps: Positive = 1e-4
+    """Added to |A|."""
+    min_spread: NonNegative = 1e-6
+    """A group whose totals differ by no more has no advantage."""
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        if round_index or not self.buffer.rows:
+            return Revision()
+        totals = scores.total()
+        lost = sum(len(own) for own in (totals[group_ids == group.id] for group in groups) if self.is_flat(own))
+        count = min(lost, len(self.buffer.rows))
+        weights = [(abs(kept.row.advantage) + self.eps) ** self.power for kept in self.buffer.rows]
+        chosen = self.generator(groups).choices(self.buffer.rows, weights=weights, k=count)
+        return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, kept in enumerate(chosen)])
+
+    def is_flat(self, totals: Tensor) -> bool:
+        """Do these samples of a group teach nothing?"""
+        known = totals[~totals.isnan()]
+        return len(known) > 0 and float(known.max() - known.min()) <= self.min_spread
+
+    def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
+        rows = [kept for kept in rows_to_keep(step, rollouts, scores, credit) if kept.row.advantage != 0]
+        self.buffer.add(rows, step, self.max_age)
+
+
+@dataclass(frozen=True)
+class ReplayGroups(Replay):
+    """A share of a step's rows comes from the policies of the last `window` steps, in whole groups (ReMix, arXiv:2507.06892).
+
+    As many old groups are added as make up `share` with the new ones, drawn without replacement. Their rewards are answered
+    again, so that their advantages are those of their first group.
+    """
+
+    share: BelowOne = 0.4
+    """Of a step's groups."""
+    window: Count = 2
+    """Groups of so many steps before may come back."""
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        if round_index:
+            return Revision()
+        old = self.buffer.groups()
+        count = min(len(old), round(self.share / (1 - self.share) * len(groups)))
+        chosen = self.generator(groups).sample(sorted(old), count)
+        return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, one in enumerate(chosen) for kept in old[one]])
+
+    def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
+        rows = rows_to_keep(step, rollouts, scores, credit)
+        alive = {kept.group for kept in rows if kept.row.advantage != 0}
+        self.buffer.add([kept for kept in rows if kept.group in alive], step, self.window)

@@ -1,0 +1,70 @@
+"""Prompts sampled again at another temperature, to bring the policy's entropy where it is wanted."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmrl.algorithms.notes import Notes
+from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.tensors import masked_mean
+from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class Tempered(Notes):
+    """A share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
+
+    Arbitrary entropy policy optimization, code Arbitrary-Entropy b353a05 (no report with an id was found; it extends
+    arXiv:2402.03300). Take the advantage GoodTempered with it, which trains the good ones of these rows with A = 1, and a
+    surrogate without a clip. Entropy is the mean of -log p of what the step before sampled, 0 before the first.
+    """
+
+    target: NonNegative = 0.5
+    """Wanted entropy, in nats per action."""
+    share: Share = 0.25
+    """Of the step's prompts, rounded up."""
+    hot: Positive = 1.2
+    """T as long as the entropy is at most the target."""
+    cold: Positive = 0.8
+    """T above it."""
+    shown: dict[int, Prompt] = field(default_factory=dict[int, Prompt], init=False, compare=False, repr=False)
+    """This step's prompts by group, with their pictures."""
+    seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
+
+    __post_init__ = check_ranges
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        requests = one_request_each(prompts, group_size, first_id, seed)
+        self.shown.clear()
+        self.seeds.clear()
+        self.shown.update({request.group_id: request.prompt for request in requests})
+        self.seeds.update({request.group_id: request.seed for request in requests})
+        return requests
+
+    def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
+        if round_index:
+            return Revision()
+        heat = self.hot if self.notes.get("entropy", 0.0) <= self.target else self.cold
+        sizes = {group.id: len(group.samples) for group in groups}
+        count = math.ceil(self.share * len(groups))
+        chosen = random.Random(f"{min(self.seeds.values())}/tempered").sample(sorted(sizes), count)
+        return Revision(
+            [
+                Request(self.shown[one], sizes[one], -1 - i, seed=seed_of(self.seeds[one], -1), temperature=heat)
+                for i, one in enumerate(chosen)
+            ]
+        )
+
+    def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
+        noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+        known = rollouts.action_mask & noted.isfinite()
+        self.notes["entropy"] = -float(masked_mean(noted.double(), known))

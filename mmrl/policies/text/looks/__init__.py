@@ -1,0 +1,1 @@
+"""Quantities of a reading that take a forward of their own."""

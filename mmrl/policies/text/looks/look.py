@@ -1,0 +1,42 @@
+"""Where tokens look, and how likely true answers are behind a thought."""
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from mmrl.policies.text.looks.rewritten import REFERENCE, REWRITTEN, rewrite
+from mmrl.policies.text.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
+from mmrl.policies.text.trace import TextTrace
+
+LOOKS = REWRITTEN | RHYTHM
+"""Names of the quantities."""
+
+
+@runtime_checkable
+class Evaluate(Protocol):
+    """The policy's own way to evaluate rows."""
+
+    def __call__(self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], /) -> dict[str, Tensor]: ...
+
+
+@torch.no_grad()
+def look(
+    names: Collection[str],
+    trace: TextTrace,
+    mask: Bool[Tensor, "n t"],
+    evaluate: Evaluate,
+    tokenizer: Any,
+    decode: Callable[[list[list[int]]], list[str]],
+) -> dict[str, Tensor]:
+    """Those of the quantities that were asked for, (n, t) each."""
+    wanted, found = set(names), dict[str, Tensor]()
+    if wanted & RHYTHM:
+        found = evaluate(trace, mask, (DISTANCE, INFLUENCE))
+    for name in sorted(wanted & REWRITTEN):
+        rows = rewrite(trace, tokenizer, decode, thought=name == REFERENCE)
+        logprobs = evaluate(rows.trace, rows.mask, ("logprobs",))["logprobs"]
+        found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
+    return found
