@@ -44,13 +44,16 @@ def velocity_towards(
 
 
 def velocity_with_guidance(
-    conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."], scale: float, keep_norm: bool = False
+    conditional: Float[Tensor, "n ..."],
+    unconditional: Float[Tensor, "n ..."],
+    scale: Float[Tensor, " n"] | float,
+    keep_norm: bool = False,
 ) -> Float[Tensor, "n ..."]:
-    """Classifier-free guidance: unconditional + scale (conditional - unconditional).
+    """Classifier-free guidance: unconditional + scale (conditional - unconditional), with one scale or one per row.
 
     keep_norm rescales the result to the conditional velocity's norm over the last dimension (Qwen-Image).
     """
-    v = unconditional + scale * (conditional - unconditional)
+    v = unconditional + like_batch(scale, conditional) * (conditional - unconditional)
     if keep_norm:
         wanted, has = ((x**2).sum(-1, keepdim=True).sqrt() for x in (conditional, v))
         v = v * wanted / has.clamp(min=1e-12)

@@ -153,7 +153,7 @@ def generators() -> dict[str, type]:
 
 def families() -> dict[str, type]:
     """model_type of transformers, or transformer class of diffusers -> the family."""
-    from mmrl.policies.flow.loading import FAMILIES as DRAWING
+    from mmrl.policies.flow.families.known import FAMILIES as DRAWING
     from mmrl.policies.text.families import FAMILIES as WRITING
 
     return {**WRITING, **DRAWING}

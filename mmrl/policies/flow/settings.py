@@ -56,6 +56,8 @@ class FlowPolicyConfig:
     attention_backend: str | None = None
     """Kernel of the transformer's attention by diffusers' name (native, flash, _native_cudnn, ...); None: diffusers' own choice.
     Stable Diffusion 3 always takes torch's own."""
+    family: str | None = None
+    """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False
     """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with some 3 digits; for dtype = float32 alone."""
 

@@ -67,7 +67,7 @@ class QwenImage(FlowFamily):
             return_dict=False,
         )[0]
 
-    def decode(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 y x"]:
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """The autoencoder is a video's; images have one frame."""
         vae = self.pipeline.vae
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))

@@ -1,0 +1,43 @@
+"""Which class of a diffusers pipeline belongs to which family."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.sd3 import StableDiffusion3
+
+FAMILIES: dict[str, type[FlowFamily]] = {
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "FluxPipeline": Flux,
+    "QwenImagePipeline": QwenImage,
+}
+"""Class of a diffusers pipeline -> its family."""
+
+
+def family_of(index: Mapping[str, Any], model: str, own: type[FlowFamily] | None = None) -> type[FlowFamily]:
+    """The family of a pipeline with this model_index.json: the user's `own`, or one known here.
+
+    Raises:
+        ValueError: a pipeline that is not known, or whose scheduler does not take the family's steps.
+    """
+    name = str(index.get("_class_name"))
+    if own is None and name not in FAMILIES:
+        raise ValueError(
+            f"policy.model {model!r} is a {name}, which is not known here: use one of {', '.join(sorted(FAMILIES))}, or give "
+            "policy.family a family of your own"
+        )
+    family = own or FAMILIES[name]
+    if not any(network in index for network in family.networks):
+        raise ValueError(
+            f"policy.model {model!r} has no part {family.networks[0]!r}, which {family.__name__} trains: take a "
+            "model of that family"
+        )
+    scheduler = index["scheduler"][1]
+    if scheduler not in family.schedulers:
+        raise ValueError(
+            f"policy.model {model!r} comes with the scheduler {scheduler}, but its steps are taken here along the straight paths "
+            f"of flow matching: use a model with {' or '.join(sorted(family.schedulers))}"
+        )
+    return family
