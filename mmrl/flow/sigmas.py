@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.ranges import BelowOne, Count, Number, Positive, PositiveShare, check_ranges
+from mmrl.flow.diffusion_table import DiffusionTable
 
 
 def shift_by(factor: float, u: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ class FlowSigmas:
         return shift_by(self.shift, grid).float()
 
 
-Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas
+Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas | DiffusionTable
 """Parts with grid(num_steps) and sigmas(grid, image_tokens, num_steps); the last are the steps that the grid was made for."""
 
 

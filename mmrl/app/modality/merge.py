@@ -204,7 +204,7 @@ def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig, own: "type[
     from mmrl.policies.flow.loading import load
     from mmrl.policies.shared.lora import LoraSettings
 
-    family = load(replace(policy, lora=LoraSettings(adapter=str(folder))), own)
+    family = load(replace(policy, lora=LoraSettings(adapter=str(folder)), dtype="float32"), own)
     for name, network in family.trained.items():
         network.fuse_lora()
         network.unload_lora()

@@ -135,6 +135,8 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     family = family_of(index, model, own)
+    name = index["scheduler"][1]
+    family.refuse_scheduler(name, getattr(import_module("diffusers"), name).load_config(model, subfolder="scheduler"))
     index |= {name: [None, None] for name in family.left_out if name in index}
     named = [part[0] for part in index.values() if isinstance(part, list) and part and isinstance(part[0], str)]
     foreign = [library for library in named if library not in LIBRARIES]

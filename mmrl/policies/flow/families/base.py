@@ -68,6 +68,15 @@ class FlowFamily:
     def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
         """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
 
+    @classmethod
+    def refuse_scheduler(cls, name: str, config: Mapping[str, Any]) -> None:
+        """Raise ValueError where the scheduler's class is right and its settings are not; nothing is loaded yet."""
+        if name != EULER and not (config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction"):
+            raise ValueError(
+                f"the model's {name} does not follow flow matching (use_flow_sigmas, prediction_type = flow_prediction): take "
+                "a model whose scheduler does"
+            )
+
     @property
     def trained(self) -> dict[str, Any]:
         """The networks that train, by the pipeline's names of them."""
@@ -137,8 +146,11 @@ class FlowFamily:
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
-        scheduler = self.pipeline.scheduler.config
-        return spacing_of(scheduler) if scheduler.use_dynamic_shifting else LinearShift(scheduler.shift)
+        scheduler = self.pipeline.scheduler
+        known: dict[str, Any] = {**scheduler.config, "_class_name": type(scheduler).__name__}
+        if known.get("use_dynamic_shifting") or known.get("use_flow_sigmas"):
+            return spacing_of(known)
+        return LinearShift(known["shift"])
 
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""

@@ -5,13 +5,23 @@ from typing import Any
 
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
+from mmrl.policies.flow.families.z_image import ZImage
 
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,
     "FluxPipeline": Flux,
     "QwenImagePipeline": QwenImage,
+    "ZImagePipeline": ZImage,
+    "Flux2Pipeline": Flux2,
+    "Flux2KleinPipeline": Flux2Klein,
+    "SanaPipeline": Sana,
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
 }
 """Class of a diffusers pipeline -> its family."""
 
