@@ -91,7 +91,7 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 def test_models_have_their_published_sizes(script, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.tiny import pipeline_parts, pipelines, vlms
+    from mmrl.tiny import pipeline_parts, vlms
 
     models = script("gpu_models")
     vlms.build("qwen2_5_vl", tmp_path)

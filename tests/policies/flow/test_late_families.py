@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -10,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.flow.layout import SeededNoise
-from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.flow.schedules import Full
+from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, latents, logprobs, requests, stir
+from tests.support.flow_policies import LORA, latents, requests, stir
 
 STEPS = 4
 
