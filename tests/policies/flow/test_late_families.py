@@ -1,95 +1,18 @@
 """The newer families, each against its pipeline's own call: latents, pictures, readings, gradients and exports."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import diffusers
 import pytest
 import torch
-from torch import Tensor
 
-from mmrl.flow.layout import SeededNoise
-from mmrl.flow.plan import RolloutPlan, evaluation_plan
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, latents, requests, stir
-
-STEPS = 4
-
-
-@dataclass(frozen=True)
-class Case:
-    """How a tiny model is drawn by mmrl and by its own pipeline."""
-
-    model: str
-    guidance: float
-    """mmrl's."""
-    call: Mapping[str, Any]
-    """What the pipeline is called with for the same."""
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the policy."""
-    plan: RolloutPlan = field(default_factory=lambda: evaluation_plan(STEPS))
-    bound: float = 5e-5
-    """Largest difference, as a share of the largest value where that is above 1."""
-    output: str = "latent"
-
-
-def tokens(count: int, **others: Any) -> dict[str, Any]:
-    return {"max_sequence_length": count, **others}
-
-
-CASES = {
-    "z_image": Case("z_image", 4.0, tokens(64, guidance_scale=3.0), {"max_prompt_tokens": 64}),
-    "z_image_turbo": Case("z_image", 1.0, tokens(64, guidance_scale=0.0), {"max_prompt_tokens": 64}),
-    "flux2": Case(
-        "flux2", 4.0, tokens(160, guidance_scale=4.0, text_encoder_out_layers=(10, 20, 30)), {"max_prompt_tokens": 160}
-    ),
-    "flux2_klein": Case("flux2_klein", 4.0, tokens(64, guidance_scale=4.0), {"max_prompt_tokens": 64}, output="pt"),
-    "sd15": Case("sd15", 3.0, {"guidance_scale": 3.0}, bound=1e-4),
-    "sdxl": Case("sdxl", 3.0, {"guidance_scale": 3.0}, bound=1e-4),
-}
-
-
-def policy_of(tiny: Any, case: Case, **settings: Any) -> FlowPolicy:
-    torch.manual_seed(0)
-    chosen = {"height": 32, "width": 32, "guidance": case.guidance, "lora": LORA, **case.settings, **settings}
-    policy = FlowPolicy(FlowPolicyConfig(tiny(case.model), **chosen), ["ref"])
-    stir(policy)
-    return policy
-
-
-def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:
-    """The initial noise of the first samples of `requests(count=1)`."""
-    seeds = tuple(7 + i for i in range(count))
-    return SeededNoise(plan, (1,) * count, seeds, policy.family.latent_shape)(0, torch.arange(count))
-
-
-@torch.no_grad()
-def told(pipeline: Any, case: Case, noise: Tensor, output: str) -> Tensor:
-    """The pipeline's own answers, one call per prompt."""
-    pipeline.set_progress_bar_config(disable=True)
-    found: list[Tensor] = []
-    for request, start in zip(requests(count=1, num_prompts=len(noise)), noise, strict=True):
-        got = pipeline(
-            prompt=request.prompt.text,
-            latents=start[None].clone(),
-            num_inference_steps=case.plan.num_steps,
-            height=32,
-            width=32,
-            output_type=output,
-            **case.call,
-        )[0]
-        found.append(got if isinstance(got, Tensor) else torch.stack(list(got)))
-    return torch.cat(found)
-
-
-def gap(policy: FlowPolicy, case: Case, pipeline: Any) -> float:
-    """How far latents (or pictures) are apart, as a share of the largest value."""
-    ours = latents(policy, requests(count=1), case.plan)
-    theirs = told(pipeline, case, noise_of(policy, case.plan, len(ours)), case.output)
-    if case.output == "pt":
-        ours = (policy.family.decode(policy.family.unpack(ours)) / 2 + 0.5).clamp(0, 1)
-    return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max().clamp(min=1))
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.flow.schedules import Full
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.shared.lora import LoraSettings
+from tests.support.flow_policies import latents, logprobs, requests
+from tests.support.late_families import CASES, gap, noise_of, policy_of, told
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -107,3 +30,31 @@ def test_it_is_its_pipeline_with_an_adapter_saved_and_loaded(tiny, name, tmp_pat
     theirs = told(pipeline, case, noise_of(policy, case.plan, 1), "pt")[0]
     pixels = torch.tensor(list(ours.getdata())).view(32, 32, 3).permute(2, 0, 1) / 255  # type: ignore[attr-defined]
     assert (pixels - theirs).abs().max() < 1.5 / 255
+
+
+@pytest.mark.parametrize("dynamics", ["flow_sde", "ddim"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_readings_are_those_of_sampling_and_every_adapter_gets_a_gradient(tiny, name, dynamics):
+    policy = policy_of(tiny, CASES[name], height=16, width=16)
+    rollouts = policy.rollout(requests(count=2), Full(num_steps=3, dynamics=dynamics, level=0.7).at(0))
+    again = logprobs(policy, rollouts)
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+    # The last noise of ddim is a fortieth of the first: what rounds in a latent counts so much more in its density.
+    assert (again - noted).abs()[rollouts.action_mask].max() < (1e-6 if dynamics == "flow_sde" else 1e-5)
+    again.sum().backward()
+    silent = [key for key, weight in policy.weights.named.items() if weight.grad is None or not bool(weight.grad.abs().sum())]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", ["z_image", "sd15"])
+def test_a_saved_adapter_is_a_start_and_a_saved_pipeline_a_model(tiny, name, tmp_path):
+    case = CASES[name]
+    policy = policy_of(tiny, case)
+    policy.save(tmp_path / "adapter")
+    started = FlowPolicy(replace(policy.config, lora=LoraSettings(adapter=str(tmp_path / "adapter"))), ["ref"])
+    expected = latents(policy, requests(count=1), case.plan)
+    torch.testing.assert_close(latents(started, requests(count=1), case.plan), expected)
+    whole = policy_of(tiny, case, lora=None)
+    whole.save(tmp_path / "model")
+    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    assert gap(whole, case, pipeline) < case.bound
