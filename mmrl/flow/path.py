@@ -58,3 +58,12 @@ def velocity_with_guidance(
         wanted, has = ((x**2).sum(-1, keepdim=True).sqrt() for x in (conditional, v))
         v = v * wanted / has.clamp(min=1e-12)
     return v
+
+
+def fitted_unconditional(conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    """(c . u / |u|^2) u of every row: the multiple of the unconditional velocity nearest to the conditional one.
+
+    CFG-Zero* guides away from it (arXiv:2503.18886). Left out: its first steps without a velocity, which nothing could train.
+    """
+    c, u = conditional.flatten(1), unconditional.flatten(1)
+    return unconditional * like_batch((c * u).sum(1) / (u**2).sum(1).clamp(min=1e-12), unconditional)

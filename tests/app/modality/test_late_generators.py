@@ -13,6 +13,7 @@ from mmrl.app.commands.plan import draw_up
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import build
 from tests.support.flow_runs import LATE_FAMILIES, Make, of_family, with_preset
 
@@ -72,3 +73,28 @@ def test_guidance_for_a_model_that_was_made_without_is_said(make: Make, caplog: 
     with caplog.at_level(logging.WARNING):
         build(late(make, "flow_grpo", "z_image", f"policy.model={folder}"))
     assert "was made to be drawn without guidance" in caplog.text
+
+
+def test_a_family_of_ones_own_trains_is_planned_and_is_exported(make: Make, tmp_path: Path):
+    """The example's AuraFlow, named in a config."""
+    example = Path(__file__).parents[3] / "examples/my_generator.py"
+    folder = load(f"{example}:tiny_aura_flow", "families")(tmp_path / "aura")
+    words = [f"policy.model={folder}", f"policy.family={example}:AuraFlow", "policy.max_prompt_tokens=24", "policy.lora.rank=2"]
+    resolved = make(*words, "steps=1", "output=run", "policy.guidance=2.0")
+    assert draw_up(resolved).usual.counts["rollout"].rows > 0
+    run = run_training(resolved)
+    out = export(run.path, tmp_path / "out", merge=True)
+    assert (out / "transformer" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("policy.family={}:main", "is no family of generators: name a class made from FlowFamily"),
+        ("policy.family=./nowhere.py:Mine", "no file .*nowhere.py for the family"),
+    ],
+)
+def test_what_is_no_family_is_refused(make: Make, word: str, message: str):
+    example = Path(__file__).parents[3] / "examples/my_generator.py"
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        build(make(word.format(example)))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.path import velocity_with_guidance
+from mmrl.flow.path import fitted_unconditional, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -20,6 +20,7 @@ ATTENTION = tuple(
 )
 """The linear layers of attention over text and image together, as diffusers names them."""
 EULER = "FlowMatchEulerDiscreteScheduler"
+TESTED = "latents, pictures, exports as its pipeline's; log-probabilities, gradients"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class FlowFamily:
     """Classes of the pipeline's scheduler whose steps are those taken here."""
     left_out: ClassVar[frozenset[str]] = frozenset()
     """Parts of the pipeline that are not loaded."""
+    tasks: ClassVar[tuple[str, ...]] = ("text to image",)
+    """What its models draw from what, as `mmrl ls families` says it."""
+    licence: ClassVar[str] = "see the model's own card"
+    """Licences of its public weights, as published in November 2026; the model's own card counts."""
+    tested: ClassVar[str] = TESTED
+    """What the tests compare on tiny models of the real classes."""
     usual_guidance: ClassVar[float]
     """Guidance of a run that names none; 1 = without."""
     usual_prompt_tokens: ClassVar[int]
@@ -63,6 +70,16 @@ class FlowFamily:
         for name in ("height", "width"):
             if getattr(self, name) % step:
                 raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws multiples of {step} pixels")
+        if self.settings.guidance_low is not None and self.boundary is None:
+            raise ValueError(
+                f"policy.guidance_low is {self.settings.guidance_low:g}, but {self.settings.model!r} has one network for all "
+                "times: leave it out, or take a model of two such as Wan 2.2 A14B"
+            )
+        if self.settings.guidance_rule != "family" and self.embeds_guidance:
+            raise ValueError(
+                f"policy.guidance_rule is {self.settings.guidance_rule!r}, but {self.settings.model!r} takes the guidance as an "
+                "input and makes one pass, so there is nothing to join: leave it out"
+            )
 
     @classmethod
     def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
@@ -141,8 +158,18 @@ class FlowFamily:
     def guide(
         self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
     ) -> Float[Tensor, "n ..."]:
-        """The guided velocity of every row; a rule that remembers earlier steps would leave ratios undefined."""
-        return velocity_with_guidance(conditional, unconditional, scale, self.keep_norm)
+        """The guided velocity of every row, by policy.guidance_rule.
+
+        A rule that remembers earlier steps would leave ratios undefined.
+        """
+        rule, low = self.settings.guidance_rule, self.settings.guidance_low
+        keep_norm = self.keep_norm if rule == "family" else rule == "norm"
+        if rule == "zero_star":
+            unconditional = fitted_unconditional(conditional, unconditional)
+        if low is None or self.boundary is None:
+            return velocity_with_guidance(conditional, unconditional, scale, keep_norm)
+        scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        return velocity_with_guidance(conditional, unconditional, scales, keep_norm)
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""

@@ -21,6 +21,7 @@ SINGLE = ("attn.to_qkv_mlp_proj",)
 class Flux2(FlowFamily):
     """FLUX.2-dev: guidance 4 as an input, Mistral's layers 10, 20 and 30 with a system message, always at full length."""
 
+    licence = "FLUX dev Non-Commercial"
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD + SINGLE
@@ -103,6 +104,7 @@ def places(n: int, time: int, rows: int, columns: int, words: int, device: torch
 class Flux2Klein(Flux2):
     """FLUX.2-klein: Qwen3's layers 9, 18 and 27; base has guidance 4 by a second forward, the distilled one has none."""
 
+    licence = "4B: Apache-2.0; 9B: FLUX Non-Commercial"
     text_layers = (9, 18, 27)
 
     @classmethod

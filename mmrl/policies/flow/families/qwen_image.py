@@ -18,6 +18,7 @@ FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "tx
 class QwenImage(FlowFamily):
     """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
 
+    licence = "Apache-2.0"
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD

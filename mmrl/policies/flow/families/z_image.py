@@ -23,6 +23,7 @@ class ZImage(FlowFamily):
     Not supported: the pipeline's cfg_normalization and cfg_truncation, which are off there too.
     """
 
+    licence = "Apache-2.0"
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD
