@@ -60,7 +60,7 @@ def velocity_with_guidance(
     return v
 
 
-def fitted_unconditional(conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
     """(c . u / |u|^2) u of every row: the multiple of the unconditional velocity nearest to the conditional one.
 
     CFG-Zero* guides away from it (arXiv:2503.18886). Left out: its first steps without a velocity, which nothing could train.

@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from mmrl.app.modality.flow_checks import (
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
-from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
@@ -29,7 +27,6 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
-    from mmrl.policies.flow.families.base import FlowFamily
     from mmrl.policies.flow.policy import FlowPolicy
     from mmrl.policies.shared.call_log import DryRun
 
@@ -110,22 +107,18 @@ class FlowModality:
     ) -> "FlowPolicy":
         from diffusers.utils import logging
 
-        from mmrl.policies.flow.loading import load as load_family
-        from mmrl.policies.flow.parts import FlowParts
         from mmrl.policies.flow.policy import FlowPolicy
-        from mmrl.policies.shared.weights import USUAL_DECAY
 
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
-        parts = FlowParts(load=partial(load_family, own=own_family(policy)))
-        return FlowPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, parts)
+        return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
 
     def build_dry_run(
         self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
     ) -> "DryRun":
         from mmrl.policies.flow.dry_run import FlowDryRun
 
-        return FlowDryRun(policy, shadows, own_family(policy))
+        return FlowDryRun(policy, shadows)
 
     def box_space(self, policy: FlowPolicyConfig) -> str | None:
         return None
@@ -157,27 +150,7 @@ class FlowModality:
         )
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
-        merge_lora(folder, policy, own=own_family(policy))
-
-
-def own_family(policy: FlowPolicyConfig) -> "type[FlowFamily] | None":
-    """The class that policy.family names; None: mmrl's own for the pipeline.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it holds no family of generators.
-    """
-    if policy.family is None:
-        return None
-    from mmrl.policies.flow.families.base import FlowFamily
-
-    found = load(policy.family, "families")
-    if not (isinstance(found, type) and issubclass(found, FlowFamily)):
-        raise ValueError(
-            f"policy.family {policy.family!r} is no family of generators: name a class made from FlowFamily "
-            "(mmrl/policies/flow/families/base.py)"
-        )
-    return found
+        merge_lora(folder, policy)
 
 
 def plan_of(one: AlsoTable, evaluation: EvaluationTable) -> RolloutPlan:

@@ -6,16 +6,13 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
-
-if TYPE_CHECKING:
-    from mmrl.policies.flow.families.base import FlowFamily
 
 Deltas = Mapping[str, Callable[[], Tensor]]
 """Name of a weight -> what an adapter adds to it, computed when it is asked for."""
@@ -147,16 +144,17 @@ def add(deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | N
     return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
 
 
-def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD, own: "type[FlowFamily] | None" = None) -> None:
+def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> None:
     """Replace diffusers' adapter in `folder` by the pipeline with the adapter added, in files of at most `most` bytes.
 
     The sum is taken in float32 and written in the policy's dtype; the other parts of the pipeline are copied. One file's
     weights and the adapter are in memory at a time, unless the pipeline trains two networks, or the one has no
     .safetensors files, or the adapter is no plain product of matrices.
     """
-    from mmrl.policies.flow.families.known import family_of
+    from mmrl.policies.flow.families.known import family_of, own_family
     from mmrl.policies.flow.loading import load_index, pipeline_folder
 
+    own = own_family(policy)
     index = load_index(policy.model, own)
     names = [name for name in family_of(index, policy.model, own).networks if index.get(name, [None, None]) != [None, None]]
     name = names[0]
@@ -165,7 +163,7 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD, own: "
     stored = find_weights(lambda file: path if (path := source / name / file).is_file() else None, TRANSFORMER)
     deltas = None if stored is None or len(names) > 1 else image_deltas(folder, policy.model, index, name)
     if stored is None or deltas is None or not deltas.keys() <= stored.files.keys():
-        merge_pipeline_in_memory(folder, policy, own)
+        merge_pipeline_in_memory(folder, policy)
         return
     (folder / name).mkdir()
     merged = partial(add, deltas, stored, dtype=dtype)
@@ -199,12 +197,12 @@ def image_deltas(folder: Path, model: str, index: Mapping[str, Any], name: str) 
     return plain_deltas(network, {key.removeprefix(prefix): value for key, value in saved.items()})
 
 
-def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig, own: "type[FlowFamily] | None" = None) -> None:
+def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig) -> None:
     """Merge like `merge_lora`, with the whole pipeline in memory, in float32."""
     from mmrl.policies.flow.loading import load
     from mmrl.policies.shared.lora import LoraSettings
 
-    family = load(replace(policy, lora=LoraSettings(adapter=str(folder)), dtype="float32"), own)
+    family = load(replace(policy, lora=LoraSettings(adapter=str(folder)), dtype="float32"))
     for name, network in family.trained.items():
         network.fuse_lora()
         network.unload_lora()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmrl.core.pretrained import readable, refuse_other_keys
-from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.families.base import FlowFamily, Pipeline
 from mmrl.policies.shared.lora import (
     ADAPTER,
     LoraSettings,
@@ -23,7 +23,7 @@ WEIGHTS = "pytorch_lora_weights.safetensors"
 """How diffusers names an adapter's file."""
 
 
-def add_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
+def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
     """Put LoRA layers into the pipeline's network `name`, new ones or those in `lora.adapter`; only they train.
 
     Raises:
@@ -49,7 +49,7 @@ def folder_of(folder: str | Path, family: type[FlowFamily], name: str) -> Path:
     return top if name == family.networks[0] else top / name
 
 
-def load_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
+def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
     """Load the adapter of one network, by the pipeline's own loader where it has one."""
     place, network = str(lora.adapter), getattr(pipeline, name)
     check_adapter_folder(place)
@@ -68,12 +68,12 @@ def load_adapter(pipeline: Any, family: type[FlowFamily], lora: LoraSettings, na
         else:
             further = {} if name == family.networks[0] else {f"load_into_{name}": True}
             pipeline.load_lora_weights(str(folder), adapter_name=ADAPTER, **further)
-            saved = saved_weights(pipeline, family, folder)
+            saved = weights_in(pipeline, family, folder)
     check_adapter(network, saved, place)
     warn_of_idle_settings(lora, network.peft_config[ADAPTER])
 
 
-def saved_weights(pipeline: Any, family: type[FlowFamily], folder: Path) -> dict[str, Tensor]:
+def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> dict[str, Tensor]:
     """The weights in a file that diffusers' loaders read, by their names in the network."""
     prefix = family.networks[0]
     others = tuple(f"{name}." for name in pipeline.components if name != prefix)
@@ -100,7 +100,7 @@ def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str) 
     refuse_other_keys(bare, (), (), f"policy.lora.adapter {folder!r}", "LoRA adapter of this model")
 
 
-def save_adapter(pipeline: Any, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
+def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
     """Write the adapter of every network as diffusers loads it: pipeline.load_lora_weights, or a network's load_lora_adapter.
 
     Every process must call it.
@@ -116,7 +116,7 @@ def save_adapter(pipeline: Any, networks: Mapping[str, nn.Module], folder: Path,
             write(pipeline, first, folder if name == first else folder / name, own, peft.peft_config[ADAPTER].to_dict())
 
 
-def write(pipeline: Any, name: str, folder: Path, weights: Mapping[str, Tensor], settings: dict[str, Any]) -> None:
+def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Tensor], settings: dict[str, Any]) -> None:
     """Write the adapter of the network `name`, with peft's settings of it."""
     # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
     if hasattr(pipeline, "save_lora_weights"):

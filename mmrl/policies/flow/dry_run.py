@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.types import Request
-from mmrl.policies.flow.families.base import Condition, FlowFamily
-from mmrl.policies.flow.families.known import family_of
+from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
+from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.loading import Index, add_trainable, load_index, make_family
+from mmrl.policies.flow.loading import add_trainable, load_index, make_family
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -36,6 +36,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         FileNotFoundError: no such folder or hub model, or a part of it without a config.
         ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
     """
+    own = own or own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
     kind.refuse(index, config)

@@ -11,14 +11,12 @@ from torch import Tensor, nn
 from mmrl.core.offline import check_hub, offline_note
 from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.flow.adapters import add_adapter
-from mmrl.policies.flow.families.base import FlowFamily, trained_of
-from mmrl.policies.flow.families.known import family_of
+from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
+from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.weights import whole
 
-Index = dict[str, Any]
-"""A pipeline's model_index.json."""
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""
 
@@ -27,7 +25,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     """The pipeline, with what trains trainable and everything else frozen.
 
     Args:
-        own: the class that policy.family names; None: the one of mmrl that belongs to the pipeline.
+        own: a family of one's own; None: the one that policy.family names, or mmrl's for the pipeline.
 
     Raises:
         FileNotFoundError: no such folder, hub model or adapter.
@@ -35,6 +33,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
             size it cannot draw.
     """
     check_attention_backend(config.attention_backend)
+    own = own or own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
     kind.refuse(index, config)
@@ -43,7 +42,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
-    for network in trained_of(pipeline, kind).values():
+    for network in networks_of(pipeline, kind).values():
         switch_casts(casting_layers(network.modules()), on=config.dtype == "float32")
         if config.gradient_checkpointing:
             network.enable_gradient_checkpointing()
@@ -56,7 +55,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     return make_family(kind, pipeline, config)
 
 
-def make_family(kind: type[FlowFamily], pipeline: Any, config: FlowPolicyConfig) -> FlowFamily:
+def make_family(kind: type[FlowFamily], pipeline: Pipeline, config: FlowPolicyConfig) -> FlowFamily:
     """The family of a loaded pipeline. Raises ValueError for a picture size that the model cannot draw."""
     tokens = kind.usual_prompt_tokens if config.max_prompt_tokens is None else config.max_prompt_tokens
     return kind(pipeline, config.height, config.width, tokens, config)
@@ -148,14 +147,14 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
     return index
 
 
-def parts_of(pipeline: Any) -> list[nn.Module]:
+def parts_of(pipeline: Pipeline) -> list[nn.Module]:
     """The networks of a pipeline."""
     return [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
 
 
-def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | None) -> None:
+def add_trainable(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings | None) -> None:
     """Let all weights of the networks train, or those of an adapter in each, in float32."""
-    for name, network in trained_of(pipeline, family).items():
+    for name, network in networks_of(pipeline, family).items():
         if lora is None:
             network.requires_grad_(True)
         else:
@@ -166,7 +165,7 @@ def add_trainable(pipeline: Any, family: type[FlowFamily], lora: LoraSettings | 
                 network.get_submodule(last + end).requires_grad_(False)
 
 
-def save_pipeline(pipeline: Any, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
+def save_pipeline(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
     """Write the whole pipeline as from_pretrained takes it. Every process must call it."""
     weights = {name: whole_weights(network) for name, network in networks.items()}
     if is_main:

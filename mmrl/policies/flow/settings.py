@@ -7,6 +7,9 @@ from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
 
+OWN_FAMILIES: dict[str, object] = {}
+"""policy.family -> the class of a user's file, once the config that names it was read."""
+
 
 @dataclass(frozen=True)
 class FlowPolicyConfig:

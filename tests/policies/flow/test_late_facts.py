@@ -47,7 +47,7 @@ FACTS: dict[str, tuple[str, type, str, Any]] = {
     "noise is not scaled": ("sd15", StableDiffusion, "start", lambda self, noise, sigma: noise),
     "the end is not scaled back": ("sd15", StableDiffusion, "finish", lambda self, x, sigma: x),
     "no prompt is no zeros": ("sdxl", StableDiffusionXL, "encode", lambda self, text, device: ENCODE(self, f"{text} ", device)),
-    "no size": ("sdxl", StableDiffusionXL, "_added", without_size),
+    "no size": ("sdxl", StableDiffusionXL, "_extra_inputs", without_size),
 }
 """A fact -> model, family, its answer, and another one."""
 

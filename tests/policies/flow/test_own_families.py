@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.flow.path import fitted_unconditional, velocity_with_guidance
+from mmrl.flow.path import nearest_multiple, velocity_with_guidance
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.adapters import add_adapter, save_adapter
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
@@ -103,7 +103,7 @@ def test_one_scale_per_row_is_that_of_every_row():
     found = velocity_with_guidance(c, u, torch.tensor([2.0, 5.0]))
     torch.testing.assert_close(found[1], velocity_with_guidance(c[1:], u[1:], 5.0)[0])
     # c . u / |u|^2 = (2 + 6) / (1 + 9) = 0.8
-    fitted = fitted_unconditional(torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, 3.0]]))
+    fitted = nearest_multiple(torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, 3.0]]))
     torch.testing.assert_close(fitted, torch.tensor([[0.8, 2.4]]))
 
 

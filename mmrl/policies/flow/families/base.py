@@ -8,11 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.path import fitted_unconditional, velocity_with_guidance
+from mmrl.flow.path import nearest_multiple, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
+Pipeline = Any
+"""A pipeline of diffusers, whose parts have no types."""
+Index = dict[str, Any]
+"""A pipeline's model_index.json."""
 Condition = Mapping[str, Tensor]
 """The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
 ATTENTION = tuple(
@@ -31,7 +35,7 @@ class FlowFamily:
         ValueError: a picture size that the model cannot draw.
     """
 
-    pipeline: Any
+    pipeline: Pipeline
     height: int
     width: int
     prompt_tokens: int
@@ -82,11 +86,11 @@ class FlowFamily:
             )
 
     @classmethod
-    def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
 
     @classmethod
-    def refuse_scheduler(cls, name: str, config: Mapping[str, Any]) -> None:
+    def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
         """Raise ValueError where the scheduler's class is right and its settings are not; nothing is loaded yet."""
         if name != EULER and not (config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction"):
             raise ValueError(
@@ -97,7 +101,7 @@ class FlowFamily:
     @property
     def trained(self) -> dict[str, Any]:
         """The networks that train, by the pipeline's names of them."""
-        return trained_of(self.pipeline, type(self))
+        return networks_of(self.pipeline, type(self))
 
     @property
     def network(self) -> nn.Module:
@@ -165,7 +169,7 @@ class FlowFamily:
         rule, low = self.settings.guidance_rule, self.settings.guidance_low
         keep_norm = self.keep_norm if rule == "family" else rule == "norm"
         if rule == "zero_star":
-            unconditional = fitted_unconditional(conditional, unconditional)
+            unconditional = nearest_multiple(conditional, unconditional)
         if low is None or self.boundary is None:
             return velocity_with_guidance(conditional, unconditional, scale, keep_norm)
         scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
@@ -234,7 +238,7 @@ class FlowFamily:
         return vae.decode(latents, return_dict=False)[0]
 
 
-def trained_of(pipeline: Any, family: type[FlowFamily]) -> dict[str, Any]:
+def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:
     """The networks of a pipeline that train, by its names of them."""
     return {name: part for name in family.networks if (part := getattr(pipeline, name, None)) is not None}
 

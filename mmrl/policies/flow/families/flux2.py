@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.flow.sigmas import EmpiricalShift, Spacing
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, token_count
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
@@ -71,7 +71,7 @@ class Flux2(FlowFamily):
         return token_count(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, **settings))
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         *_, rows, columns = self.latent_shape
         return transformer(
@@ -108,7 +108,7 @@ class Flux2Klein(Flux2):
     text_layers = (9, 18, 27)
 
     @classmethod
-    def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         if index.get("is_distilled") and settings.guidance not in (None, 1):
             raise ValueError(
                 f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled FLUX.2-klein, which is drawn "

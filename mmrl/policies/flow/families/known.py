@@ -1,9 +1,6 @@
 """Which class of a diffusers pipeline belongs to which family."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.families.base import FlowFamily, Index
 from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.qwen_image import QwenImage
@@ -11,6 +8,7 @@ from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
 from mmrl.policies.flow.families.z_image import ZImage
+from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,
@@ -26,7 +24,28 @@ FAMILIES: dict[str, type[FlowFamily]] = {
 """Class of a diffusers pipeline -> its family."""
 
 
-def family_of(index: Mapping[str, Any], model: str, own: type[FlowFamily] | None = None) -> type[FlowFamily]:
+def own_family(settings: FlowPolicyConfig) -> type[FlowFamily] | None:
+    """The class that policy.family names; None: mmrl's own for the pipeline.
+
+    Raises:
+        ValueError: it is no family of generators, or no config that was read names it.
+    """
+    if settings.family is None:
+        return None
+    found = OWN_FAMILIES.get(settings.family)
+    if found is None:
+        raise ValueError(
+            f"policy.family {settings.family!r} was not loaded: name it in a config, or give FlowParts a `load` with the class"
+        )
+    if not (isinstance(found, type) and issubclass(found, FlowFamily)):
+        raise ValueError(
+            f"policy.family {settings.family!r} is no family of generators: name a class made from FlowFamily "
+            "(mmrl/policies/flow/families/base.py)"
+        )
+    return found
+
+
+def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> type[FlowFamily]:
     """The family of a pipeline with this model_index.json: the user's `own`, or one known here.
 
     Raises:

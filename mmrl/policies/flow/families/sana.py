@@ -3,11 +3,10 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
 
@@ -64,7 +63,7 @@ class Sana(FlowFamily):
         return token_count(self.pipeline.tokenizer, text.lower().strip()), self.prompt_tokens
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         times = timesteps
         if type(self.pipeline.scheduler).__name__ != EULER:

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.flow.diffusion_table import DiffusionTable, table_of
 from mmrl.flow.path import like_batch
@@ -34,7 +33,7 @@ class StableDiffusion(FlowFamily):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
 
     @classmethod
-    def refuse_scheduler(cls, name: str, config: Mapping[str, Any]) -> None:
+    def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
         table_of(config)
 
     def __post_init__(self) -> None:
@@ -103,7 +102,7 @@ class StableDiffusion(FlowFamily):
         return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer.model_max_length
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         sigma = timesteps / 1000
         norm = ((1 - sigma) ** 2 + sigma**2).sqrt()
@@ -113,14 +112,14 @@ class StableDiffusion(FlowFamily):
             at_model,
             self.table.times_of(sigma),
             encoder_hidden_states=prompts["embeds"],
-            added_cond_kwargs=self._added(prompts),
+            added_cond_kwargs=self._extra_inputs(prompts),
             return_dict=False,
         )[0].float()
         if self.pipeline.scheduler.config["prediction_type"] == "epsilon":
             return out - (at_model - noise_level * out) / signal
         return (signal * out + noise_level * at_model) - (signal * at_model - noise_level * out)
 
-    def _added(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Further inputs of the network."""
         return None
 
@@ -151,7 +150,7 @@ class StableDiffusionXL(StableDiffusion):
         pooled = self.pipeline.encoder_configs["text_encoder_2"].projection_dim
         return {**super().blank_condition(dtype), "pooled": torch.zeros(pooled, dtype=dtype)}
 
-    def _added(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Asked for pictures of their own size that were never cropped."""
         pooled = prompts["pooled"]
         sizes = pooled.new_tensor([self.height, self.width, 0, 0, self.height, self.width])

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.core.tensors import to_device
@@ -65,7 +64,7 @@ class ZImage(FlowFamily):
         return {"embeds": pad_sequence(embeds, batch_first=True), "lengths": to_device(lengths, embeds[0].device)}
 
     def velocity(
-        self, transformer: Any, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         texts = [text[:length] for text, length in zip(prompts["embeds"], prompts["lengths"].tolist(), strict=True)]
         # 1 - t / 1000 rounds otherwise, and the transformer multiplies by 1000 again.
