@@ -63,7 +63,7 @@ def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSetting
         if not hasattr(pipeline, "load_lora_weights"):
             from safetensors.torch import load_file
 
-            network.load_lora_adapter(str(folder), prefix=None, adapter_name=ADAPTER)
+            network.load_lora_adapter(str(folder), prefix=None, adapter_name=ADAPTER, use_safetensors=True)
             saved = load_file(folder / WEIGHTS)
         else:
             further = {} if name == family.networks[0] else {f"load_into_{name}": True}

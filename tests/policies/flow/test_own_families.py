@@ -65,7 +65,7 @@ def test_a_pipeline_without_a_loader_keeps_its_adapters(tiny, tmp_path):
     bare = SimpleNamespace(transformer=policy.net.transformer)
     save_adapter(bare, {"transformer": policy.net.transformer}, tmp_path, True)
     fresh: Any = diffusers.SD3Transformer2DModel.from_pretrained(tiny("sd3"), subfolder="transformer")  # type: ignore[attr-defined]
-    fresh.load_lora_adapter(str(tmp_path), prefix=None)
+    fresh.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
     found = {name.replace("default_0", "default"): value for name, value in fresh.state_dict().items() if "lora_" in name}
     assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
     assert next(iter(fresh.peft_config.values())).lora_alpha == LORA.alpha
