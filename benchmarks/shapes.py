@@ -12,7 +12,7 @@ from mmrl.app.modality.weight_files import write_weights
 from mmrl.policies.flow.dry_run import part_of
 from mmrl.policies.flow.loading import load_index
 from mmrl.policies.text.templates import ANSWER_FORMATS
-from mmrl.tiny import pipelines, vlms
+from mmrl.tiny import pipeline_parts, pipelines, vlms
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
 QUESTION = "Where is the second person from the left in the blue jacket?"
@@ -174,7 +174,7 @@ def pipeline_with_weights(folder: Path, small: bool, layers: int | None = None) 
     else:
         stable_diffusion(folder, t5=False)
         for name in ("tokenizer", "tokenizer_2"):
-            pipelines.clip_tokenizer().save_pretrained(folder / name)
+            pipeline_parts.clip_tokenizer().save_pretrained(folder / name)
     if layers is not None:
         change(folder / "transformer" / "config.json", num_layers=layers, dual_attention_layers=[0])
     index = load_index(str(folder))

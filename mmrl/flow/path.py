@@ -44,14 +44,26 @@ def velocity_towards(
 
 
 def velocity_with_guidance(
-    conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."], scale: float, keep_norm: bool = False
+    conditional: Float[Tensor, "n ..."],
+    unconditional: Float[Tensor, "n ..."],
+    scale: Float[Tensor, " n"] | float,
+    keep_norm: bool = False,
 ) -> Float[Tensor, "n ..."]:
-    """Classifier-free guidance: unconditional + scale (conditional - unconditional).
+    """Classifier-free guidance: unconditional + scale (conditional - unconditional), with one scale or one per row.
 
     keep_norm rescales the result to the conditional velocity's norm over the last dimension (Qwen-Image).
     """
-    v = unconditional + scale * (conditional - unconditional)
+    v = unconditional + like_batch(scale, conditional) * (conditional - unconditional)
     if keep_norm:
         wanted, has = ((x**2).sum(-1, keepdim=True).sqrt() for x in (conditional, v))
         v = v * wanted / has.clamp(min=1e-12)
     return v
+
+
+def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    """(c . u / |u|^2) u of every row: the multiple of the unconditional velocity nearest to the conditional one.
+
+    CFG-Zero* guides away from it (arXiv:2503.18886). Left out: its first steps without a velocity, which nothing could train.
+    """
+    c, u = conditional.flatten(1), unconditional.flatten(1)
+    return unconditional * like_batch((c * u).sum(1) / (u**2).sum(1).clamp(min=1e-12), unconditional)

@@ -100,12 +100,13 @@ class RolloutPlan:
     def sigmas(self, default: Spacing, image_tokens: int | None = None) -> Float[Tensor, " t1"]:
         """The table of sigmas, float32; `default` is the model's own spacing."""
         spacing = self.spacing or default
-        grid = spacing.grid(self.grid_steps or self.num_steps)
+        grid_steps = self.grid_steps or self.num_steps
+        grid = spacing.grid(grid_steps)
         if self.respaced_from is not None:
             at = self.respaced_from
             rest = torch.linspace(float(grid[at]), 0, self.num_steps - at + 1, dtype=grid.dtype)
             grid = torch.cat([grid[:at], rest])
-        return spacing.sigmas(grid, image_tokens)
+        return spacing.sigmas(grid, image_tokens, grid_steps)
 
     def deviations(self, sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
         """S of the density of every step that trains, 0 at the others: the reading `std`."""

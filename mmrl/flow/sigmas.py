@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import BelowOne, Count, Number, Positive, check_ranges
+from mmrl.core.ranges import BelowOne, Count, Number, Positive, PositiveShare, check_ranges
+from mmrl.flow.diffusion_table import DiffusionTable
 
 
 def shift_by(factor: float, u: Tensor) -> Tensor:
@@ -43,7 +44,9 @@ class StaticShift:
         steps = torch.linspace(1, end, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
         return shift_by(self.shift, grid).float()
 
 
@@ -70,7 +73,9 @@ class DynamicShift:
         steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=torch.float64)
         return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
 
-    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
         """Raises ValueError without the number of image tokens."""
         if image_tokens is None:
             raise ValueError(
@@ -107,11 +112,86 @@ class LinearShift:
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
         return torch.linspace(1, 0, num_steps + 1).double()
 
-    def sigmas(self, grid: Float[Tensor, " t1"], image_tokens: int | None = None) -> Float[Tensor, " t1"]:
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
         return shift_by(self.shift, grid.float())
 
 
-Spacing = StaticShift | DynamicShift | LinearShift
+@dataclass(frozen=True)
+class EmpiricalShift:
+    """sigma = e^mu u / (1 + (e^mu - 1) u), mu by image tokens and number of steps, u from 1 to 1 / T (FLUX.2's pipelines).
+
+    mu is linear in the steps between two lines in the tokens, those of 10 and of 200 steps; above 4300 tokens it is the
+    second line at any number of steps.
+    """
+
+    slope: Number = 8.73809524e-05
+    """Of mu over the image tokens, at 10 steps."""
+    offset: Number = 1.89833333
+    """mu without tokens, at 10 steps."""
+    long_slope: Number = 0.00016927
+    """Of mu over the image tokens, at 200 steps."""
+    long_offset: Number = 0.45666666
+    """mu without tokens, at 200 steps."""
+    kind: Literal["EmpiricalShift"] = "EmpiricalShift"
+    """Names the spacing in a config."""
+
+    __post_init__ = check_ranges
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        return DynamicShift().grid(num_steps)
+
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
+        """Raises ValueError without the number of image tokens."""
+        if image_tokens is None:
+            raise ValueError(
+                "EmpiricalShift spaces the steps by the number of image tokens, which was not given: "
+                "pass image_tokens, or set schedule.spacing to StaticShift"
+            )
+        return shift_by(math.exp(self.mu(image_tokens, num_steps or len(grid) - 1)), grid).float()
+
+    def mu(self, image_tokens: int, num_steps: int) -> float:
+        most = self.long_slope * image_tokens + self.long_offset
+        if image_tokens > 4300:
+            return most
+        least = self.slope * image_tokens + self.offset
+        return most + (most - least) / 190 * (num_steps - 200)
+
+
+@dataclass(frozen=True)
+class FlowSigmas:
+    """sigma = s u / (1 + (s - 1) u), u even from `start`, falling by 1 - 1 / T in all (Wan, Sana).
+
+    The table of diffusers' multistep schedulers with `use_flow_sigmas`; the last step goes to 0 all the same.
+    """
+
+    shift: Positive = 3.0
+    """s: the larger, the more steps lie near the noise; 1 = even."""
+    start: PositiveShare = 1.0
+    """The first u: 1 with UniPC (Wan), 0.999 with DPM-Solver (Sana)."""
+    train_steps: Count = 1000
+    """T, the entries of the scheduler's table of times."""
+    kind: Literal["FlowSigmas"] = "FlowSigmas"
+    """Names the spacing in a config."""
+
+    __post_init__ = check_ranges
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        end = self.start - 1 + 1 / self.train_steps
+        steps = torch.linspace(self.start, end, num_steps + 1, dtype=torch.float64)[:-1]
+        return torch.cat([steps, torch.zeros(1, dtype=torch.float64)])
+
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
+        return shift_by(self.shift, grid).float()
+
+
+Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas | DiffusionTable
+"""Parts with grid(num_steps) and sigmas(grid, image_tokens, num_steps); the last are the steps that the grid was made for."""
 
 
 def timesteps(sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
@@ -134,12 +214,17 @@ def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
     used = [name for name in unknown if scheduler_config.get(name)]
     if scheduler_config.get("time_shift_type", "exponential") != "exponential":
         used.append(f"time_shift_type = {scheduler_config['time_shift_type']}")
-    if used or "shift" not in scheduler_config:
+    shift = "flow_shift" if scheduler_config.get("use_flow_sigmas") else "shift"
+    if used or shift not in scheduler_config:
         what = ", ".join(used) or "no shift"
         raise ValueError(
             f"the model's scheduler has {what}, and its sigmas cannot be reproduced here: "
             "set schedule.spacing to StaticShift, DynamicShift or LinearShift"
         )
+    if scheduler_config.get("use_flow_sigmas"):
+        is_unipc = "UniPC" in str(scheduler_config.get("_class_name"))
+        train_steps = scheduler_config.get("num_train_timesteps", 1000)
+        return FlowSigmas(scheduler_config["flow_shift"], 1.0 if is_unipc else 1 - 1 / train_steps, train_steps)
     if scheduler_config.get("use_dynamic_shifting"):
         return DynamicShift(
             base_shift=scheduler_config.get("base_shift", 0.5),

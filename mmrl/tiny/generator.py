@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.tiny import pipelines
-from mmrl.tiny.pipelines import clip_tokenizer, diffusers_object, scheduler
+from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.vlms import HubObject
 
 Progress = Callable[[int, int, float], None]

@@ -120,6 +120,7 @@ def adapter(kind: str, words: tuple[str, ...], damage: Damage, folder: Path) -> 
 
 def _save_adapter(kind: str, model: Path, folder: Path) -> None:
     from mmrl.policies.flow import loading as flow
+    from mmrl.policies.flow.adapters import save_adapter
     from mmrl.policies.flow.settings import FlowPolicyConfig
     from mmrl.policies.shared.lora import LoraSettings
     from mmrl.policies.text import loading as text
@@ -130,8 +131,8 @@ def _save_adapter(kind: str, model: Path, folder: Path) -> None:
         text.load(TextPolicyConfig(str(model), lora=lora)).adapter.save_pretrained(folder)
         return
     folder.mkdir()
-    pipeline = flow.load(FlowPolicyConfig(str(model), lora=lora, height=16, width=16)).pipeline
-    flow.save_adapter(pipeline, pipeline.transformer, folder, True)
+    family = flow.load(FlowPolicyConfig(str(model), lora=lora, height=16, width=16))
+    save_adapter(family.pipeline, family.trained, folder, True)
 
 
 def without_first(weights: dict[str, Any]) -> None:

@@ -91,13 +91,13 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 def test_models_have_their_published_sizes(script, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.tiny import pipelines, vlms
+    from mmrl.tiny import pipeline_parts, vlms
 
     models = script("gpu_models")
     vlms.build("qwen2_5_vl", tmp_path)
     with models.made_on(torch.device("meta"), torch.bfloat16):
         vlm = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path)))
-        images = pipelines.diffusers_object("SD3Transformer2DModel", **models.SD35_MEDIUM)
+        images = pipeline_parts.diffusers_object("SD3Transformer2DModel", **models.SD35_MEDIUM)
     assert sum(weight.numel() for weight in vlm.parameters()) == 3_754_622_976
     assert sum(weight.numel() for weight in images.parameters()) == 2_243_171_520
     assert next(vlm.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32

@@ -56,6 +56,12 @@ FAMILIES = {
     "stable-diffusion-3": "sd3",
     "FLUX.1": "flux",
     "Qwen-Image": "qwen_image",
+    "Z-Image": "z_image",
+    "FLUX.2-dev": "flux2",
+    "FLUX.2-klein": "flux2_klein",
+    "Sana": "sana",
+    "stable-diffusion-v1": "sd15",
+    "stable-diffusion-xl": "sdxl",
 }
 
 
@@ -68,7 +74,9 @@ def test_there_are_configs_for_both_families_and_sizes():
     assert len(IMAGE) == 4
     shown = {configs.load(name).table.values["algorithm"]["preset"] for name in VIDEO}
     assert shown == {"temp_samp_r1", "tw_grpo", "reg_grpo", "grpo", "urpa"}
-    assert {family(configs.load(name).config.policy.model) for name in T2I} == {"sd3", "flux", "qwen_image"}
+    assert {family(configs.load(name).config.policy.model) for name in T2I} == {
+        *("sd3", "flux", "qwen_image", "z_image", "flux2", "flux2_klein", "sana", "sd15", "sdxl")
+    }
 
 
 def test_urpas_second_phase_begins_where_the_first_ends_and_sees_no_labels():
@@ -120,6 +128,9 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     rewards = [{"use": "jpeg_size", "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
     resolved.table.set(("reward",), rewards, "test")
     small = [*SMALL_PICTURES, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
+    if (schedule := resolved.table.values["algorithm"]["schedule"])["num_steps"] == 50:
+        small += ["algorithm.schedule.num_steps=4"]
+        small += ["algorithm.schedule.trained_per_row=3"] if "trained_per_row" in schedule else []
     check_two_steps(configs.resolve(resolved.table, small))
 
 

@@ -1,10 +1,22 @@
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
+from mmrl.flow.diffusion_table import table_of
+from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Window
-from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, spacing_of, truncated_timesteps
+from mmrl.flow.sigmas import (
+    DynamicShift,
+    EmpiricalShift,
+    FlowSigmas,
+    LinearShift,
+    StaticShift,
+    spacing_of,
+    truncated_timesteps,
+)
 
 
 def of(spacing, steps, tokens=None):
@@ -71,3 +83,61 @@ def test_respacing_divides_the_rest_of_the_grid():
 def test_a_plan_without_spacing_takes_the_models():
     plan = Window(10, 3).at(0)
     assert torch.equal(plan.sigmas(LinearShift(2.0)), of(LinearShift(2.0), 10))
+
+
+@pytest.mark.parametrize("steps", [4, 28])
+@pytest.mark.parametrize("tokens", [64, 4096, 4301])
+def test_flux2s_shift_is_its_pipelines(steps: int, tokens: int):
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    mu = compute_empirical_mu(tokens, steps)
+    scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)], mu=mu)
+    torch.testing.assert_close(of(EmpiricalShift(), steps, tokens), scheduler.sigmas, atol=1e-6, rtol=0)
+    # with another number of steps on the same grid mu stays that of the grid
+    plan = RolloutPlan((StepPlan(),) * 3, EmpiricalShift(), grid_steps=steps, respaced_from=1)
+    torch.testing.assert_close(plan.sigmas(LinearShift(), tokens)[:2], of(EmpiricalShift(), steps, tokens)[:2])
+    with pytest.raises(ValueError, match="number of image tokens"):
+        of(EmpiricalShift(), steps)
+
+
+@pytest.mark.parametrize(("solver", "start"), [(UniPCMultistepScheduler, 1.0), (DPMSolverMultistepScheduler, 0.999)])
+def test_flow_sigmas_are_those_of_the_multistep_schedulers(solver: type, start: float):
+    scheduler = solver(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    scheduler.set_timesteps(10)
+    spacing = spacing_of({**scheduler.config, "_class_name": solver.__name__})
+    assert isinstance(spacing, FlowSigmas) and spacing.start == pytest.approx(start)
+    torch.testing.assert_close(of(spacing, 10), scheduler.sigmas, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("start", [1.0, 0.999])
+def test_a_table_that_starts_just_below_one_has_the_noise_of_one_that_starts_there(start: float):
+    """Without this the first deviation would be 7 to 130 instead of 0.7."""
+    sigmas = of(FlowSigmas(3.0, start), 10)
+    at_one = torch.cat([torch.ones(1), sigmas[1:]])
+    first = torch.zeros(1, dtype=torch.long)
+    found, expected = (FlowSDE(0.7).deviation(table, first) for table in (sigmas, at_one))
+    torch.testing.assert_close(found, expected, atol=0, rtol=0.01)
+    assert 0.4 < float(found) < 0.9
+
+
+@pytest.mark.parametrize("steps", [3, 4, 50])
+@pytest.mark.parametrize("placing", ["leading", "trailing"])
+def test_the_table_of_noise_levels_is_ddims(steps: int, placing: str):
+    scheduler = DDIMScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        set_alpha_to_one=False,
+        steps_offset=1,
+        timestep_spacing=placing,
+    )
+    scheduler.set_timesteps(steps)
+    table = table_of(scheduler.config)
+    sigmas = of(table, steps)
+    assert torch.equal(table.times_of(sigmas[:-1]), scheduler.timesteps)
+    signal = torch.cat([scheduler.alphas_cumprod[scheduler.timesteps], scheduler.final_alpha_cumprod[None]]).sqrt()
+    noise = (1 - signal**2).sqrt()
+    torch.testing.assert_close(sigmas, noise / (signal + noise))
+    if steps == 4 and placing == "leading":
+        assert sigmas[0] == pytest.approx(0.80, abs=0.01) and sigmas[-1] == pytest.approx(0.028, abs=0.001)
+    with pytest.raises(ValueError, match="1001 denoising steps are more than the 1000 times"):
+        table.grid(1001)

@@ -13,7 +13,7 @@ from torch import nn
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.serving import encoders, models
-from mmrl.tiny.pipelines import clip_tokenizer
+from mmrl.tiny.pipeline_parts import clip_tokenizer
 from mmrl.tiny.vlms import QWEN_TOKENS, byte_tokenizer, chat_template
 
 MEAN, STD = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])

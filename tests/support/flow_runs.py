@@ -24,6 +24,8 @@ SMALL = {
 """Overrides under `algorithm` that make a preset cheap."""
 FAMILIES = {"sd3": 3, "flux": 24, "qwen_image": 40}
 """Family -> max_prompt_tokens of its tiny pipeline."""
+LATE_FAMILIES = {"z_image": 40, "flux2": 128, "flux2_klein": 40, "sana": 24, "sd15": 77, "sdxl": 77}
+"""The newer ones, and Stable Diffusion's older ones."""
 
 
 def with_preset(make: Make, name: str, *words: str) -> Resolved:
@@ -35,5 +37,5 @@ def with_preset(make: Make, name: str, *words: str) -> Resolved:
 
 def of_family(family: str) -> list[str]:
     """Overrides for another tiny pipeline, with guidance and an adapter."""
-    tokens = FAMILIES[family]
+    tokens = (FAMILIES | LATE_FAMILIES)[family]
     return [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={tokens}", "policy.guidance=2.0", "policy.lora.rank=2"]

@@ -153,7 +153,7 @@ def generators() -> dict[str, type]:
 
 def families() -> dict[str, type]:
     """model_type of transformers, or transformer class of diffusers -> the family."""
-    from mmrl.policies.flow.loading import FAMILIES as DRAWING
+    from mmrl.policies.flow.families.known import FAMILIES as DRAWING
     from mmrl.policies.text.families import FAMILIES as WRITING
 
     return {**WRITING, **DRAWING}
@@ -169,8 +169,17 @@ def classes(kind: str) -> list[Listed]:
         found = dict(kinds("sampler"))
     else:
         found = generators() if kind == "generators" else families()
-    rows = [Listed(name, (inspect.getdoc(cls) or "").split("\n")[0], Path(inspect.getfile(cls))) for name, cls in found.items()]
+    rows = [Listed(name, summary_of(cls), Path(inspect.getfile(cls))) for name, cls in found.items()]
     return sorted(rows, key=lambda listed: listed.name)
+
+
+def summary_of(cls: type) -> str:
+    """The first line of a class's documentation; of a family of generators its tasks, weights and tests."""
+    from mmrl.policies.flow.families.base import FlowFamily
+
+    if issubclass(cls, FlowFamily):
+        return f"{', '.join(cls.tasks)} | weights: {cls.licence} | tested: {cls.tested}"
+    return (inspect.getdoc(cls) or "").split("\n")[0]
 
 
 def source_of(found: Callable[..., Any]) -> str:

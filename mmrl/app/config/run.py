@@ -22,11 +22,13 @@ from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
+from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.keys import check_keys
 from mmrl.app.toml.objects import NONE, RESERVED, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
+from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.reward_calls import Calling, Transform
@@ -278,7 +280,10 @@ def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
     kind = given.get("kind", "text")
     if not isinstance(kind, str) or kind not in POLICIES:
         raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
-    return make(POLICIES[kind], given, ("policy",), table, beside=["kind"])
+    policy = make(POLICIES[kind], given, ("policy",), table, beside=["kind"])
+    if isinstance(policy, FlowPolicyConfig) and policy.family is not None:
+        OWN_FAMILIES[policy.family] = load_plug_in(policy.family, "families")
+    return policy
 
 
 def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:

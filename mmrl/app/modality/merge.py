@@ -148,58 +148,66 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
     """Replace diffusers' adapter in `folder` by the pipeline with the adapter added, in files of at most `most` bytes.
 
     The sum is taken in float32 and written in the policy's dtype; the other parts of the pipeline are copied. One file's
-    weights and the adapter are in memory at a time, unless the transformer has no .safetensors files or the adapter is no
-    plain product of matrices.
+    weights and the adapter are in memory at a time, unless the pipeline trains two networks, or the one has no
+    .safetensors files, or the adapter is no plain product of matrices.
     """
+    from mmrl.policies.flow.families.known import family_of, own_family
     from mmrl.policies.flow.loading import load_index, pipeline_folder
 
-    index = load_index(policy.model)
+    own = own_family(policy)
+    index = load_index(policy.model, own)
+    names = [name for name in family_of(index, policy.model, own).networks if index.get(name, [None, None]) != [None, None]]
+    name = names[0]
     source = pipeline_folder(policy.model, index)
     dtype: torch.dtype = getattr(torch, policy.dtype)
-    stored = find_weights(lambda name: path if (path := source / "transformer" / name).is_file() else None, TRANSFORMER)
-    deltas = None if stored is None else image_deltas(folder, policy.model, index)
+    stored = find_weights(lambda file: path if (path := source / name / file).is_file() else None, TRANSFORMER)
+    deltas = None if stored is None or len(names) > 1 else image_deltas(folder, policy.model, index, name)
     if stored is None or deltas is None or not deltas.keys() <= stored.files.keys():
         merge_pipeline_in_memory(folder, policy)
         return
-    (folder / "transformer").mkdir()
+    (folder / name).mkdir()
     merged = partial(add, deltas, stored, dtype=dtype)
-    write_weights(stored.sizes(dtype), merged, folder / "transformer", TRANSFORMER, most)
-    shutil.copyfile(source / "transformer" / "config.json", folder / "transformer" / "config.json")
+    write_weights(stored.sizes(dtype), merged, folder / name, TRANSFORMER, most)
+    shutil.copyfile(source / name / "config.json", folder / name / "config.json")
     shutil.copyfile(source / "model_index.json", folder / "model_index.json")
     for part, held in index.items():
-        if isinstance(held, list) and held[0] is not None and part != "transformer":
+        if isinstance(held, list) and held[0] is not None and part != name:
             shutil.copytree(source / part, folder / part)
     for file in folder.glob("*.safetensors"):
         file.unlink()
 
 
-def image_deltas(folder: Path, model: str, index: Mapping[str, Any]) -> Deltas | None:
-    """The share of the adapter in `folder` in the transformer; None where it is no plain one of the transformer alone."""
+def image_deltas(folder: Path, model: str, index: Mapping[str, Any], name: str) -> Deltas | None:
+    """The share of the adapter in `folder` in the network `name`; None where it is no plain one of this alone."""
     from peft import LoraConfig
 
     from mmrl.policies.flow.dry_run import part_of
 
     kind = getattr(import_module("diffusers"), index["_class_name"])
-    saved, told = kind.lora_state_dict(str(folder), return_lora_metadata=True)
-    prefix = "transformer."
+    if not hasattr(kind, "lora_state_dict"):
+        return None
+    *read, told = kind.lora_state_dict(str(folder), return_lora_metadata=True)
+    saved, prefix = read[0], f"{name}."
     settings = {key.removeprefix(prefix): value for key, value in (told or {}).items() if key.startswith(prefix)}
     if not settings or not all(key.startswith(prefix) for key in saved):
         return None
     with torch.device("meta"):
-        transformer = part_of(model, dict(index), "transformer")
-        transformer.add_adapter(LoraConfig(**settings))
-    return plain_deltas(transformer, {key.removeprefix(prefix): value for key, value in saved.items()})
+        network = part_of(model, dict(index), name)
+        network.add_adapter(LoraConfig(**settings))
+    return plain_deltas(network, {key.removeprefix(prefix): value for key, value in saved.items()})
 
 
 def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig) -> None:
     """Merge like `merge_lora`, with the whole pipeline in memory, in float32."""
     from mmrl.policies.flow.loading import load
+    from mmrl.policies.shared.lora import LoraSettings
 
-    pipeline = load(replace(policy, lora=None)).pipeline
-    pipeline.load_lora_weights(str(folder))
-    pipeline.fuse_lora()
-    pipeline.unload_lora_weights()
+    family = load(replace(policy, lora=LoraSettings(adapter=str(folder)), dtype="float32"))
+    for name, network in family.trained.items():
+        network.fuse_lora()
+        network.unload_lora()
+        network.to(getattr(torch, policy.dtype))
+        shutil.rmtree(folder / name, ignore_errors=True)
     for file in folder.glob("*.safetensors"):
         file.unlink()
-    pipeline.transformer.to(getattr(torch, policy.dtype))
-    pipeline.save_pretrained(folder)
+    family.pipeline.save_pretrained(folder)

@@ -24,7 +24,13 @@ from mmrl.core.blame import PLUGIN
 
 PlugIn = Callable[..., Any]
 """A function or class of a plug-in file, whatever it is called with and gives."""
-SINGULAR = {"rewards": "reward", "datasets": "data set", "algorithms": "part of an algorithm", "configs": "config"}
+SINGULAR = {
+    "rewards": "reward",
+    "datasets": "data set",
+    "algorithms": "part of an algorithm",
+    "configs": "config",
+    "families": "family",
+}
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,34 @@ from typing import Literal
 
 from mmrl.flow.dynamics.base import Before, Dynamics, Gaussian, Solver, Stochastic
 from mmrl.flow.dynamics.cps import CPS
+from mmrl.flow.dynamics.ddim import DDIM
 from mmrl.flow.dynamics.sde import DanceSDE, FlowSDE, Wan
 from mmrl.flow.dynamics.solvers import DPM2, ODE, SA
 
-__all__ = ["CPS", "DPM2", "ODE", "SA", "Before", "DanceSDE", "Dynamics", "FlowSDE", "Gaussian", "Solver", "Stochastic", "Wan"]
+__all__ = [
+    "CPS",
+    "DDIM",
+    "DPM2",
+    "ODE",
+    "SA",
+    "Before",
+    "DanceSDE",
+    "Dynamics",
+    "FlowSDE",
+    "Gaussian",
+    "Solver",
+    "Stochastic",
+    "Wan",
+]
 
 SolverName = Literal["ode", "dpm2", "sa"]
-DynamicsName = Literal["flow_sde", "dance_sde", "wan", "cps", "ode", "dpm2", "sa"]
+DynamicsName = Literal["flow_sde", "dance_sde", "wan", "cps", "ddim", "ode", "dpm2", "sa"]
 DYNAMICS: Mapping[str, Callable[[float], Dynamics]] = {
     "flow_sde": FlowSDE,
     "dance_sde": DanceSDE,
     "wan": lambda level: Wan(),
     "cps": CPS,
+    "ddim": DDIM,
     "ode": lambda level: ODE(),
     "dpm2": lambda level: DPM2(),
     "sa": SA,
@@ -28,7 +44,7 @@ DYNAMICS: Mapping[str, Callable[[float], Dynamics]] = {
 
 
 def dynamics_of(name: DynamicsName, level: float) -> Dynamics:
-    """The part that a config names: eta of flow_sde, dance_sde and cps, tau of sa."""
+    """The part that a config names: eta of flow_sde, dance_sde, cps and ddim, tau of sa."""
     return DYNAMICS[name](level)
 
 

@@ -13,12 +13,15 @@ from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import like_batch
 
+ALMOST_NOISE = 0.999
+"""Tables that start a little below 1 (UniPC's, Sana's) mean noise alone all the same."""
+
 
 @dataclass(frozen=True)
 class FlowSDE:
     """s = level sqrt(sigma / (1 - sigma)), with the table's second entry for the sigma below where sigma is 1 (arXiv:2505.05470).
 
-    Flow-GRPO's.
+    Flow-GRPO's. Sigmas above 0.999 count as 1: their own 1 - sigma would make the first deviation a hundred times too large.
     """
 
     level: NonNegative
@@ -34,7 +37,7 @@ class FlowSDE:
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """s of step `index` of the table `sigmas`."""
         sigma = sigmas[index]
-        regular = torch.where(sigma == 1, sigmas[1], sigma)
+        regular = torch.where(sigma > ALMOST_NOISE, torch.minimum(sigma, sigmas[1]), sigma)
         return self.level * (sigma / (1 - regular)).sqrt()
 
     def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

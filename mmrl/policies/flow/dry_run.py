@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.types import Request
-from mmrl.policies.flow.families.base import Condition, FlowFamily
-from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
+from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.loading import FAMILIES, Index, add_trainable, load_index
+from mmrl.policies.flow.loading import add_trainable, load_index, make_family
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -29,50 +29,65 @@ from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 
 
-def load_meta(config: FlowPolicyConfig) -> FlowFamily:
+def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
     """The family as `loading.load` gives it, without weights, tokenizers and text encoders: it needs the folder's configs alone.
 
     Raises:
         FileNotFoundError: no such folder or hub model, or a part of it without a config.
         ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
     """
-    index = load_index(config.model)
-    kind = FAMILIES[index["_class_name"]]
-    transformer, vae = part_of(config.model, index, "transformer"), part_of(config.model, index, "vae")
+    own = own or own_family(config)
+    index = load_index(config.model, own)
+    kind = family_of(index, config.model, own)
+    kind.refuse(index, config)
+    vae = part_of(config.model, index, "vae")
+    present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
+    networks = {name: part_of(config.model, index, name) for name in present}
     half = config.dtype == "bfloat16" and config.lora is not None
-    # The class's own `to` warns, and there is nothing to warn of.
-    nn.Module.to(transformer, torch.bfloat16 if half else torch.float32)
+    for network in networks.values():
+        # The class's own `to` warns, and there is nothing to warn of.
+        nn.Module.to(network, torch.bfloat16 if half else torch.float32)
     nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
+    for part in (vae, *networks.values()):
+        part.requires_grad_(False).eval()
     pipeline = SimpleNamespace(
-        transformer=transformer.requires_grad_(False).eval(),
-        vae=vae.requires_grad_(False).eval(),
+        **networks,
+        vae=vae,
+        config=SimpleNamespace(_name_or_path=config.model, **facts_of(index)),
         vae_scale_factor=scale_of(vae),
         scheduler=part_of(config.model, index, "scheduler"),
         image_processor=None,
-        summary_tokens=tokens_of(config.model, index, "text_encoder"),
+        encoder_configs={name: config_of(config.model, index, name) for name in encoder_names(index)},
     )
     with torch.device("meta"):
         add_trainable(pipeline, kind, None if config.lora is None else replace(config.lora, adapter=None))
     if config.gradient_checkpointing:
-        transformer.enable_gradient_checkpointing()
+        for network in networks.values():
+            network.enable_gradient_checkpointing()
     if config.vae_slicing:
         vae.enable_slicing()
     if config.vae_tiling:
         vae.enable_tiling()
-    fake_weights(transformer, vae)
-    tokens = kind.usual_prompt_tokens if config.max_prompt_tokens is None else config.max_prompt_tokens
-    return kind(pipeline, config.height, config.width, tokens)
+    fake_weights(vae, *networks.values())
+    return make_family(kind, pipeline, config)
+
+
+def facts_of(index: Index) -> dict[str, Any]:
+    """The plain values in a model_index.json, such as boundary_ratio."""
+    return {name: value for name, value in index.items() if not isinstance(value, list) and not name.startswith("_")}
+
+
+def encoder_names(index: Index) -> list[str]:
+    """The parts of a pipeline that read prompts."""
+    return [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
 
 
 def scale_of(vae: Any) -> int:
     """Pixels per latent along one side, as the pipelines have it."""
-    channels = getattr(vae.config, "block_out_channels", None)
-    return 2 ** (len(channels) - 1) if channels else 2 ** len(vae.temperal_downsample)
-
-
-def tokens_of(model: str, index: Index, name: str) -> int:
-    """The longest text that an encoder reads, 0 where it does not say."""
-    return getattr(config_of(model, index, name), "max_position_embeddings", 0)
+    for name in ("block_out_channels", "encoder_block_out_channels"):
+        if channels := getattr(vae.config, name, None):
+            return 2 ** (len(channels) - 1)
+    return 2 ** len(vae.temperal_downsample)
 
 
 def config_of(model: str, index: Index, name: str) -> Any:
@@ -101,13 +116,13 @@ def part_of(model: str, index: Index, name: str) -> Any:
         ) from None
 
 
-def encoders_of(config: FlowPolicyConfig) -> dict[str, int]:
+def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str, int]:
     """Text encoder -> bytes of its weights, as `loading.load` keeps them."""
-    index = load_index(config.model)
+    index = load_index(config.model, family)
     each = 2 if config.dtype == "bfloat16" else 4
     found: dict[str, int] = {}
     for name, part in index.items():
-        if isinstance(part, list) and part != [None, None] and name not in ("transformer", "vae"):
+        if isinstance(part, list) and part != [None, None] and name not in (*family.networks, "vae"):
             library, class_name = cast("tuple[str, str]", tuple(part))
             if is_network(library, class_name):
                 found[name] = each * sum(weight.numel() for weight in part_of(config.model, index, name).parameters())
@@ -125,11 +140,13 @@ def without_latents(family: FlowFamily) -> FlowFamily:
         "latent_shape": (1, 2, 2),
         "image_tokens": family.image_tokens,
         "pack": lambda self, latents: latents,
+        "start": lambda self, noise, sigma: noise,
+        "finish": lambda self, latents, sigma: latents,
         "encode": lambda self, text, device: {},
         "count_tokens": lambda self, text: (0, 0),
     }
     kind = cast("type[FlowFamily]", type("DryFamily", (type(family),), answers))
-    return kind(family.pipeline, family.height, family.width, family.prompt_tokens)
+    return kind(family.pipeline, family.height, family.width, family.prompt_tokens, family.settings)
 
 
 @dataclass
@@ -193,8 +210,8 @@ class FlowDryRun:
         ValueError: as FlowPolicy.
     """
 
-    def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = ()) -> None:
-        self.family, self.log, still = load_meta(config), CallLog(), StillWeights()
+    def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = (), own: type[FlowFamily] | None = None) -> None:
+        self.family, self.log, still = load_meta(config, own), CallLog(), StillWeights()
         small = without_latents(self.family)
         parts = FlowParts(
             load=lambda config: small,
@@ -217,7 +234,7 @@ class FlowDryRun:
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
         config = self.policy.config
-        encoders = {} if config.rest_text_encoders else encoders_of(config)
+        encoders = {} if config.rest_text_encoders else encoders_of(config, type(self.family))
         return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders}
 
     def activations(self) -> dict[str, int]:
@@ -235,22 +252,12 @@ class FlowDryRun:
             latents = torch.zeros(rows, *self.family.latent_shape, dtype=dtype)
             found["decode"] = peak_bytes(partial(self.family.decode, latents))
         if config.rest_text_encoders:
-            found["encode"] = sum(encoders_of(config).values())
+            found["encode"] = sum(encoders_of(config, type(self.family)).values())
         return found
 
     def parts_of_activations(self) -> Mapping[str, int]:
         """Nothing: latents are kept in the memory of the host."""
         return {}
-
-
-def condition_of(family: FlowFamily, dtype: torch.dtype) -> Condition:
-    """Embeddings of the longest prompt, in their shapes."""
-    config = family.config
-    # Stable Diffusion 3 reads the tokens of CLIP before those of T5.
-    extra = family.pipeline.summary_tokens if isinstance(family, StableDiffusion3) else 0
-    embeds = torch.zeros(extra + max(1, family.prompt_tokens), config.joint_attention_dim, dtype=dtype)
-    pooled = getattr(config, "pooled_projection_dim", None)
-    return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -264,9 +271,9 @@ def forward(dry_run: FlowDryRun, count: int, guidance: float | None, with_gradie
     """One forward in full size, and the backward pass that follows it."""
     family, net, config = dry_run.family, dry_run.policy.net, dry_run.policy.config
     rows = config.forward_rows if config.equal_forwards else count
-    condition = condition_of(family, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
+    condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     x = family.pack(torch.zeros(rows, *family.latent_shape))
-    empty = condition if net.passes(guidance) == 2 else None
+    empty = condition if net.passes(guidance) == 2 and not family.own_negatives else None
     with torch.set_grad_enabled(with_gradient):
         v = net(x, torch.full((rows,), 500.0), [condition], torch.zeros(rows, dtype=torch.long), empty, guidance)
         if with_gradient:

@@ -50,7 +50,8 @@ class LocalForward:
         if host.config.equal_forwards:
             rows = torch.arange(host.config.forward_rows).clamp(max=count - 1)
             x, timesteps, index = x[to_device(rows, device)], timesteps[to_device(rows, device)], index[rows]
-        empty = host.encoder.empty(device) if host.net.passes(guidance) == 2 else None
+        is_shared = host.net.passes(guidance) == 2 and not host.family.own_negatives
+        empty = host.encoder.empty(device) if is_shared else None
         module = host.module if grad else host.net
         v = module(x, timesteps, conditions, index, empty, guidance)
         if not grad and host.ranks.is_sharded:

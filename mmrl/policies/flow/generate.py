@@ -71,6 +71,7 @@ class LocalGenerator:
         noise, device = SeededNoise(plan, counts, seeds, host.family.latent_shape), host.net.device
         conditions, late = host.encoder([request.prompt.text for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
+        first, last = float(sigma_plan.sigmas[0]), float(sigma_plan.sigmas[-1])
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
             v = host.velocities(x, sigma_plan.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
@@ -78,18 +79,20 @@ class LocalGenerator:
             return v
 
         def packed(column: int, rows: Int[Tensor, " m"]) -> Tensor:
-            return to_device(host.family.pack(noise(column, rows)), device)
+            drawn = host.family.pack(noise(column, rows))
+            return to_device(host.family.start(drawn, first) if column == 0 else drawn, device)
 
         trajectory = integrate(plan, sigma_plan.sigmas, layout, velocity, packed, keep=send_home)
         # From here on the device has done all that was asked of it, and what was sent home is there.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
+        finished = host.family.finish(trajectory.samples, last)
         if plan.forward is not None:
-            trace = trace_of_noised(trajectory.samples, keys, sigma_plan, conditions, prompts)
+            trace = trace_of_noised(finished, keys, sigma_plan, conditions, prompts)
         else:
             trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
-        images = host.decode(trajectory.samples)
+        images = host.decode(finished)
         return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates)
 
 

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.tensors import to_device
-from mmrl.flow.path import velocity_with_guidance
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.transfer import Uploads
 
@@ -42,22 +41,29 @@ class FlowNet(nn.Module):
         empty: Condition | None = None,
         guidance: float | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """Velocities in float32 at latents whose prompts are conditions[index]; `empty` is needed for a second pass."""
+        """Velocities in float32 at latents whose prompts are conditions[index].
+
+        `empty` is needed for a second pass, unless every condition has a negative of its own.
+        """
         scale = self.guidance if guidance is None else guidance
+        used, places = index.unique(return_inverse=True)
+        shown = self.uploads([conditions[i] for i in used.tolist()], x.device)
         if self.passes(scale) == 1:
-            return self._plain(x, timesteps, conditions, index, scale)
-        assert empty is not None
-        nothing = torch.full_like(index, len(conditions))
+            return self._plain(x, timesteps, shown, places, scale)
+        if self.family.own_negatives:
+            negatives, away = [self.family.negative(one) for one in shown], places + len(shown)
+        else:
+            assert empty is not None
+            negatives, away = self.uploads([empty], x.device), torch.full_like(places, len(shown))
         both = self._plain(
-            torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*conditions, empty], torch.cat([nothing, index]), scale
+            torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
         )
         without, with_prompt = both.chunk(2)
-        return velocity_with_guidance(with_prompt, without, scale, self.family.keep_norm)
+        return self.family.guide(with_prompt, without, scale, timesteps)
 
-    def _plain(self, x: Tensor, timesteps: Tensor, conditions: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
-        used, places = index.unique(return_inverse=True)
-        prompts = self.family.collate(self.uploads([conditions[i] for i in used.tolist()], x.device), self.full)
-        chosen = to_device(places, x.device)
+    def _plain(self, x: Tensor, timesteps: Tensor, shown: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
+        prompts = self.family.collate(shown, self.full)
+        chosen = to_device(index, x.device)
         prompts = {name: value[chosen] for name, value in prompts.items()}
         with self._precision():
             return self.family.velocity(self.transformer, x, timesteps, prompts, guidance).float()

@@ -16,11 +16,12 @@ from mmrl.core.spans import in_span
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.encode import Encoder
 from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.generate import Sampled, assemble
-from mmrl.policies.flow.loading import parts_of, save_adapter, save_pipeline
+from mmrl.policies.flow.loading import parts_of, save_pipeline
 from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.packing import cut_actions, cut_rows
 from mmrl.policies.flow.parts import FlowParts
@@ -64,9 +65,7 @@ class FlowPolicy:
         self.family = parts.load(config)
         self.pipeline = self.family.pipeline
         guidance = self.family.default_guidance if config.guidance is None else config.guidance
-        self.net = FlowNet(
-            self.pipeline.transformer, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards
-        )
+        self.net = FlowNet(self.family.network, self.family, guidance, config.dtype == "bfloat16", full=config.equal_forwards)
         self.module: nn.Module = self.net
         disk = parts.embeddings(config, self.family)
         self.encoder = Encoder(self.family, config.cached_prompts, config.rest_text_encoders, disk)
@@ -127,6 +126,7 @@ class FlowPolicy:
 
     def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
         """The sigmas at which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
+        self.family.check_plan(plan)
         return plan.sigmas(plan.spacing or self.family.spacing(), self.family.image_tokens)
 
     @in_span("forward")
@@ -180,13 +180,14 @@ class FlowPolicy:
     def save(self, folder: Path) -> None:
         """An adapter for pipeline.load_lora_weights, or a pipeline for from_pretrained. Every process must call it."""
         write = save_pipeline if self.config.lora is None else save_adapter
-        write(self.pipeline, self.net.transformer, folder, self.is_main)
+        write(self.pipeline, self.family.split(self.net.transformer), folder, self.is_main)
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
         resting = list(self.family.text_encoders.values()) if self.config.rest_text_encoders else []
+        elsewhere = [*self.family.split(self.net.transformer).values(), *resting]
         for part in parts_of(self.pipeline):
-            if part is not self.net.transformer and not any(part is other for other in resting):
+            if not any(part is other for other in elsewhere):
                 part.to(accelerator.device)
         self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.ranks = Ranks(accelerator)

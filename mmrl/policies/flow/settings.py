@@ -7,6 +7,9 @@ from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
 
+OWN_FAMILIES: dict[str, object] = {}
+"""policy.family -> the class of a user's file, once the config that names it was read."""
+
 
 @dataclass(frozen=True)
 class FlowPolicyConfig:
@@ -56,6 +59,13 @@ class FlowPolicyConfig:
     attention_backend: str | None = None
     """Kernel of the transformer's attention by diffusers' name (native, flash, _native_cudnn, ...); None: diffusers' own choice.
     Stable Diffusion 3 always takes torch's own."""
+    guidance_rule: Literal["family", "plain", "norm", "zero_star"] = "family"
+    """How both passes are joined. plain: their difference times the guidance; norm: that, kept at the conditional pass's norm;
+    zero_star: the pass without the prompt is first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
+    guidance_low: Factor | None = None
+    """Guidance below the time at which a model's second network takes over (Wan 2.2 A14B); None: as above it."""
+    family: str | None = None
+    """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False
     """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with some 3 digits; for dtype = float32 alone."""
 

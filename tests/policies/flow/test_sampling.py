@@ -234,7 +234,6 @@ def test_groups_that_do_not_fill_trees_are_refused(tiny):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}, "is built on a UNet"),
         ({"_class_name": "WanPipeline"}, "is not known here: use one of FluxPipeline"),
         ({"scheduler": ["diffusers", "DDIMScheduler"]}, "comes with the scheduler DDIMScheduler"),
     ],

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.loading import load as load_flow
-from mmrl.policies.flow.loading import save_adapter
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_text
@@ -129,7 +129,7 @@ def text_adapter(tiny, tmp_path_factory):
 def flow_adapter(pipeline, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter")
     family = load_flow(FlowPolicyConfig(str(pipeline), lora=LORA, height=16, width=16))
-    save_adapter(family.pipeline, family.pipeline.transformer, folder, True)
+    save_adapter(family.pipeline, family.trained, folder, True)
     return folder
 
 

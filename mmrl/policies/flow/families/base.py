@@ -1,36 +1,59 @@
 """The questions that flow-matching pipelines answer differently, with the answers most of them share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmrl.flow.path import nearest_multiple, velocity_with_guidance
+from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
+from mmrl.policies.flow.settings import FlowPolicyConfig
 
+Pipeline = Any
+"""A pipeline of diffusers, whose parts have no types."""
+Index = dict[str, Any]
+"""A pipeline's model_index.json."""
 Condition = Mapping[str, Tensor]
 """The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
 ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """The linear layers of attention over text and image together, as diffusers names them."""
+EULER = "FlowMatchEulerDiscreteScheduler"
+TESTED = "latents, pictures, exports as its pipeline's; log-probabilities, gradients"
 
 
 @dataclass(frozen=True)
 class FlowFamily:
-    """One kind of pipeline. Latents here are (n, c, h, w); what the transformer takes may be packed.
+    """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
 
     Raises:
         ValueError: a picture size that the model cannot draw.
     """
 
-    pipeline: Any
+    pipeline: Pipeline
     height: int
     width: int
     prompt_tokens: int
     """Tokens that the long text encoder takes."""
+    settings: FlowPolicyConfig = field(default_factory=lambda: FlowPolicyConfig(""))
+    """[policy] of the run."""
+    networks: ClassVar[tuple[str, ...]] = ("transformer",)
+    """The pipeline's names of what trains; a pipeline may have the first ones only."""
+    schedulers: ClassVar[frozenset[str]] = frozenset({EULER})
+    """Classes of the pipeline's scheduler whose steps are those taken here."""
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Parts of the pipeline that are not loaded."""
+    tasks: ClassVar[tuple[str, ...]] = ("text to image",)
+    """What its models draw from what, as `mmrl ls families` says it."""
+    licence: ClassVar[str] = "see the model's own card"
+    """Licences of its public weights, as published in November 2026; the model's own card counts."""
+    tested: ClassVar[str] = TESTED
+    """What the tests compare on tiny models of the real classes."""
     usual_guidance: ClassVar[float]
     """Guidance of a run that names none; 1 = without."""
     usual_prompt_tokens: ClassVar[int]
@@ -41,6 +64,8 @@ class FlowFamily:
     """The text that stands for no prompt in guidance."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
+    own_negatives: ClassVar[bool] = False
+    """Each condition holds what guidance leads away from; see `negative`."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
 
@@ -49,11 +74,49 @@ class FlowFamily:
         for name in ("height", "width"):
             if getattr(self, name) % step:
                 raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws multiples of {step} pixels")
+        if self.settings.guidance_low is not None and self.boundary is None:
+            raise ValueError(
+                f"policy.guidance_low is {self.settings.guidance_low:g}, but {self.settings.model!r} has one network for all "
+                "times: leave it out, or take a model of two such as Wan 2.2 A14B"
+            )
+        if self.settings.guidance_rule != "family" and self.embeds_guidance:
+            raise ValueError(
+                f"policy.guidance_rule is {self.settings.guidance_rule!r}, but {self.settings.model!r} takes the guidance as an "
+                "input and makes one pass, so there is nothing to join: leave it out"
+            )
+
+    @classmethod
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
+        """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
+
+    @classmethod
+    def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
+        """Raise ValueError where the scheduler's class is right and its settings are not; nothing is loaded yet."""
+        if name != EULER and not (config.get("use_flow_sigmas") and config.get("prediction_type") == "flow_prediction"):
+            raise ValueError(
+                f"the model's {name} does not follow flow matching (use_flow_sigmas, prediction_type = flow_prediction): take "
+                "a model whose scheduler does"
+            )
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The networks that train, by the pipeline's names of them."""
+        return networks_of(self.pipeline, type(self))
+
+    @property
+    def network(self) -> nn.Module:
+        """The one module that answers `velocity`: a family whose pipeline has several networks joins them here."""
+        (module,) = self.trained.values()
+        return module
+
+    def split(self, network: nn.Module) -> dict[str, nn.Module]:
+        """The networks that `network` was joined of, by the pipeline's names of them."""
+        return {self.networks[0]: network}
 
     @property
     def config(self) -> Any:
-        """The transformer's."""
-        return self.pipeline.transformer.config
+        """The first network's."""
+        return getattr(self.pipeline, self.networks[0]).config
 
     @property
     def text_encoders(self) -> dict[str, nn.Module]:
@@ -72,12 +135,13 @@ class FlowFamily:
         return 2
 
     @property
-    def latent_shape(self) -> tuple[int, int, int]:
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, perhaps frames, rows and columns."""
         return (self.config.in_channels // 4, self.height // self.scale, self.width // self.scale)
 
     @property
     def image_tokens(self) -> int:
-        _, height, width = self.latent_shape
+        *_, height, width = self.latent_shape
         return (height // self.patch) * (width // self.patch)
 
     @property
@@ -90,22 +154,67 @@ class FlowFamily:
         """Does the transformer take the guidance as an input, so that one forward is enough?"""
         return False
 
+    @property
+    def boundary(self) -> float | None:
+        """The time below which the second network draws, 1000 = noise; None: there is one for all times."""
+        return None
+
+    def guide(
+        self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
+    ) -> Float[Tensor, "n ..."]:
+        """The guided velocity of every row, by policy.guidance_rule.
+
+        A rule that remembers earlier steps would leave ratios undefined.
+        """
+        rule, low = self.settings.guidance_rule, self.settings.guidance_low
+        keep_norm = self.keep_norm if rule == "family" else rule == "norm"
+        if rule == "zero_star":
+            unconditional = nearest_multiple(conditional, unconditional)
+        if low is None or self.boundary is None:
+            return velocity_with_guidance(conditional, unconditional, scale, keep_norm)
+        scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        return velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
-        scheduler = self.pipeline.scheduler.config
-        return spacing_of(scheduler) if scheduler.use_dynamic_shifting else LinearShift(scheduler.shift)
+        scheduler = self.pipeline.scheduler
+        known: dict[str, Any] = {**scheduler.config, "_class_name": type(scheduler).__name__}
+        if known.get("use_dynamic_shifting") or known.get("use_flow_sigmas"):
+            return spacing_of(known)
+        return LinearShift(known["shift"])
 
-    def pack(self, latents: Float[Tensor, "n c h w"]) -> Tensor:
+    def check_plan(self, plan: RolloutPlan) -> None:
+        """Raise ValueError for a plan along which this model cannot draw."""
+
+    def start(self, noise: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        """The packed latents at the plan's first sigma, of standard normal noise."""
+        return noise
+
+    def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        """The packed latents that are decoded, of those at the plan's last sigma."""
+        return latents
+
+    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         """Latents in the form that the transformer takes: a token for every 2 x 2 of them."""
         n, c, h, w = latents.shape
         return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
 
-    def unpack(self, x: Tensor) -> Float[Tensor, "n c h w"]:
+    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
         c, h, w = self.latent_shape
         return x.view(-1, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """The embeddings of one prompt, on the CPU."""
+        raise NotImplementedError
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        """The embeddings of the longest prompt in their shapes, all 0: what a dry run counts with."""
+        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.joint_attention_dim, dtype=dtype)
+        pooled = getattr(self.config, "pooled_projection_dim", None)
+        return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
+
+    def negative(self, condition: Condition) -> Condition:
+        """The condition that guidance leads away from where `own_negatives` says that each prompt has its own."""
         raise NotImplementedError
 
     def count_tokens(self, text: str) -> tuple[int, int]:
@@ -122,11 +231,16 @@ class FlowFamily:
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
         raise NotImplementedError
 
-    def decode(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 y x"]:
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """Pixels, mostly in [-1, 1]."""
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         return vae.decode(latents, return_dict=False)[0]
+
+
+def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:
+    """The networks of a pipeline that train, by its names of them."""
+    return {name: part for name in family.networks if (part := getattr(pipeline, name, None)) is not None}
 
 
 def token_count(tokenizer: Any, text: str) -> int:

@@ -16,6 +16,7 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 class Flux(FlowFamily):
     """Guidance 3.5, embedded in dev. Models without that input (schnell) have none, unless a second pass is asked for."""
 
+    licence = "dev: FLUX.1 dev Non-Commercial; schnell: Apache-2.0"
     usual_guidance = 3.5
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD

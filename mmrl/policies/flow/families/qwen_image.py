@@ -18,6 +18,7 @@ FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "tx
 class QwenImage(FlowFamily):
     """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
 
+    licence = "Apache-2.0"
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD
@@ -67,7 +68,7 @@ class QwenImage(FlowFamily):
             return_dict=False,
         )[0]
 
-    def decode(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 y x"]:
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """The autoencoder is a video's; images have one frame."""
         vae = self.pipeline.vae
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))

@@ -15,6 +15,7 @@ from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, t
 class StableDiffusion3(FlowFamily):
     """arXiv:2403.03206. Guidance 4.5 as in Flow-GRPO. Not supported: skipping layers for guidance, image prompts."""
 
+    licence = "Stability AI Community"
     usual_guidance = 4.5
     usual_prompt_tokens = 256
     lora_targets = ATTENTION
@@ -31,7 +32,7 @@ class StableDiffusion3(FlowFamily):
         return self.config.patch_size
 
     @property
-    def latent_shape(self) -> tuple[int, int, int]:
+    def latent_shape(self) -> tuple[int, ...]:
         return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
     def spacing(self) -> Spacing:
@@ -43,10 +44,10 @@ class StableDiffusion3(FlowFamily):
             )
         return spacing_of(scheduler)
 
-    def pack(self, latents: Float[Tensor, "n c h w"]) -> Tensor:
+    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents
 
-    def unpack(self, x: Tensor) -> Float[Tensor, "n c h w"]:
+    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
         return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
@@ -54,6 +55,12 @@ class StableDiffusion3(FlowFamily):
             text, None, None, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
         )
         return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        """With the tokens of CLIP before those of T5."""
+        plain = super().blank_condition(dtype)
+        tokens = self.pipeline.encoder_configs["text_encoder"].max_position_embeddings + len(plain["embeds"])
+        return {**plain, "embeds": torch.zeros(tokens, plain["embeds"].shape[1], dtype=dtype)}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """T5's, or CLIP's where there is none."""

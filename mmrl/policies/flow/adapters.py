@@ -1,0 +1,134 @@
+"""LoRA adapters of a pipeline's networks: new ones, saved ones, and files that diffusers loads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmrl.core.pretrained import readable, refuse_other_keys
+from mmrl.policies.flow.families.base import FlowFamily, Pipeline
+from mmrl.policies.shared.lora import (
+    ADAPTER,
+    LoraSettings,
+    check_adapter_folder,
+    check_adapter_weights,
+    lora_config,
+    refuse_dropout,
+    warn_of_idle_settings,
+)
+from mmrl.policies.shared.weights import whole
+
+WEIGHTS = "pytorch_lora_weights.safetensors"
+"""How diffusers names an adapter's file."""
+
+
+def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
+    """Put LoRA layers into the pipeline's network `name`, new ones or those in `lora.adapter`; only they train.
+
+    Raises:
+        FileNotFoundError: there is no folder `lora.adapter`, or it lacks the adapter of this network.
+        ValueError: the adapter in it is broken, not whole or of another model.
+    """
+    network = getattr(pipeline, name)
+    if lora.adapter is not None:
+        load_adapter(pipeline, family, lora, name)
+    else:
+        targets = family.lora_targets if lora.targets == "auto" else lora.targets
+        network.add_adapter(lora_config(lora, targets, start="gaussian"))
+    for key, weight in network.named_parameters():
+        if "lora_" in key:
+            weight.data = weight.data.float()
+            weight.requires_grad_(True)
+    network.eval()
+
+
+def folder_of(folder: str | Path, family: type[FlowFamily], name: str) -> Path:
+    """Where the adapter of a network lies: the first one's in the folder itself, others' in one with the network's name."""
+    top = Path(folder).expanduser()
+    return top if name == family.networks[0] else top / name
+
+
+def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
+    """Load the adapter of one network, by the pipeline's own loader where it has one."""
+    place, network = str(lora.adapter), getattr(pipeline, name)
+    check_adapter_folder(place)
+    folder = folder_of(place, family, name)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"policy.lora.adapter {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "
+            "a folder that mmrl saved for this model"
+        )
+    with readable(f"policy.lora.adapter {place!r}", str(folder)):
+        if not hasattr(pipeline, "load_lora_weights"):
+            from safetensors.torch import load_file
+
+            network.load_lora_adapter(str(folder), prefix=None, adapter_name=ADAPTER, use_safetensors=True)
+            saved = load_file(folder / WEIGHTS)
+        else:
+            further = {} if name == family.networks[0] else {f"load_into_{name}": True}
+            pipeline.load_lora_weights(str(folder), adapter_name=ADAPTER, **further)
+            saved = weights_in(pipeline, family, folder)
+    check_adapter(network, saved, place)
+    warn_of_idle_settings(lora, network.peft_config[ADAPTER])
+
+
+def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> dict[str, Tensor]:
+    """The weights in a file that diffusers' loaders read, by their names in the network."""
+    prefix = family.networks[0]
+    others = tuple(f"{name}." for name in pipeline.components if name != prefix)
+    read: Any = pipeline.lora_state_dict(str(folder))
+    # Stable Diffusion's loader answers with the scales of foreign files beside the weights.
+    weights = read[0] if isinstance(read, tuple) else read
+    return {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if not name.startswith(others)}
+
+
+def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str) -> None:
+    """Raise ValueError unless the adapter was made without dropout and all its weights were `saved` in `folder`."""
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils import get_peft_model_state_dict
+
+    adapter = getattr(network, "peft_config", {}).get(ADAPTER)
+    if adapter is None:
+        raise ValueError(
+            f"policy.lora.adapter {folder!r} holds no weights for the transformer: name the adapter of an image generator"
+        )
+    refuse_dropout(folder, adapter)
+    check_adapter_weights(folder, saved, get_peft_model_state_dict(network, adapter_name=ADAPTER))
+    plain = [name for name, module in network.named_modules() if not hasattr(module, "lora_A")]
+    bare = [name for name in plain if check_target_module_exists(adapter, name)]
+    refuse_other_keys(bare, (), (), f"policy.lora.adapter {folder!r}", "LoRA adapter of this model")
+
+
+def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
+    """Write the adapter of every network as diffusers loads it: pipeline.load_lora_weights, or a network's load_lora_adapter.
+
+    Every process must call it.
+    """
+    from peft.utils import get_peft_model_state_dict
+
+    first = next(iter(networks))
+    for name, network in networks.items():
+        weights = {key: whole(weight) for key, weight in network.state_dict(keep_vars=True).items() if "lora_" in key}
+        if is_main:
+            peft: Any = network
+            own = get_peft_model_state_dict(peft, state_dict=weights)
+            write(pipeline, first, folder if name == first else folder / name, own, peft.peft_config[ADAPTER].to_dict())
+
+
+def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Tensor], settings: dict[str, Any]) -> None:
+    """Write the adapter of the network `name`, with peft's settings of it."""
+    # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
+    if hasattr(pipeline, "save_lora_weights"):
+        told = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": settings}
+        type(pipeline).save_lora_weights(folder, **told)
+        return
+    import json
+
+    from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+    from safetensors.torch import save_file
+
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(plain, indent=2, sort_keys=True)}
+    save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS, told)

@@ -1,0 +1,125 @@
+"""FLUX.2: three layers of a language model as text, latents drawn in patches, an autoencoder with normalised latents."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.flow.sigmas import EmpiricalShift, Spacing
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.settings import FlowPolicyConfig
+
+FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
+SINGLE = ("attn.to_qkv_mlp_proj",)
+"""Of the blocks over all tokens together. Their `attn.to_out` has a name that lists of other blocks have too: it is left out."""
+
+
+@dataclass(frozen=True)
+class Flux2(FlowFamily):
+    """FLUX.2-dev: guidance 4 as an input, Mistral's layers 10, 20 and 30 with a system message, always at full length."""
+
+    licence = "FLUX dev Non-Commercial"
+    usual_guidance = 4.0
+    usual_prompt_tokens = 512
+    lora_targets = ATTENTION + FEED_FORWARD + SINGLE
+    text_layers: ClassVar[tuple[int, ...]] = (10, 20, 30)
+    """Layers of the text encoder that are set side by side."""
+
+    @property
+    def scale(self) -> int:
+        return self.pipeline.vae_scale_factor * 2
+
+    @property
+    def patch(self) -> int:
+        return 1
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
+
+    @property
+    def embeds_guidance(self) -> bool:
+        return bool(self.config.guidance_embeds)
+
+    def spacing(self) -> Spacing:
+        return EmpiricalShift()
+
+    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
+        """A token for every place."""
+        return latents.flatten(2).transpose(1, 2)
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
+        return x.transpose(1, 2).reshape(-1, *self.latent_shape)
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _ = self.pipeline.encode_prompt(
+            text, device=device, max_sequence_length=self.prompt_tokens, text_encoder_out_layers=self.text_layers
+        )
+        return {"embeds": embeds[0].cpu()}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """With the system message and the template around the prompt."""
+        turns = [("system", self.pipeline.system_message), ("user", text.replace("[IMG]", ""))]
+        messages = [{"role": role, "content": [{"type": "text", "text": words}]} for role, words in turns]
+        return self._count(messages, add_generation_prompt=False), self.prompt_tokens
+
+    def _count(self, messages: list[dict[str, Any]], **settings: Any) -> int:
+        tokenizer = self.pipeline.tokenizer
+        return token_count(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, **settings))
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        *_, rows, columns = self.latent_shape
+        return transformer(
+            hidden_states=x,
+            timestep=timesteps / 1000,
+            guidance=x.new_full((len(x),), guidance) if self.embeds_guidance else None,
+            encoder_hidden_states=prompts["embeds"],
+            txt_ids=places(len(x), 0, 1, 1, prompts["embeds"].shape[1], x.device),
+            img_ids=places(len(x), 0, rows, columns, 1, x.device),
+            return_dict=False,
+        )[0]
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        """The running mean and deviation of the autoencoder's norm take the place of its scale."""
+        vae = self.pipeline.vae
+        mean, variance = (value.view(1, -1, 1, 1).to(latents) for value in (vae.bn.running_mean, vae.bn.running_var))
+        scaled = latents * (variance + vae.config.batch_norm_eps).sqrt() + mean
+        n, c, h, w = scaled.shape
+        pixels = scaled.view(n, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // 4, 2 * h, 2 * w)
+        return vae.decode(pixels, return_dict=False)[0]
+
+
+def places(n: int, time: int, rows: int, columns: int, words: int, device: torch.device) -> Tensor:
+    """(n, tokens, 4): time, row, column and word of every token."""
+    axes = (torch.tensor([time], device=device), *(torch.arange(count, device=device) for count in (rows, columns, words)))
+    return torch.cartesian_prod(*axes)[None].expand(n, -1, -1)
+
+
+@dataclass(frozen=True)
+class Flux2Klein(Flux2):
+    """FLUX.2-klein: Qwen3's layers 9, 18 and 27; base has guidance 4 by a second forward, the distilled one has none."""
+
+    licence = "4B: Apache-2.0; 9B: FLUX Non-Commercial"
+    text_layers = (9, 18, 27)
+
+    @classmethod
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
+        if index.get("is_distilled") and settings.guidance not in (None, 1):
+            raise ValueError(
+                f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled FLUX.2-klein, which is drawn "
+                "without: leave policy.guidance out, or take a klein-base model"
+            )
+
+    @property
+    def default_guidance(self) -> float:
+        return 1.0 if self.pipeline.config.is_distilled else self.usual_guidance
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """With the chat template around the prompt."""
+        messages = [{"role": "user", "content": text}]
+        return self._count(messages, add_generation_prompt=True, enable_thinking=False), self.prompt_tokens

@@ -1,0 +1,72 @@
+"""Which class of a diffusers pipeline belongs to which family."""
+
+from mmrl.policies.flow.families.base import FlowFamily, Index
+from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
+from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.sana import Sana
+from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
+from mmrl.policies.flow.families.z_image import ZImage
+from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
+
+FAMILIES: dict[str, type[FlowFamily]] = {
+    "StableDiffusion3Pipeline": StableDiffusion3,
+    "FluxPipeline": Flux,
+    "QwenImagePipeline": QwenImage,
+    "ZImagePipeline": ZImage,
+    "Flux2Pipeline": Flux2,
+    "Flux2KleinPipeline": Flux2Klein,
+    "SanaPipeline": Sana,
+    "StableDiffusionPipeline": StableDiffusion,
+    "StableDiffusionXLPipeline": StableDiffusionXL,
+}
+"""Class of a diffusers pipeline -> its family."""
+
+
+def own_family(settings: FlowPolicyConfig) -> type[FlowFamily] | None:
+    """The class that policy.family names; None: mmrl's own for the pipeline.
+
+    Raises:
+        ValueError: it is no family of generators, or no config that was read names it.
+    """
+    if settings.family is None:
+        return None
+    found = OWN_FAMILIES.get(settings.family)
+    if found is None:
+        raise ValueError(
+            f"policy.family {settings.family!r} was not loaded: name it in a config, or give FlowParts a `load` with the class"
+        )
+    if not (isinstance(found, type) and issubclass(found, FlowFamily)):
+        raise ValueError(
+            f"policy.family {settings.family!r} is no family of generators: name a class made from FlowFamily "
+            "(mmrl/policies/flow/families/base.py)"
+        )
+    return found
+
+
+def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> type[FlowFamily]:
+    """The family of a pipeline with this model_index.json: the user's `own`, or one known here.
+
+    Raises:
+        ValueError: a pipeline that is not known, or whose scheduler does not take the family's steps.
+    """
+    name = str(index.get("_class_name"))
+    if own is None and name not in FAMILIES:
+        raise ValueError(
+            f"policy.model {model!r} is a {name}, which is not known here: use one of {', '.join(sorted(FAMILIES))}, or give "
+            "policy.family a family of your own"
+        )
+    family = own or FAMILIES[name]
+    if not any(network in index for network in family.networks):
+        raise ValueError(
+            f"policy.model {model!r} has no part {family.networks[0]!r}, which {family.__name__} trains: take a "
+            "model of that family"
+        )
+    scheduler = index["scheduler"][1]
+    if scheduler not in family.schedulers:
+        raise ValueError(
+            f"policy.model {model!r} comes with the scheduler {scheduler}, but its steps are taken here along the straight paths "
+            f"of flow matching: use a model with {' or '.join(sorted(family.schedulers))}"
+        )
+    return family

@@ -1,0 +1,81 @@
+"""Sana: Gemma-2 with an instruction before the prompt, an autoencoder that compresses 32 times, DPM-Solver's table of times."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
+
+
+@dataclass(frozen=True)
+class Sana(FlowFamily):
+    """arXiv:2410.10629. Guidance 4.5 against an empty prompt without the instruction; its pipeline's steps are `dpm2`.
+
+    Not supported: the pipeline's binning of sizes, Sana-Sprint.
+    """
+
+    schedulers = frozenset({EULER, "DPMSolverMultistepScheduler"})
+    licence = "NVIDIA's own, with Gemma's terms"
+    usual_guidance = 4.5
+    usual_prompt_tokens = 300
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    @property
+    def patch(self) -> int:
+        return 1
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
+
+    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
+        return latents
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
+        return x
+
+    @property
+    def instruction(self) -> list[str]:
+        """The words that the pipeline puts before a prompt."""
+        return inspect.signature(type(self.pipeline).__call__).parameters["complex_human_instruction"].default
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        instruction = None if text == self.empty_prompt else self.instruction
+        embeds, mask, _, _ = self.pipeline.encode_prompt(
+            text,
+            do_classifier_free_guidance=False,
+            device=device,
+            max_sequence_length=self.prompt_tokens,
+            complex_human_instruction=instruction,
+        )
+        return {"embeds": embeds[0].cpu(), "mask": mask[0].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        tokens = max(1, self.prompt_tokens)
+        embeds = torch.zeros(tokens, self.config.caption_channels, dtype=dtype)
+        return {"embeds": embeds, "mask": torch.ones(tokens, dtype=torch.long)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        return token_count(self.pipeline.tokenizer, text.lower().strip()), self.prompt_tokens
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        times = timesteps
+        if type(self.pipeline.scheduler).__name__ != EULER:
+            times = times.to(torch.long)
+        return transformer(
+            x,
+            encoder_hidden_states=prompts["embeds"],
+            encoder_attention_mask=prompts["mask"],
+            timestep=times * self.config.timestep_scale,
+            return_dict=False,
+        )[0]
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        vae = self.pipeline.vae
+        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]

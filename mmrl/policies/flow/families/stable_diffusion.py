@@ -1,0 +1,166 @@
+"""Stable Diffusion 1.5 and XL as flows: with x = x_vp / (a + s) and sigma = s / (a + s), the step of DDIM is Euler's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.flow.diffusion_table import DiffusionTable, table_of
+from mmrl.flow.path import like_batch
+from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.sigmas import Spacing
+from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
+
+PREDICTIONS = ("epsilon", "v_prediction")
+
+
+@dataclass(frozen=True)
+class StableDiffusion(FlowFamily):
+    """velocity = noise - data of a UNet that predicts noise or v (arXiv:2112.10752): a and s are its noise schedule's.
+
+    Densities in x and in x_vp differ by a constant, so ratios are those of DDPO. Guidance 5 as in DDPO (arXiv:2305.13301).
+    Not loaded: the safety checker. Not supported: zero terminal signal, inpainting models.
+    """
+
+    networks = ("unet",)
+    schedulers = frozenset({"DDIMScheduler", "PNDMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"})
+    left_out = frozenset({"safety_checker"})
+    licence = "CreativeML Open RAIL-M"
+    usual_guidance = 5.0
+    usual_prompt_tokens = 77
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+
+    @classmethod
+    def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
+        table_of(config)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.config.in_channels != self.config.out_channels:
+            raise ValueError(
+                f"policy.model {self.settings.model!r} takes {self.config.in_channels} channels and gives "
+                f"{self.config.out_channels}, as models for inpainting do: take one that draws from text"
+            )
+        prediction = self.pipeline.scheduler.config["prediction_type"]
+        if prediction not in PREDICTIONS:
+            raise ValueError(
+                f"policy.model {self.settings.model!r} predicts {prediction!r}: take a model that predicts "
+                f"{' or '.join(PREDICTIONS)}"
+            )
+
+    @property
+    def patch(self) -> int:
+        return 1
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
+
+    def spacing(self) -> Spacing:
+        return self.table
+
+    @property
+    def table(self) -> DiffusionTable:
+        """The noise levels that the model was trained at."""
+        return table_of(self.pipeline.scheduler.config)
+
+    def check_plan(self, plan: RolloutPlan) -> None:
+        if plan.spacing is not None and not isinstance(plan.spacing, DiffusionTable):
+            raise ValueError(
+                f"schedule.spacing is {type(plan.spacing).__name__}, but {type(self).__name__} knows the noise levels of its own "
+                'table alone: set schedule.spacing = { kind = "DiffusionTable" }'
+            )
+        if plan.truncated_timesteps:
+            raise ValueError(
+                f"schedule.truncated_timesteps would tell {type(self).__name__}, whose times are whole, wrong noise levels: "
+                "leave it out"
+            )
+
+    def start(self, noise: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        return noise * root_of_squares(sigma)
+
+    def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
+        return latents / root_of_squares(sigma)
+
+    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
+        return latents
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
+        return x
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _ = self.pipeline.encode_prompt(text, device, 1, False)
+        return {"embeds": embeds[0].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        tokens = self.pipeline.encoder_configs["text_encoder"].max_position_embeddings
+        return {"embeds": torch.zeros(tokens, self.config.cross_attention_dim, dtype=dtype)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        return token_count(self.pipeline.tokenizer, text), self.pipeline.tokenizer.model_max_length
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        sigma = timesteps / 1000
+        norm = ((1 - sigma) ** 2 + sigma**2).sqrt()
+        signal, noise_level, own = (like_batch(value, x) for value in ((1 - sigma) / norm, sigma / norm, norm))
+        at_model = x / own
+        out = transformer(
+            at_model,
+            self.table.times_of(sigma),
+            encoder_hidden_states=prompts["embeds"],
+            added_cond_kwargs=self._extra_inputs(prompts),
+            return_dict=False,
+        )[0].float()
+        if self.pipeline.scheduler.config["prediction_type"] == "epsilon":
+            return out - (at_model - noise_level * out) / signal
+        return (signal * out + noise_level * at_model) - (signal * at_model - noise_level * out)
+
+    def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Further inputs of the network."""
+        return None
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        vae = self.pipeline.vae
+        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+
+
+def root_of_squares(sigma: float) -> float:
+    """1 / (a + s) at a sigma."""
+    return ((1 - sigma) ** 2 + sigma**2) ** 0.5
+
+
+@dataclass(frozen=True)
+class StableDiffusionXL(StableDiffusion):
+    """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; no prompt is zeros. No refiner."""
+
+    licence = "CreativeML Open RAIL++-M"
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _, pooled, _ = self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)
+        found = {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}
+        if text == self.empty_prompt and self.pipeline.config.force_zeros_for_empty_prompt:
+            return {name: torch.zeros_like(value) for name, value in found.items()}
+        return found
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        pooled = self.pipeline.encoder_configs["text_encoder_2"].projection_dim
+        return {**super().blank_condition(dtype), "pooled": torch.zeros(pooled, dtype=dtype)}
+
+    def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Asked for pictures of their own size that were never cropped."""
+        pooled = prompts["pooled"]
+        sizes = pooled.new_tensor([self.height, self.width, 0, 0, self.height, self.width])
+        return {"text_embeds": pooled, "time_ids": sizes.expand(len(pooled), -1)}
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        """Latents are standardised by channel where the autoencoder says so."""
+        config = self.pipeline.vae.config
+        mean, std = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
+        if mean is None or std is None:
+            return super().decode(latents)
+        shift, spread = (torch.tensor(value).to(latents).view(1, -1, 1, 1) for value in (mean, std))
+        return self.pipeline.vae.decode(latents * spread / config.scaling_factor + shift, return_dict=False)[0]

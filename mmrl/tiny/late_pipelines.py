@@ -1,0 +1,257 @@
+"""Tiny pipelines of the newer families, and of Stable Diffusion 1.5 and XL; see pipelines.py."""
+
+from collections.abc import Callable
+
+from mmrl.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
+from mmrl.tiny.pipeline_parts import (
+    LATENTS,
+    autoencoder,
+    clip,
+    clip_tokenizer,
+    diffusers_object,
+    scheduler,
+)
+from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
+
+HIDDEN = 16
+"""Of the language models that read prompts."""
+
+
+def chat_tokenizer(*texts: str) -> HubObject:
+    """A tokenizer that writes Qwen's turns and pads on the right, as Qwen3's own does."""
+    tokenizer = qwen_tokenizer(["user\n", *texts], 500)
+    tokenizer.chat_template, tokenizer.padding_side = CHAT_TEMPLATE, "right"
+    return tokenizer
+
+
+def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
+    return {
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 512,
+    }
+
+
+def z_image() -> HubObject:
+    """A Z-Image with Qwen3."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    tokenizer = chat_tokenizer()
+    transformer = diffusers_object(
+        "ZImageTransformer2DModel",
+        all_patch_size=(2,),
+        all_f_patch_size=(1,),
+        in_channels=LATENTS,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=HIDDEN,
+        axes_dims=[8, 4, 4],
+        axes_lens=[256, 32, 32],
+    )
+    return diffusers_object(
+        "ZImagePipeline",
+        transformer=transformer,
+        vae=autoencoder(),
+        scheduler=scheduler(shift=3.0),
+        text_encoder=Qwen3Model(Qwen3Config(**qwen3(tokenizer, 2))),
+        tokenizer=tokenizer,
+    )
+
+
+def flux2_parts(embeds_guidance: bool) -> Kwargs:
+    """Transformer, autoencoder and scheduler of a FLUX.2."""
+    transformer = diffusers_object(
+        "Flux2Transformer2DModel",
+        patch_size=1,
+        in_channels=4 * LATENTS,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * HIDDEN,
+        axes_dims_rope=[4, 4, 4, 4],
+        guidance_embeds=embeds_guidance,
+    )
+    vae = diffusers_object(
+        "AutoencoderKLFlux2",
+        sample_size=32,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        latent_channels=LATENTS,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    vae.bn.running_mean.normal_(0, 0.3)
+    vae.bn.running_var.uniform_(0.5, 2)
+    return {"transformer": transformer, "vae": vae, "scheduler": scheduler(use_dynamic_shifting=True)}
+
+
+def flux2() -> HubObject:
+    """A FLUX.2-dev: 30 layers of a Mistral-3, of which three are read, and the guidance as an input."""
+    from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    tokenizer = chat_tokenizer(SYSTEM_MESSAGE, "system\n")
+    tokenizer.padding_side = "left"
+    text = {**qwen3(tokenizer, 30), "model_type": "mistral"}
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "image_size": 30,
+        "patch_size": 6,
+    }
+    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=1)
+    encoder = Mistral3ForConditionalGeneration(config)
+    return diffusers_object("Flux2Pipeline", text_encoder=encoder, tokenizer=tokenizer, **flux2_parts(True))
+
+
+def flux2_klein(is_distilled: bool = False) -> HubObject:
+    """A FLUX.2-klein with 27 layers of a Qwen3."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = chat_tokenizer()
+    encoder = Qwen3ForCausalLM(Qwen3Config(**qwen3(tokenizer, 27)))
+    parts = flux2_parts(False)
+    return diffusers_object("Flux2KleinPipeline", text_encoder=encoder, tokenizer=tokenizer, is_distilled=is_distilled, **parts)
+
+
+def sana() -> HubObject:
+    """A Sana with the DPM-Solver that it is published with."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, "max_position_embeddings": 4096})
+    transformer = diffusers_object(
+        "SanaTransformer2DModel",
+        patch_size=1,
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_layers=1,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=8,
+        sample_size=32,
+    )
+    vae = diffusers_object(
+        "AutoencoderDC",
+        latent_channels=LATENTS,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock",) * 2,
+        decoder_block_types=("ResBlock",) * 2,
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        encoder_qkv_multiscales=((), ()),
+        decoder_qkv_multiscales=((), ()),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+    solver = diffusers_object(
+        "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    return diffusers_object(
+        "SanaPipeline", tokenizer=tokenizer, text_encoder=Gemma2Model(text), vae=vae, transformer=transformer, scheduler=solver
+    )
+
+
+def ddim() -> HubObject:
+    """Stable Diffusion's noise schedule."""
+    return diffusers_object(
+        "DDIMScheduler",
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+
+
+def unet(width: int, **settings: object) -> HubObject:
+    return diffusers_object(
+        "UNet2DConditionModel",
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        sample_size=16,
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        norm_num_groups=4,
+        attention_head_dim=4,
+        cross_attention_dim=width,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        **settings,
+    )
+
+
+def sd15() -> HubObject:
+    """A Stable Diffusion 1.5 without a safety checker."""
+    from transformers import CLIPTextModel
+
+    tokenizer = clip_tokenizer()
+    return diffusers_object(
+        "StableDiffusionPipeline",
+        unet=unet(32),
+        vae=autoencoder(),
+        scheduler=ddim(),
+        text_encoder=clip(CLIPTextModel, tokenizer),
+        tokenizer=tokenizer,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def sdxl() -> HubObject:
+    """A Stable Diffusion XL."""
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    first, second = clip_tokenizer(), clip_tokenizer()
+    added: Kwargs = {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 6 * 8 + 32,
+    }
+    return diffusers_object(
+        "StableDiffusionXLPipeline",
+        unet=unet(64, **added),
+        vae=autoencoder(),
+        scheduler=ddim(),
+        text_encoder=clip(CLIPTextModel, first),
+        tokenizer=first,
+        text_encoder_2=clip(CLIPTextModelWithProjection, second),
+        tokenizer_2=second,
+        add_watermarker=False,
+    )
+
+
+LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "z_image": z_image,
+    "flux2": flux2,
+    "flux2_klein": flux2_klein,
+    "sana": sana,
+    "sd15": sd15,
+    "sdxl": sdxl,
+}

@@ -1,0 +1,100 @@
+"""Parts that tiny pipelines share: tokenizers, text encoders, autoencoders and schedulers of the real classes."""
+
+import string
+from collections.abc import Callable
+
+from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs
+from mmrl.tiny.vlms import QWEN_TOKENS, VISION
+
+CLIP_TOKENS = 32
+"""Prompts of the CLIP encoders end here."""
+LATENTS = 4
+"""Channels."""
+HEADS: Kwargs = {"attention_head_dim": 16, "num_attention_heads": 2}
+
+
+def diffusers_object(name: str, **settings: object) -> HubObject:
+    """An object of a class of diffusers."""
+    import diffusers
+
+    return getattr(diffusers, name)(**settings)
+
+
+def scheduler(**settings: object) -> HubObject:
+    return diffusers_object("FlowMatchEulerDiscreteScheduler", **settings)
+
+
+def autoencoder() -> HubObject:
+    """An autoencoder that halves both sides once."""
+
+    return diffusers_object(
+        "AutoencoderKL",
+        sample_size=16,
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=LATENTS,
+        norm_num_groups=4,
+        scaling_factor=1.5,
+        shift_factor=0.06,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def letters() -> list[str]:
+    """A printable stand-in for every byte."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def clip_tokenizer() -> HubObject:
+    from transformers import CLIPTokenizer
+
+    words = [*letters(), *(letter + "</w>" for letter in letters()), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=CLIP_TOKENS)
+
+
+def clip(kind: Callable[..., HubObject], tokenizer: HubObject) -> HubObject:
+    from transformers import CLIPTextConfig
+
+    return kind(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=CLIP_TOKENS,
+            projection_dim=32,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def t5_tokenizer() -> HubObject:
+    from transformers import T5Tokenizer
+
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    plain = [(letter, -3.0) for letter in string.ascii_letters + string.digits + string.punctuation]
+    return T5Tokenizer(vocab=[*special, *plain, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(100)))])
+
+
+def qwen_encoder(tokenizer: HubObject) -> HubObject:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    ids: Kwargs = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.convert_tokens_to_ids(STOP),
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config={**TEXT, **ids, "vocab_size": len(tokenizer), "rope_parameters": rope},
+        vision_config={**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+        **{f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()},
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)

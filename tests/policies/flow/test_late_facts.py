@@ -1,0 +1,146 @@
+"""Facts of the newer families: broken one at a time they are noticed, and models that do not have them are refused."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from mmrl.core.readings import MEAN, STD
+from mmrl.flow.schedules import Full
+from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift
+from mmrl.policies.flow import loading
+from mmrl.policies.flow.families.flux2 import Flux2
+from mmrl.policies.flow.families.sana import Sana
+from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
+from mmrl.policies.flow.families.z_image import ZImage
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from tests.support.flow_policies import LORA, requests
+from tests.support.late_families import CASES, gap, policy_of
+
+VELOCITY, ENCODE = ZImage.velocity, StableDiffusionXL.encode
+
+
+def without_size(family: object, prompts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """SDXL's further inputs, of pictures of no size."""
+    return {"text_embeds": prompts["pooled"], "time_ids": torch.zeros(len(prompts["pooled"]), 6)}
+
+
+FACTS: dict[str, tuple[str, type, str, Any]] = {
+    "guidance counts from 0": ("z_image", ZImage, "guide", lambda self, a, b, g, t: b + (g - 1) * (a - b)),
+    "the velocity is not turned": ("z_image", ZImage, "velocity", lambda self, *rest: -VELOCITY(self, *rest)),
+    "time runs to the noise": (
+        "z_image",
+        ZImage,
+        "velocity",
+        lambda self, net, x, t, *rest: VELOCITY(self, net, x, 1000 - t, *rest),
+    ),
+    "the scheduler's own grid": ("z_image", ZImage, "spacing", lambda self: StaticShift(3.0)),
+    "FLUX.1's mu": ("flux2", Flux2, "spacing", lambda self: DynamicShift()),
+    "tokens in another order": ("flux2", Flux2, "pack", lambda self, x: x.transpose(2, 3).flatten(2).transpose(1, 2)),
+    "an even table": ("sana", Sana, "spacing", lambda self: LinearShift(3.0)),
+    "no instruction": ("sana", Sana, "instruction", None),
+    "noise is not scaled": ("sd15", StableDiffusion, "start", lambda self, noise, sigma: noise),
+    "the end is not scaled back": ("sd15", StableDiffusion, "finish", lambda self, x, sigma: x),
+    "no prompt is no zeros": ("sdxl", StableDiffusionXL, "encode", lambda self, text, device: ENCODE(self, f"{text} ", device)),
+    "no size": ("sdxl", StableDiffusionXL, "_extra_inputs", without_size),
+}
+"""A fact -> model, family, its answer, and another one."""
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_fact_that_is_broken_is_noticed(tiny, fact, monkeypatch):
+    name, family, attribute, spoilt = FACTS[fact]
+    case = CASES[name]
+    monkeypatch.setattr(family, attribute, spoilt)
+    policy = FlowPolicy(FlowPolicyConfig(tiny(case.model), 32, 32, guidance=case.guidance, **case.settings))
+    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tiny(case.model))
+    assert gap(policy, case, pipeline) > 1e-3
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_ddims_noisy_step_is_the_schedulers(tiny, prediction, eta, tmp_path):
+    """Mean and deviation of every step, at the network's own predictions of noise or v."""
+    folder = changed(tiny, tmp_path, "sd15/scheduler/scheduler_config.json", {"prediction_type": prediction})
+    policy = FlowPolicy(FlowPolicyConfig(folder, 16, 16, guidance=1.0, lora=LORA))
+    rollouts = policy.rollout(requests(count=1), Full(num_steps=3, dynamics="ddim", level=eta, last="trained").at(0))
+    trace: Any = rollouts.trace
+    scheduler = policy.pipeline.scheduler
+    scheduler.set_timesteps(3)
+    sigmas = trace.sigma_plans[0].sigmas
+    scale = ((1 - sigmas) ** 2 + sigmas**2).sqrt()
+    found = policy.read(trace, [MEAN, STD], rollouts.action_mask)
+    for row in range(2):
+        embeds = trace.conditions[row]["embeds"][None]
+        for step, time in enumerate(scheduler.timesteps):
+            x = trace.latents[trace.before[row, step]][None] / scale[step]
+            with torch.no_grad():
+                out = policy.pipeline.unet(x, time, encoder_hidden_states=embeds).sample
+            nothing = torch.zeros_like(x)
+            mean, above = (
+                scheduler.step(out, time, x, eta=eta, variance_noise=nothing + noise).prev_sample * scale[step + 1]
+                for noise in (0, 1)
+            )
+            torch.testing.assert_close(found[MEAN][row, step].detach(), mean[0], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(found[STD][row, step].expand(mean[0].shape), (above - mean)[0], atol=2e-5, rtol=1e-3)
+
+
+def changed(tiny: Any, tmp_path: Path, part: str, change: Mapping[str, Any]) -> str:
+    """A model with another entry in one of its files."""
+    name, _, file = part.partition("/")
+    folder = shutil.copytree(tiny(name), tmp_path / "model")
+    entries = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(entries | dict(change)))
+    return str(folder)
+
+
+SCHEDULER = "scheduler/scheduler_config.json"
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "settings", "message"),
+    [
+        ("flux2_klein/model_index.json", {"is_distilled": True}, {"guidance": 4.0}, "distilled FLUX.2-klein, which is drawn"),
+        (f"sana/{SCHEDULER}", {"use_flow_sigmas": False}, {}, "does not follow flow matching"),
+        (f"sd15/{SCHEDULER}", {"beta_schedule": "squaredcos_cap_v2"}, {}, "noise schedule .* is not known here"),
+        (f"sd15/{SCHEDULER}", {"rescale_betas_zero_snr": True}, {}, "zero terminal signal"),
+        ("z_image/model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, {}, "use a model with FlowMatchEuler"),
+    ],
+)
+def test_models_that_cannot_be_drawn_are_refused_before_weights_load(
+    tiny, tmp_path, part, change, settings, message, monkeypatch
+):
+    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=message):
+        FlowPolicy(FlowPolicyConfig(changed(tiny, tmp_path, part, change), **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("z_image", {"height": 18}, "multiples of 4 pixels"),
+        ("flux2", {"width": 30}, "multiples of 4 pixels"),
+        ("sd15", {"width": 31}, "multiples of 2 pixels"),
+    ],
+)
+def test_sizes_off_the_grid_are_refused(tiny, name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        policy_of(tiny, CASES[name], **settings)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"spacing": LinearShift(3.0)}, "knows the noise levels of its own table alone"),
+        ({"truncated_timesteps": True}, "wrong noise levels: leave it out"),
+    ],
+)
+def test_plans_that_a_table_of_noise_levels_cannot_follow_are_refused(tiny, schedule, message):
+    policy = policy_of(tiny, CASES["sd15"])
+    with pytest.raises(ValueError, match=message):
+        policy.rollout(requests(count=1), Full(num_steps=3, **schedule).at(0))

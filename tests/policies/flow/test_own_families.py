@@ -1,0 +1,119 @@
+"""A family of one's own: named in a config, with negatives of its own, and adapters of pipelines without a loader."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.flow.path import nearest_multiple, velocity_with_guidance
+from mmrl.flow.plan import evaluation_plan
+from mmrl.policies.flow.adapters import add_adapter, save_adapter
+from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.loading import load
+from mmrl.policies.flow.parts import FlowParts
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
+from tests.support.flow_policies import LORA, PLANS, latents, logprobs, make, requests, stir
+
+
+class OwnNegatives(StableDiffusion3):
+    """Every prompt is guided away from itself without its last word."""
+
+    own_negatives = True
+
+    def encode(self, text: str, device: torch.device) -> dict[str, torch.Tensor]:
+        away = super().encode(text.rpartition(" ")[0], device)
+        return {**super().encode(text, device), **{f"not {name}": value for name, value in away.items()}}
+
+    def negative(self, condition: Any) -> dict[str, torch.Tensor]:
+        return {f"not {name}": value for name, value in condition.items() if not name.startswith("not ")} | {
+            name: condition[f"not {name}"] for name in ("embeds", "pooled")
+        }
+
+
+def test_each_prompt_may_have_a_negative_of_its_own(tiny):
+    """As the pipeline draws with that negative prompt, for prompts that share a forward."""
+    config = FlowPolicyConfig(tiny("sd3"), 16, 16, guidance=2.0, max_prompt_tokens=3, lora=LORA)
+    policy = FlowPolicy(config, parts=FlowParts(load=partial(load, own=OwnNegatives)))
+    rollouts = policy.rollout(requests(count=2), PLANS["flow_grpo"])
+    assert (logprobs(policy, rollouts) - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max() < 1e-6
+    ours = latents(policy, requests(count=1), evaluation_plan(3))
+    policy.pipeline.set_progress_bar_config(disable=True)
+    for row, request in enumerate(requests(count=1)):
+        theirs = policy.pipeline(
+            request.prompt.text,
+            negative_prompt=request.prompt.text.rpartition(" ")[0],
+            latents=rollouts.trace.latents[rollouts.trace.before[2 * row, 0]][None],  # type: ignore[attr-defined]
+            num_inference_steps=3,
+            guidance_scale=2.0,
+            height=16,
+            width=16,
+            max_sequence_length=3,
+            output_type="latent",
+        ).images
+        torch.testing.assert_close(ours[row], theirs[0], atol=2e-5, rtol=1e-5)
+
+
+def test_a_pipeline_without_a_loader_keeps_its_adapters(tiny, tmp_path):
+    policy = make(tiny("sd3"))
+    stir(policy, 0.5)
+    trained = {name: weight for name, weight in policy.net.transformer.state_dict().items() if "lora_" in name}
+    bare = SimpleNamespace(transformer=policy.net.transformer)
+    save_adapter(bare, {"transformer": policy.net.transformer}, tmp_path, True)
+    fresh: Any = diffusers.SD3Transformer2DModel.from_pretrained(tiny("sd3"), subfolder="transformer")  # type: ignore[attr-defined]
+    fresh.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    found = {name.replace("default_0", "default"): value for name, value in fresh.state_dict().items() if "lora_" in name}
+    assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
+    assert next(iter(fresh.peft_config.values())).lora_alpha == LORA.alpha
+    start = diffusers.SD3Transformer2DModel.from_pretrained(tiny("sd3"), subfolder="transformer")  # type: ignore[attr-defined]
+    add_adapter(SimpleNamespace(transformer=start), StableDiffusion3, LoraSettings(adapter=str(tmp_path)), "transformer")
+    again = start.state_dict()
+    assert all(torch.equal(again[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("rule", ["plain", "norm", "zero_star"])
+def test_rules_of_guidance_join_both_passes(tiny, rule):
+    """Against the formula at the first step, and read again to 1e-6."""
+    policy = make(tiny("sd3"), guidance_rule=rule)
+    rollouts = policy.rollout(requests(count=2), PLANS["flow_grpo"])
+    assert (logprobs(policy, rollouts) - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max() < 1e-6
+    trace: Any = rollouts.trace
+    x, index = trace.latents[trace.before[:, 0]], trace.prompt_index
+    times = torch.full((len(x),), 1000.0)
+    with torch.no_grad():
+        guided = policy.velocities(x, times, trace.conditions, index)
+        c = policy.velocities(x, times, trace.conditions, index, guidance=1.0)
+        u = 2 * c - make(tiny("sd3"), guidance_rule="plain").velocities(x, times, trace.conditions, index)
+    if rule == "plain":
+        expected = 2 * c - u
+    elif rule == "norm":
+        expected = (2 * c - u) * (c.norm(dim=-1, keepdim=True) / (2 * c - u).norm(dim=-1, keepdim=True))
+    else:
+        share = torch.stack([(a * b).sum() / (b * b).sum() for a, b in zip(c, u, strict=True)]).view(-1, 1, 1, 1)
+        expected = 2 * c - share * u
+    torch.testing.assert_close(guided, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_one_scale_per_row_is_that_of_every_row():
+    c, u = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.ones(2, 3, 4)
+    found = velocity_with_guidance(c, u, torch.tensor([2.0, 5.0]))
+    torch.testing.assert_close(found[1], velocity_with_guidance(c[1:], u[1:], 5.0)[0])
+    # c . u / |u|^2 = (2 + 6) / (1 + 9) = 0.8
+    fitted = nearest_multiple(torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, 3.0]]))
+    torch.testing.assert_close(fitted, torch.tensor([[0.8, 2.4]]))
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("sd3", {"guidance_low": 2.0}, "policy.guidance_low is 2, but .* has one network for all times"),
+        ("flux", {"guidance_rule": "norm"}, "takes the guidance as an input and makes one pass"),
+    ],
+)
+def test_guidance_that_a_model_cannot_have_is_refused(tiny, family, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(tiny(family), **settings)
