@@ -2,11 +2,13 @@
 
 import base64
 import io
+from pathlib import Path
 from typing import Literal
 
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mmrl.core.samples import Group, Sample
+from mmrl.answers.sources import Fit, fitted
+from mmrl.core.samples import Group, Prompt, Sample
 
 PictureFormat = Literal["png", "jpeg"]
 
@@ -21,6 +23,39 @@ def pictures_of(group: Group) -> list[Image.Image]:
     if any(not hasattr(picture, "convert") for picture in found):
         raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
     return [picture.convert("RGB") for picture in found]
+
+
+def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> list[Image.Image]:
+    """The pictures that a prompt asks to edit, in RGB, in order.
+
+    Args:
+        prompt: whose pictures are paths or PIL images.
+        size: (width, height) in pixels to bring them to, such as the edited picture's; None: as they are.
+        fit: how, for pictures of another shape; as `policy.source_fit`.
+
+    Raises:
+        FileNotFoundError: a picture's file is not there.
+        ValueError: the prompt has no pictures, or something else than pictures.
+    """
+    found: list[Image.Image] = []
+    for media in prompt.media:
+        if isinstance(media, str | Path):
+            try:
+                with Image.open(media) as picture:
+                    found.append(fitted(picture, size or upright_size(picture), fit))
+            except FileNotFoundError:
+                raise FileNotFoundError(f"prompt {prompt.id!r}: there is no picture {str(media)!r}: check the path") from None
+        elif isinstance(media, Image.Image):
+            found.append(fitted(media, size or upright_size(media), fit))
+        else:
+            raise ValueError(f"prompt {prompt.id!r} holds a {type(media).__name__}: this reward compares with pictures alone")
+    if not found:
+        raise ValueError(f"prompt {prompt.id!r} has no picture to edit: this reward is for prompts with a column image")
+    return found
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    return ImageOps.exif_transpose(picture).size
 
 
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
