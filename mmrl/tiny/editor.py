@@ -26,7 +26,7 @@ from mmrl.data import shapes
 from mmrl.data.shape_edits import Edits
 from mmrl.tiny import generator
 from mmrl.tiny.generator import Progress, WarmStart, encode_images, pass_colours, teach_autoencoder
-from mmrl.tiny.pipelines import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
+from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.vlms import HubObject
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)

@@ -32,14 +32,13 @@ def open_picture(source: object, prompt_id: str) -> Image.Image:
 def digest_of_picture(source: object) -> str:
     """The name of a picture's content: of its file's bytes, or of its pixels. A file is read once as long as it does not change.
 
-    Raises:
-        FileNotFoundError: no such file.
+    What cannot be read has a name too; `open_picture` says what is wrong with it.
     """
     if isinstance(source, Image.Image):
         made = hashlib.blake2b(repr((source.mode, source.size)).encode(), digest_size=16)
         made.update(source.tobytes())
         return made.hexdigest()
-    if isinstance(source, str | Path):
+    if isinstance(source, str | Path) and Path(source).is_file():
         status = Path(source).stat()
         return _digest_of_file(str(source), status.st_mtime_ns, status.st_size)
     return hashlib.blake2b(repr(source).encode(), digest_size=16).hexdigest()

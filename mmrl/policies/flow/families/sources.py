@@ -58,15 +58,14 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
     bad = [prompt for prompt in prompts if not least <= len(prompt.media) <= most]
     if not bad:
         return
-    many = f"{len(bad)} of {len(prompts)} prompts, such as {bad[0].id!r} with {len(bad[0].media)}," if len(prompts) > 1 else ""
+    held = [len(prompt.media) for prompt in bad]
+    who = f"prompt {bad[0].id!r} holds {held[0]} pictures"
+    if len(bad) > 1:
+        who = f"{len(bad)} of {len(prompts)} prompts hold {min(held)} to {max(held)} pictures (the first is {bad[0].id!r})"
     if not most:
         raise ValueError(
-            f"{many or f'prompt {bad[0].id!r}'} hold{'' if many else 's'} {'' if many else f'{len(bad[0].media)} '}pictures, but "
-            f"{model} draws from text alone: remove the pictures, take a model that edits (such as FLUX.1-Kontext), or one that "
-            "looks at them with policy.kind = 'text'"
+            f"{who}, but {model} draws from text alone: remove the pictures, take a model that edits (FLUX.1-Kontext), or "
+            "one that looks at them with policy.kind = 'text'"
         )
     wanted = f"{least}" if least == most else f"{least} to {most}"
-    raise ValueError(
-        f"{many or f'prompt {bad[0].id!r}'} hold{' another number of' if many else f's {len(bad[0].media)}'} pictures, but {model} "
-        f"edits prompts with {wanted}: name them in the data's column image or images"
-    )
+    raise ValueError(f"{who}, but {model} edits prompts with {wanted}: name them in the data's column image or images")
