@@ -37,21 +37,53 @@ def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "
         FileNotFoundError: a picture's file is not there.
         ValueError: the prompt has no pictures, or something else than pictures.
     """
-    found: list[Image.Image] = []
-    for media in prompt.media:
-        if isinstance(media, str | Path):
-            try:
-                with Image.open(media) as picture:
-                    found.append(fitted(picture, size or upright_size(picture), fit))
-            except FileNotFoundError:
-                raise FileNotFoundError(f"prompt {prompt.id!r}: there is no picture {str(media)!r}: check the path") from None
-        elif isinstance(media, Image.Image):
-            found.append(fitted(media, size or upright_size(media), fit))
-        else:
-            raise ValueError(f"prompt {prompt.id!r} holds a {type(media).__name__}: this reward compares with pictures alone")
+    found = [_at_size(media, prompt, "a picture", size, fit) for media in prompt.media]
     if not found:
         raise ValueError(f"prompt {prompt.id!r} has no picture to edit: this reward is for prompts with a column image")
     return found
+
+
+def target_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image:
+    """The picture in the prompt's column `target`, in RGB, at a size as in `sources_of`.
+
+    Raises:
+        FileNotFoundError: its file is not there.
+        ValueError: the prompt has no such column, or something else than a picture in it.
+    """
+    if prompt.columns.get("target") is None:
+        raise ValueError(f"prompt {prompt.id!r} has no column 'target': this reward is for edits whose result is known")
+    return _at_size(prompt.columns["target"], prompt, "column target", size, fit)
+
+
+def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image | None:
+    """The greys of the prompt's column `mask`, white where the first picture may change; None where there is none.
+
+    Raises:
+        FileNotFoundError: its file is not there.
+        ValueError: no picture, or one of another size than the prompt's first.
+    """
+    media = prompt.columns.get("mask")
+    if media is None:
+        return None
+    plain, source = _at_size(media, prompt, "column mask", None, fit), sources_of(prompt)[0]
+    if plain.size != source.size:
+        raise ValueError(
+            f"the mask of prompt {prompt.id!r} is {plain.width} x {plain.height} pixels, but its picture has {source.width} x "
+            f"{source.height}: cut them alike"
+        )
+    return fitted(plain, size or plain.size, fit).convert("L")
+
+
+def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | None, fit: Fit) -> Image.Image:
+    if isinstance(media, str | Path):
+        try:
+            with Image.open(media) as picture:
+                return fitted(picture, size or upright_size(picture), fit)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"prompt {prompt.id!r}: {what} {str(media)!r} does not exist: check the path") from None
+    if not isinstance(media, Image.Image):
+        raise ValueError(f"prompt {prompt.id!r}: {what} is a {type(media).__name__}, not a path or a PIL image")
+    return fitted(media, size or upright_size(media), fit)
 
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:
