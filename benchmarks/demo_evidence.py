@@ -68,7 +68,8 @@ EVIDENCE = {
         32,
     ),
     "edit": Evidence(
-        {"reward": "eval/shape_edits"} | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "shape", "idle")},
+        {"reward": "eval/shape_edits"}
+        | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "colour", "shape", "side", "ground")},
         ("evaluation.data.seed={series}", "evaluation.seed={series}", "evaluation.num_samples={size}"),
         8,
     ),

@@ -70,8 +70,6 @@ def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:
     for key, other in more.items():
         width, height = picture_size(other)
         if (width, height) != size:
-            raise ValueError(
-                f"column {key} is {width} x {height} pixels, but the picture has {size[0]} x {size[1]}: cut them alike"
-            )
+            raise ValueError(f"column {key} is {width} x {height} pixels, but the picture {size[0]} x {size[1]}: cut them alike")
     columns = {key: value for key, value in row.values.items() if key not in OWN}
     return Prompt(str(row.values.get("id", row.number)), text, media, columns={**columns, **more, FILE_ROW: row.place})

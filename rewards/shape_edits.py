@@ -11,7 +11,8 @@ middle, and dist = distance of two colours in the RGB cube,
     ground   1 - mean dist(pixel, background) outside of that shape / 0.2
 
 each clipped to [0, 1]; `fulfilled` is the part that was to change. It is a product so that an unchanged picture earns nothing: a
-mean of the parts would pay it 0.75. `idle` is 1 for a picture that is the source still.
+mean of the parts would pay it 0.75. `idle` is 1 for a picture that is nearer to its source than
+to the right edit.
 
 Modality: image
 Needs: columns colour, shape, side, ground, part, value and jitter, as the data set `shape_edits` has them
@@ -28,7 +29,7 @@ from PIL import Image
 
 from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Share, check_ranges
-from mmrl.data.shape_edits import GROUNDS, Instruction, Jitter, State, middle
+from mmrl.data.shape_edits import GROUNDS, Instruction, Jitter, State, draw, middle
 from mmrl.data.shapes import COLOURS, SHAPES, SIDES, ideal_mask
 from mmrl.serving.media import pictures_of, sources_of
 
@@ -43,8 +44,8 @@ class ShapeEdits:
     """Distance from the asked background, in the RGB cube, from which a pixel is ink."""
     areas: tuple[Share, Share] = (0.03, 0.4)
     """Share of the picture that ink must cover."""
-    same: Share = 0.03
-    """Mean difference from the source, as a share of a pixel's range, up to which a picture counts as unchanged."""
+    nearer: Share = 0.5
+    """Difference from the source, as a share of that from the right edit, up to which a picture counts as unchanged."""
 
     __post_init__ = check_ranges
 
@@ -58,7 +59,9 @@ class ShapeEdits:
     def _score(self, picture: Image.Image, prompt: Prompt, wish: State, changed: str, jitter: Jitter) -> Scored:
         pixels: Any = np.asarray(picture, np.float32) / 255
         (source,) = sources_of(prompt, picture.size)
-        idle = float(np.abs(pixels - np.asarray(source, np.float32) / 255).mean() <= self.same)
+        from_source = np.abs(pixels - np.asarray(source, np.float32) / 255).mean()
+        from_edit = np.abs(pixels - draw(wish, jitter, picture.width)).mean()
+        idle = float(from_source <= self.nearer * from_edit)
         parts = self._parts(pixels, wish, jitter)
         kept = float(np.mean([value for name, value in parts.items() if name != changed]))
         return Scored(parts[changed] * kept, {"fulfilled": parts[changed], "kept": kept, **parts, "idle": idle})
