@@ -60,6 +60,8 @@ class FlowFamily:
     """Fewest and most pictures in a prompt."""
     source_step: ClassVar[int] = 1
     """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
+    source_least: ClassVar[int] = 1
+    """The shortest side of a prompt's pictures that the model's processor takes."""
     usual_guidance: ClassVar[float]
     """Guidance of a run that names none; 1 = without."""
     usual_prompt_tokens: ClassVar[int]
@@ -227,7 +229,8 @@ class FlowFamily:
         """Width and height of a prompt's pictures as the model sees them: the drawn pictures' shape at the area asked for."""
         step, area = math.lcm(self.scale * self.patch, self.source_step), self.settings.source_pixels
         share = 1.0 if area is None else math.sqrt(area / (self.width * self.height))
-        width, height = (max(step, round(side * share / step) * step) for side in (self.width, self.height))
+        least = -(-self.source_least // step) * step
+        width, height = (max(least, round(side * share / step) * step) for side in (self.width, self.height))
         return width, height
 
     @property

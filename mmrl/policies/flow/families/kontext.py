@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.flux import Flux
-from mmrl.policies.flow.families.sources import SOURCE, latents_of, negative_of, with_empty
+from mmrl.policies.flow.families.sources import SOURCE, latents_of
 
 
 @dataclass(frozen=True)
@@ -21,23 +21,13 @@ class Kontext(Flux):
     """
 
     usual_guidance = 2.5
-    own_negatives = True
     sources = (1, 1)
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         vae = self.pipeline.vae
         found = [latents_of(vae, self.pipeline.image_processor.preprocess(picture)) for picture in pictures]
         latents = (torch.cat(found) - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
-        condition = {**self.encode(text, device), SOURCE: self.pack(latents).flatten(0, 1).cpu()}
-        return condition if self.embeds_guidance else condition | with_empty(self.encode(self.empty_prompt, device))
-
-    def negative(self, condition: Condition) -> Condition:
-        """The empty prompt beside the same picture; a model that takes the guidance as an input needs none."""
-        return negative_of(condition)
-
-    def blank_condition(self, dtype: torch.dtype) -> Condition:
-        blank = super().blank_condition(dtype)
-        return blank if self.embeds_guidance else {**blank, **with_empty(blank)}
+        return {**self.encode(text, device), SOURCE: self.pack(latents).flatten(0, 1).cpu()}
 
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
@@ -48,6 +38,5 @@ class Kontext(Flux):
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 1 for those of the source."""
         width, height = self.source_size
-        there = [range(side // self.scale // 2) for side in (height, width)]
-        sides = (torch.tensor([1.0]), *(torch.tensor(list(side), dtype=torch.float32) for side in there))
-        return torch.cat([super()._places(x), torch.cartesian_prod(*sides).view(-1, 3).to(x)])
+        rows, columns = (torch.arange(side // self.scale // 2, device=x.device, dtype=x.dtype) for side in (height, width))
+        return torch.cat([super()._places(x), torch.cartesian_prod(x.new_ones(1), rows, columns)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.qwen_image import QwenImage
-from mmrl.policies.flow.families.sources import SOURCE, latents_of, negative_of, with_empty
+from mmrl.policies.flow.families.sources import SOURCE, latents_of
 
 READ_PIXELS = 384 * 384
 """Area at which the text encoder reads a picture, unless the transformer's is smaller."""
@@ -37,21 +37,20 @@ class QwenImageEdit(QwenImage):
         )
         seen = [processor.resize(picture, read[1], read[0]) for picture in pictures]
         with_text, without = (
-            {"embeds": self.pipeline.encode_prompt(words, image=seen, device=device)[0][0].cpu()}
-            for words in (text, self.empty_prompt)
+            self.pipeline.encode_prompt(words, image=seen, device=device)[0][0].cpu() for words in (text, self.empty_prompt)
         )
         vae = self.pipeline.vae
         latents = torch.cat([latents_of(vae, processor.preprocess(picture)[:, :, None])[:, :, 0] for picture in pictures])
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
         tokens = self.pack((latents - mean) / std).flatten(0, 1).cpu()
-        return {**with_text, **with_empty(without), SOURCE: tokens}
+        return {"embeds": with_text, "empty": without, SOURCE: tokens}
 
     def negative(self, condition: Condition) -> Condition:
-        return negative_of(condition)
+        return {**condition, "embeds": condition["empty"]}
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
         blank = super().blank_condition(dtype)
-        return {**blank, **with_empty(blank)}
+        return {**blank, "empty": blank["embeds"]}
 
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
         """Raises ValueError where all prompts are to have one length and one is longer."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.flow.families.base import Condition
 
-EMPTY = "empty_"
 SOURCE = "source"
 """The tokens of a prompt's pictures in its Condition, (tokens, channels)."""
 
@@ -20,16 +19,6 @@ def latents_of(vae: Any, pixels: Tensor) -> Tensor:
     """The autoencoder's latents in float32, without drawing any: the mode of its distribution, where it has one."""
     found = vae.encode(pixels.to(vae.device, vae.dtype))
     return (found.latent_dist.mode() if hasattr(found, "latent_dist") else found.latents).float()
-
-
-def with_empty(empty: Condition) -> dict[str, Tensor]:
-    """The empty prompt's embeddings, by the names that `negative_of` reads."""
-    return {f"{EMPTY}{name}": value for name, value in empty.items()}
-
-
-def negative_of(condition: Condition) -> Condition:
-    """The same pictures beside the empty prompt."""
-    return {**condition, **{name.removeprefix(EMPTY): value for name, value in condition.items() if name.startswith(EMPTY)}}
 
 
 def kind_of(condition: Condition) -> int:
