@@ -28,6 +28,7 @@ class Flux2(FlowFamily):
 
     licence = "FLUX dev Non-Commercial"
     usual_guidance = 4.0
+    tasks = ("text to image", "edits of up to four pictures")
     sources = (0, 4)
     source_least = 64
     usual_prompt_tokens = 512

@@ -24,6 +24,7 @@ class QwenImageEdit(QwenImage):
     first of its kind, whose encoder was asked otherwise.
     """
 
+    tasks = ("edits of one to three pictures",)
     sources = (1, 3)
     usual_prompt_tokens = 1024
     source_step = 32

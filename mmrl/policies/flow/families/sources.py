@@ -50,7 +50,8 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
     held = [len(prompt.media) for prompt in bad]
     who = f"prompt {bad[0].id!r} holds {held[0]} pictures"
     if len(bad) > 1:
-        who = f"{len(bad)} of {len(prompts)} prompts hold {min(held)} to {max(held)} pictures (the first is {bad[0].id!r})"
+        counts = " or ".join(map(str, sorted(set(held))))
+        who = f"{len(bad)} of {len(prompts)} prompts hold {counts} pictures (the first is {bad[0].id!r})"
     if not most:
         raise ValueError(
             f"{who}, but {model} draws from text alone: remove the pictures, take a model that edits (FLUX.1-Kontext), or "
