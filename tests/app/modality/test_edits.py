@@ -80,7 +80,7 @@ def test_a_run_leaves_source_before_and_after_and_can_be_looked_at(make: Make, r
 def test_a_plan_counts_the_tokens_of_pictures(make: Make, rows: Path):
     def tokens(*words: str) -> tuple[int, int]:
         usual = draw_up(editing(make, "flow_grpo", "kontext", rows, *words)).usual.counts
-        return usual["rollout"].rows, usual["rollout"].tokens
+        return usual["rollout"].rows, usual["rollout"].positions
 
     latents, same_size = tokens()
     again, four_times = tokens(f"policy.source_pixels={32 * 32}")
