@@ -8,7 +8,7 @@ Fit = Literal["resize", "crop", "pad"]
 """resize: stretched; crop: what lies in the middle; pad: all of it, with white at two sides."""
 
 
-def fitted(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
+def picture_at(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
     """The picture in RGB and upright, at `size` = (width, height) in pixels."""
     upright = ImageOps.exif_transpose(picture).convert("RGB")
     if upright.size == size:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from PIL import Image, ImageOps
 
-from mmrl.answers.sources import Fit, fitted
+from mmrl.answers.sources import Fit, picture_at
 from mmrl.core.samples import Group, Prompt, Sample
 
 PictureFormat = Literal["png", "jpeg"]
@@ -71,19 +71,19 @@ def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "res
             f"the mask of prompt {prompt.id!r} is {plain.width} x {plain.height} pixels, but its picture has {source.width} x "
             f"{source.height}: cut them alike"
         )
-    return fitted(plain, size or plain.size, fit).convert("L")
+    return picture_at(plain, size or plain.size, fit).convert("L")
 
 
 def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | None, fit: Fit) -> Image.Image:
     if isinstance(media, str | Path):
         try:
             with Image.open(media) as picture:
-                return fitted(picture, size or upright_size(picture), fit)
+                return picture_at(picture, size or upright_size(picture), fit)
         except FileNotFoundError:
             raise FileNotFoundError(f"prompt {prompt.id!r}: {what} {str(media)!r} does not exist: check the path") from None
     if not isinstance(media, Image.Image):
         raise ValueError(f"prompt {prompt.id!r}: {what} is a {type(media).__name__}, not a path or a PIL image")
-    return fitted(media, size or upright_size(media), fit)
+    return picture_at(media, size or upright_size(media), fit)
 
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:

@@ -89,5 +89,5 @@ def painter_view(policy: FlowPolicy, request: Request) -> Seen:
     """The view of a model that draws: the text, as far as its encoder reads it, and the pictures to edit."""
     text = text_of(request.prompt)
     count, most = policy.family.count_tokens(text)
-    seen = policy.encoder.seen(request.prompt)
+    seen = policy.encoder.pictures(request.prompt)
     return Seen(text, min(count, most), max(0, count - most), tuple((f"picture-{i}", each) for i, each in enumerate(seen)))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from PIL import Image
 
-from mmrl.answers.sources import fitted
+from mmrl.answers.sources import picture_at
 from mmrl.core.types import Prompt
 from mmrl.policies.flow.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.families.base import Condition, FlowFamily
@@ -98,12 +98,12 @@ class Encoder:
     def _encode(self, asked: Asked, device: torch.device) -> Condition:
         if isinstance(asked, str) or not asked.media:
             return self.family.encode(text_of(asked), device)
-        return self.family.encode_with(text_of(asked), self.seen(asked), device)
+        return self.family.encode_with(text_of(asked), self.pictures(asked), device)
 
-    def seen(self, prompt: Prompt) -> list[Image.Image]:
+    def pictures(self, prompt: Prompt) -> list[Image.Image]:
         """The pictures of a prompt as the model sees them."""
         pictures = [open_picture(media, prompt.id) for media in prompt.media]
-        return [fitted(picture, self.family.source_size, self.family.settings.source_fit) for picture in pictures]
+        return [picture_at(picture, self.family.source_size, self.family.settings.source_fit) for picture in pictures]
 
     @contextmanager
     def _awake(self, device: torch.device) -> Iterator[None]:

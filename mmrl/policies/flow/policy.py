@@ -250,7 +250,7 @@ class FlowPolicy:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
 
     def _white_pictures(self) -> tuple[Image.Image, ...]:
-        """As many as a prompt needs at least."""
+        """The fewest that a prompt may hold."""
         return (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
 
     def _check_reading(self, reading: Reading) -> None:

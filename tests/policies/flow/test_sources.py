@@ -191,7 +191,7 @@ def test_pictures_of_another_shape_come_to_the_size_as_told(tiny: Tiny, fit: Any
     assert policy.family.source_size == (64, 64) and policy.family.source_tokens == 256
     wide = Image.new("RGB", (200, 100), (0, 255, 0))
     wide.paste((255, 0, 0), (0, 0, 20, 100))
-    (seen,) = policy.encoder.seen(Prompt("p", "x", (wide,)))
+    (seen,) = policy.encoder.pictures(Prompt("p", "x", (wide,)))
     assert seen.size == (64, 64)
     assert seen.getpixel((1, 32)) == left and seen.getpixel((1, 1)) == top
 
