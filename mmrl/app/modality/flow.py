@@ -61,7 +61,7 @@ class FlowModality:
         return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
     def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
-        from mmrl.policies.flow.families.known import family_of
+        from mmrl.policies.flow.families.known import family_of, own_family
         from mmrl.policies.flow.families.sources import refuse_sources
         from mmrl.policies.flow.loading import load_index
 

@@ -117,7 +117,7 @@ def test_pictures_that_are_stretched_are_warned_of(make: Make, rows: Path, caplo
     picture(0, (32, 16)).save(rows.with_name("0.png"))
     build(editing(make, "flow_grpo", "kontext", rows, "evaluation.num_prompts=0"))
     assert "1 of 5 pictures of prompts have another shape than the 16 x 16 pixels that the model sees" in caplog.text
-    assert "the first is prompt '0''s of 32 x 16" not in caplog.text and "'0'" in caplog.text
+    assert "the first is prompt '0''s of 32 x 16" in caplog.text
     caplog.clear()
     build(editing(make, "flow_grpo", "kontext", rows, "evaluation.num_prompts=0", "policy.source_fit=pad"))
     assert "another shape" not in caplog.text
@@ -132,7 +132,7 @@ def test_a_prompt_is_shown_as_the_editor_sees_it(make: Make, rows: Path):
 def test_one_line_trains_an_editor(rows: Path):
     words = ["policy.model=tiny:kontext", "steps=1"]
     config: Any = one_line("edit", "tiny:kontext", str(rows), ["keeps_rest=0.5"], words).config
-    assert (config.data.use, config.policy.kind, config.algorithm.label.split()[0]) == ("edits", "flow", "flow_grpo")
+    assert (config.data.use, config.algorithm.label.split()[0]) == ("edits", "flow_grpo")
     assert config.policy.lora is not None
     with pytest.raises(ValueError, match=r"--task edit needs --reward, for example mmrl train --task edit .*Kontext"):
         one_line("edit", "tiny:kontext", str(rows), [], [])
