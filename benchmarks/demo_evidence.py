@@ -67,6 +67,12 @@ EVIDENCE = {
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),
         32,
     ),
+    "edit": Evidence(
+        {"reward": "eval/shape_edits"}
+        | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "colour", "shape", "side", "ground")},
+        ("evaluation.data.seed={series}", "evaluation.seed={series}", "evaluation.num_samples={size}"),
+        8,
+    ),
     "t2i-text": Evidence(
         {"reward (1 - edit distance / length)": "eval/ocr", "read exactly": "eval/ocr/exact"},
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),

@@ -20,10 +20,18 @@ from mmrl import Group, Sample, Scored
 from mmrl.core.ranges import Number, check_ranges
 from mmrl.data.pictures import open_picture
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.media import sources_of
 from mmrl.serving.verdicts import fill_template, json_number, number, template_text, yes_share
 
 SHOWN = """You see a picture that was made for this description: {prompt}
 Does it show everything the description names, as described, and is it well made? """
+EDITED = {
+    "all": "Was the instruction followed, and everything else kept as it was? ",
+    "followed": "Was the instruction followed? Leave aside what else has changed. ",
+    "kept": "Is everything that the instruction does not speak of as it was? Leave aside whether it was followed. ",
+}
+CHANGED = """A picture was to be changed by this instruction: {prompt}
+You see {sources}, and last the result. """
 WRITTEN = """Question: {prompt}
 Reference answer: {answer}
 Answer to judge: {completion}
@@ -37,7 +45,8 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class VlmJudge:
-    """A judge's opinion. Pictures that the policy drew are shown to it, else those of the prompt with the written answer."""
+    """A judge's opinion. Pictures that the policy drew are shown to it, after those that it was to edit if there were any; else
+    those of the prompt with the written answer."""
 
     server: Endpoint = field(default_factory=Endpoint)
     """The server that is asked: see `[reward.server]`."""
@@ -49,6 +58,8 @@ class VlmJudge:
     """The worst number that the judge may give."""
     high: Number = 10.0
     """The best number that the judge may give."""
+    about: Literal["all", "followed", "kept"] = "all"
+    """Of edits: whether the instruction was followed, the rest was kept, or both. Not for templates of your own."""
     key: str = "score"
     """For `json`: the key of its answer that holds the number."""
     label: str = ""
@@ -65,7 +76,9 @@ class VlmJudge:
 
     def _question(self, group: Group, sample: Sample) -> Question:
         prompt = group.prompt
-        if sample.image is not None:
+        if sample.image is not None and prompt.media:
+            pictures, default = [*sources_of(prompt), sample.image], CHANGED + EDITED[self.about]
+        elif sample.image is not None:
             pictures, default = [sample.image], SHOWN
         elif sample.text is not None:
             # clips are for video_judge
@@ -73,6 +86,9 @@ class VlmJudge:
         else:
             raise ValueError(f"a sample of prompt {prompt.id!r} has neither picture nor text to judge")
         values: dict[str, Any] = {**prompt.columns, "low": f"{self.low:g}", "high": f"{self.high:g}", "key": self.key}
+        values["sources"] = (
+            "first the picture as it was" if len(pictures) <= 2 else f"first the {len(pictures) - 1} pictures given"
+        )
         values |= {"prompt": prompt.text, "answer": prompt.answer, "completion": sample.text or ""}
         text = template_text(self.template, default + ENDINGS[self.scoring])
         if prompt.answer is None and "{answer}" in text:

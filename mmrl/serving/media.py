@@ -2,11 +2,13 @@
 
 import base64
 import io
+from pathlib import Path
 from typing import Literal
 
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mmrl.core.samples import Group, Sample
+from mmrl.answers.sources import Fit, picture_at
+from mmrl.core.samples import Group, Prompt, Sample
 
 PictureFormat = Literal["png", "jpeg"]
 
@@ -21,6 +23,71 @@ def pictures_of(group: Group) -> list[Image.Image]:
     if any(not hasattr(picture, "convert") for picture in found):
         raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
     return [picture.convert("RGB") for picture in found]
+
+
+def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> list[Image.Image]:
+    """The pictures that a prompt asks to edit, in RGB, in order.
+
+    Args:
+        prompt: whose pictures are paths or PIL images.
+        size: (width, height) in pixels to bring them to, such as the edited picture's; None: as they are.
+        fit: how, for pictures of another shape; as `policy.source_fit`.
+
+    Raises:
+        FileNotFoundError: a picture's file is not there.
+        ValueError: the prompt has no pictures, or something else than pictures.
+    """
+    found = [_at_size(media, prompt, "a picture", size, fit) for media in prompt.media]
+    if not found:
+        raise ValueError(f"prompt {prompt.id!r} has no picture to edit: this reward is for prompts with a column image")
+    return found
+
+
+def target_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image:
+    """The picture in the prompt's column `target`, in RGB, at a size as in `sources_of`.
+
+    Raises:
+        FileNotFoundError: its file is not there.
+        ValueError: the prompt has no such column, or something else than a picture in it.
+    """
+    if prompt.columns.get("target") is None:
+        raise ValueError(f"prompt {prompt.id!r} has no column 'target': this reward is for edits whose result is known")
+    return _at_size(prompt.columns["target"], prompt, "column target", size, fit)
+
+
+def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image | None:
+    """The greys of the prompt's column `mask`, white where the first picture may change; None where there is none.
+
+    Raises:
+        FileNotFoundError: its file is not there.
+        ValueError: no picture, or one of another size than the prompt's first.
+    """
+    media = prompt.columns.get("mask")
+    if media is None:
+        return None
+    plain, source = _at_size(media, prompt, "column mask", None, fit), sources_of(prompt)[0]
+    if plain.size != source.size:
+        raise ValueError(
+            f"the mask of prompt {prompt.id!r} is {plain.width} x {plain.height} pixels, but its picture has {source.width} x "
+            f"{source.height}: cut them alike"
+        )
+    return picture_at(plain, size or plain.size, fit).convert("L")
+
+
+def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | None, fit: Fit) -> Image.Image:
+    if isinstance(media, str | Path):
+        try:
+            with Image.open(media) as picture:
+                return picture_at(picture, size or upright_size(picture), fit)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"prompt {prompt.id!r}: {what} {str(media)!r} does not exist: check the path") from None
+    if not isinstance(media, Image.Image):
+        raise ValueError(f"prompt {prompt.id!r}: {what} is a {type(media).__name__}, not a path or a PIL image")
+    return picture_at(media, size or upright_size(media), fit)
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    return ImageOps.exif_transpose(picture).size
 
 
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.editor_pipelines import kontext_of, qwen_edit_of
 from mmrl.tiny.late_pipelines import LATE_PIPELINES
 from mmrl.tiny.pipeline_parts import (
     HEADS,
@@ -160,4 +161,12 @@ def qwen_image() -> HubObject:
     )
 
 
-PIPELINES: dict[str, Callable[[], HubObject]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image, **LATE_PIPELINES}
+PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "sd3": sd3,
+    "flux": flux,
+    "kontext": lambda: kontext_of(flux()),
+    "qwen_image": qwen_image,
+    "qwen_edit": lambda: qwen_edit_of(qwen_image()),
+    "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
+    **LATE_PIPELINES,
+}

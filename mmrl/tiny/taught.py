@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mmrl.data.digit_text import Prints
 from mmrl.data.shapes import Sketches
-from mmrl.tiny import clips, generator, grounding
+from mmrl.tiny import clips, editor, generator, grounding
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss."""
@@ -30,6 +30,11 @@ def numbers(seed: int = 0, progress: Progress | None = None) -> Path:
     return generator.warm_start(settings, progress=progress)
 
 
+def edits(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
+    return editor.warm_start(editor.EditorStart(seed=seed), progress=progress)
+
+
 def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
     """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
     return clips.warm_start(clips.WarmStart(seed=seed), progress=progress)
@@ -37,6 +42,6 @@ def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
 
 TAUGHT: Mapping[str, Mapping[str, Teach]] = {
     "text": {"grounding": boxes, "clips": spans_and_letters},
-    "flow": {"shapes": shapes, "numbers": numbers},
+    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits},
 }
 """Kind of policy -> name -> how it is taught."""

@@ -456,3 +456,18 @@ def test_labelled_numbers_json_and_preferences():
         preference(Reply("Image 1 is better. Image 2 is better."))
     assert fill_template('{prompt} {"a": {x}}', prompt="{x}") == '{x} {"a": {x}}'
     assert yes_share(Reply("", {"\u2581Yes": 0.2, "NO": 0.6})) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("about", "asked"),
+    [("all", "followed, and everything else kept"), ("followed", "Leave aside what else"), ("kept", "does not speak of")],
+)
+def test_an_edit_is_judged_beside_its_sources(serve, reward, about, asked):
+    def answer(text, pictures):
+        assert "make it a fox" in text and asked in text and "first the 2 pictures given, and last the result" in text
+        return f"{10 * (shade(pictures[-1]) - shade(pictures[0])):.0f}" if len(pictures) == 3 else "?"
+
+    prompt = Prompt("p7", "make it a fox", (grey(51), grey(9)))
+    samples = Group(0, prompt, (Sample(image=grey(204)), Sample(image=grey(102))))
+    scores = reward("vlm_judge", server=serve(answer).endpoint(), about=about)(samples)
+    assert [score.value for score in scores] == [0.6, 0.2]

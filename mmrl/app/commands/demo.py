@@ -55,6 +55,13 @@ DEMOS = {
         "caption",
         reinforcement="it is rewarded for what a text recogniser reads in its pictures",
     ),
+    "edit": Demo(
+        config="tiny/edit",
+        summary="Teach a tiny FLUX.1-Kontext to edit pictures as told; ends with numbers and source, before and after.",
+        imitation="a FLUX.1-Kontext of 2.2 M parameters learns from edits of which half are stained and half follow another "
+        "instruction",
+        reinforcement="it is rewarded for doing what the instruction says, times what it keeps of the rest",
+    ),
 }
 
 

@@ -116,7 +116,7 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
     config = with_local_model(resolved.config)
     kind = modality_of(config.policy)
     looked_at = first_prompts(prompts)
-    kind.check_prompts(looked_at)
+    kind.check_prompts(config.policy, looked_at)
     algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
     few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
     counted = CountedRun(config, algorithm, few, processes, length)

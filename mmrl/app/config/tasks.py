@@ -1,4 +1,4 @@
-"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file, on pictures or clips."""
+"""`mmrl train --task grounding --model M --data boxes.jsonl --reward iou`: a run without a config file."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -24,6 +24,11 @@ TASKS: dict[str, Values] = {
             "video": {"fps": 2.0, "max_frames": 64},
         },
         "data": {"use": "video_r1"},
+    },
+    "edit": {
+        "algorithm": {"preset": "flow_grpo"},
+        "policy": {"kind": "flow", "height": 512, "width": 512, "dtype": "bfloat16", "equal_forwards": True, "lora": {}},
+        "data": {"use": "edits"},
     },
 }
 """Task -> what its runs start from; everything else is a default or said on the command line."""
@@ -60,6 +65,8 @@ EXAMPLE = "mmrl train --task {task} --model Qwen/Qwen2.5-VL-3B-Instruct --data {
 EXAMPLES = {
     "grounding": EXAMPLE.format(task="grounding", data="boxes.jsonl", reward="iou"),
     "video": EXAMPLE.format(task="video", data="clips.jsonl", reward="by_type"),
+    "edit": "mmrl train --task edit --model black-forest-labs/FLUX.1-Kontext-dev --data edits.jsonl --reward vlm_judge "
+    "--reward keeps_rest=0.5",
 }
 
 

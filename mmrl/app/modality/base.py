@@ -100,8 +100,13 @@ class Modality(Protocol[Settings, Model]):
         """Further ways to evaluate."""
         ...
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """ValueError for a prompt that this kind cannot answer."""
+    def check_prompts(self, policy: Settings, prompts: Sequence[Prompt]) -> None:
+        """Look at prompts before weights are loaded.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: a prompt that this kind, or the model that is named, cannot answer.
+        """
         ...
 
     def warn_after_load(

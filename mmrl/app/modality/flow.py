@@ -12,10 +12,10 @@ from mmrl.app.modality.base import AlsoTable, EvaluationTable, Loading
 from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
-    refuse_pictures,
     warn_of_clip_ranges,
     warn_of_guidance,
     warn_of_half_precision,
+    warn_of_stretching,
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
@@ -60,8 +60,14 @@ class FlowModality:
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        refuse_pictures(prompts)
+    def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
+        from mmrl.policies.flow.families.known import family_of, own_family
+        from mmrl.policies.flow.families.sources import refuse_sources
+        from mmrl.policies.flow.loading import load_index
+
+        own = own_family(policy)
+        kind = family_of(load_index(policy.model, own), policy.model, own)
+        refuse_sources(prompts, kind.sources, f"policy.model {policy.model!r}")
 
     def warn_after_load(
         self, policy: "FlowPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
@@ -73,6 +79,7 @@ class FlowModality:
         ):
             policy.sigmas(plan)
         policy.encoder.warn([prompt.text for prompt in prompts])
+        warn_of_stretching(prompts, policy.family.source_size, policy.config.source_fit)
         warn_of_guidance(policy.config, policy.family.default_guidance)
         warn_of_columns(prompts, {"width": policy.config.width, "height": policy.config.height}, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)

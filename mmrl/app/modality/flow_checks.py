@@ -8,6 +8,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Clipping
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
+from mmrl.data.pictures import picture_size
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -17,6 +18,9 @@ USUAL_ELEMENTS = 65536
 """Of a latent of 512 x 512 pixels, which published clip ranges are for."""
 PLAIN, NORMALIZED = (1e-5, 1e-4), (2e-6, 4e-6)
 """(narrowest, usual) published clip ranges there, of plain ratios and of those that RatioNorm takes."""
+
+BENT = 0.05
+"""Ratio of two shapes, as a logarithm, from which on a picture looks stretched."""
 
 IDLE_COLUMNS = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
 """Columns of data sets that look as if they set how a picture is drawn."""
@@ -48,13 +52,18 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
 
 
-def refuse_pictures(prompts: Sequence[Prompt]) -> None:
-    """ValueError for prompts with pictures: generators here draw from text alone."""
-    bad = [prompt.id for prompt in prompts if prompt.media]
-    if bad:
-        raise ValueError(
-            f"{len(bad)} of {len(prompts)} prompts have pictures (the first is {bad[0]!r}), but policy.kind is 'flow', which "
-            "draws from text alone: remove the pictures, or take a model that looks at them with policy.kind = 'text'"
+def warn_of_stretching(prompts: Sequence[Prompt], size: tuple[int, int], fit: str) -> None:
+    """Say so where pictures of prompts have another shape than the model sees."""
+    if fit != "resize":
+        return
+    found = [(prompt.id, picture_size(media)) for prompt in prompts for media in prompt.media]
+    bent = [(id, (w, h)) for id, (w, h) in found if abs(math.log(w / h * size[1] / size[0])) > BENT]
+    if bent:
+        id, (width, height) = bent[0]
+        log.warning(
+            f"{len(bent)} of {len(found)} pictures of prompts have another shape than the {size[0]} x {size[1]} pixels that the "
+            f"model sees and are stretched to it (the first is prompt {id!r}'s of {width} x {height}): set policy.height and "
+            'policy.width to their shape, or policy.source_fit to "crop" or "pad"'
         )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from PIL import Image
 
 from mmrl.core.types import Prompt, Request
+from mmrl.policies.flow.encode import text_of
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.text.encode import open_picture
+from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.rollout import view_seed
 from mmrl.policies.video.input import as_video, change_frames, without_changes
@@ -85,6 +86,8 @@ def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]
 
 
 def painter_view(policy: FlowPolicy, request: Request) -> Seen:
-    """The view of a model that draws: the text, as far as its encoder reads it."""
-    count, most = policy.family.count_tokens(request.prompt.text)
-    return Seen(request.prompt.text, min(count, most), max(0, count - most))
+    """The view of a model that draws: the text, as far as its encoder reads it, and the pictures to edit."""
+    text = text_of(request.prompt)
+    count, most = policy.family.count_tokens(text)
+    seen = policy.encoder.pictures(request.prompt)
+    return Seen(text, min(count, most), max(0, count - most), tuple((f"picture-{i}", each) for i, each in enumerate(seen)))

@@ -60,7 +60,7 @@ class TextModality:
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         return ()
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+    def check_prompts(self, policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
         """Pictures are looked at where they are read."""
 
     def warn_after_load(

@@ -93,7 +93,7 @@ def build(
     modality = modality_of(config.policy)
     firsts = first_prompts(train_prompts)
     looked_at = [*firsts, *(held_out or ())]
-    modality.check_prompts(looked_at)
+    modality.check_prompts(config.policy, looked_at)
     if isinstance(planner := config.algorithm.algorithm.planner, ChecksPrompts):
         planner.check_prompts(first_prompts(train_prompts))
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)

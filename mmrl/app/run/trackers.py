@@ -182,14 +182,19 @@ def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
 
 
 def pictures_of(group: Group) -> list[tuple[str, Image.Image]]:
-    """The pictures of a prompt and those that its samples made, each with its place in the group; videos as strips."""
+    """The pictures of a prompt and those that its samples made, each with its place in the group.
+
+    Videos are strips, and pictures made of a prompt's picture stand beside it.
+    """
     shown = [(f"prompt-{i}", media) for i, media in enumerate(group.prompt.media)]
+    source = frames_of(group.prompt.media[0])[0][:1] if group.prompt.media else []
     made = [(f"sample-{i}", x) for i, sample in enumerate(group.samples) for x in (sample.image, sample.video) if x is not None]
     found: list[tuple[str, Image.Image]] = []
     for place, media in shown + made:
         frames, kind = frames_of(media)
         if frames:
-            found.append((place, (frames[0] if kind == "picture" else strip(frames)).convert("RGB")))
+            beside = source if kind == "picture" and place.startswith("sample") else []
+            found.append((place, (strip([*beside, *frames]) if beside or kind != "picture" else frames[0]).convert("RGB")))
     return found
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Rollouts, Sample
+from mmrl.core.types import Prompt, Rollouts, Sample
+from mmrl.policies.flow.encode import key_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace
 
@@ -24,7 +25,7 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
         try:
             check_row(rollouts, trace, row)
             check_picture(policy, sample)
-            check_condition(policy, trace, row, group.prompt.text)
+            check_condition(policy, trace, row, group.prompt)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
 
@@ -96,8 +97,8 @@ def check_picture(policy: FlowHost, sample: Sample) -> None:
         raise ValueError(f"its picture is {found}, not {size[0]} x {size[1]} pixels")
 
 
-def check_condition(policy: FlowHost, trace: FlowTrace, row: int, text: str) -> None:
+def check_condition(policy: FlowHost, trace: FlowTrace, row: int, prompt: Prompt) -> None:
     """Raise ValueError unless the row was sampled with the embeddings that the encoder remembers of its prompt."""
-    known, used = policy.encoder.known.get(text), trace.conditions[int(trace.prompt_index[row])]
+    known, used = policy.encoder.known.get(key_of(prompt)), trace.conditions[int(trace.prompt_index[row])]
     if known is not None and not (known.keys() == used.keys() and all(torch.equal(known[name], used[name]) for name in known)):
         raise ValueError("the embeddings it is trained with are not those of its prompt: look for mixed-up rows")

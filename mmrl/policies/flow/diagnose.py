@@ -15,6 +15,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.audit import audit_rollouts
+from mmrl.policies.flow.encode import key_of
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace
@@ -177,10 +178,11 @@ def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
 def encode_again(again: Again) -> tuple[Condition, ...]:
     """Embeddings: those of the rows' prompts computed again, the others as they are."""
     policy, conditions = again.policy, list(again.trace.conditions)
-    texts = [group.prompt.text for group, _ in again.rollouts.samples()]
-    made = policy.encoder.encode(list(dict.fromkeys(texts)), policy.net.device)
-    for place, text in zip(again.trace.prompt_index.tolist(), texts, strict=True):
-        conditions[place] = made[text]
+    prompts = [group.prompt for group, _ in again.rollouts.samples()]
+    keys = [key_of(prompt) for prompt in prompts]
+    made = policy.encoder.encode(list(dict(zip(keys, prompts, strict=True)).values()), policy.net.device)
+    for place, key in zip(again.trace.prompt_index.tolist(), keys, strict=True):
+        conditions[place] = made[key]
     return tuple(conditions)
 
 

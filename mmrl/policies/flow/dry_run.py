@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmrl.core.types import Request
 from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
 from mmrl.policies.flow.families.known import family_of, own_family
+from mmrl.policies.flow.families.sources import SOURCE, kind_of
 from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.loading import add_trainable, load_index, make_family
@@ -143,6 +144,7 @@ def without_latents(family: FlowFamily) -> FlowFamily:
         "start": lambda self, noise, sigma: noise,
         "finish": lambda self, latents, sigma: latents,
         "encode": lambda self, text, device: {},
+        "encode_with": lambda self, text, pictures, device: {SOURCE: torch.zeros(len(pictures), 0)},
         "count_tokens": lambda self, text: (0, 0),
     }
     kind = cast("type[FlowFamily]", type("DryFamily", (type(family),), answers))
@@ -186,7 +188,8 @@ class DryForward:
     ) -> Float[Tensor, "m ..."]:
         config = self.host.config
         count = self.host.net.passes(guidance) * (config.forward_rows if config.equal_forwards else len(x))
-        if self.log.note(1, 0, count, count * self.image_tokens):
+        shown = kind_of(conditions[int(index[0])]) * self.host.family.source_tokens
+        if self.log.note(1, 0, count, count * (self.image_tokens + shown)):
             self.largest[self.log.phase] = (len(x), guidance)
         return torch.zeros_like(x) + self.still.zero()
 
@@ -273,6 +276,9 @@ def forward(dry_run: FlowDryRun, count: int, guidance: float | None, with_gradie
     rows = config.forward_rows if config.equal_forwards else count
     condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     x = family.pack(torch.zeros(rows, *family.latent_shape))
+    pictures = max((kind_of(known) for known in dry_run.policy.encoder.known.values()), default=0)
+    if pictures:
+        condition = {**condition, SOURCE: torch.zeros(pictures * family.source_tokens, x.shape[-1])}
     empty = condition if net.passes(guidance) == 2 and not family.own_negatives else None
     with torch.set_grad_enabled(with_gradient):
         v = net(x, torch.full((rows,), 500.0), [condition], torch.zeros(rows, dtype=torch.long), empty, guidance)

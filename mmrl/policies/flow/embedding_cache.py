@@ -111,10 +111,16 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
     if config.embeddings == "memory" or (config.embeddings == "auto" and size < WORTH_KEEPING):
         return None
     folder = Path(family.pipeline.config._name_or_path)
-    read = [part for part in sorted(folder.iterdir()) if part.name.startswith(("text_encoder", "tokenizer"))]
+    names = ("text_encoder", "tokenizer", *(("vae", "processor") if family.sources[1] else ()))
+    read = [part for part in sorted(folder.iterdir()) if part.name.startswith(names)]
     facts = [
         type(family).__name__,
         f"{family.prompt_tokens} tokens",
+        *(
+            [f"pictures of {family.source_size}, {family.settings.source_fit}, {family.pipeline.vae.dtype}"]
+            if family.sources[1]
+            else []
+        ),
         *(f"{name} {type(part).__name__} {first_dtype(part.parameters())}" for name, part in sorted(encoders.items())),
         *(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "diffusers", "transformers")),
         *(fact for part in read for fact in files_of(part)),

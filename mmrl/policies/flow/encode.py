@@ -2,19 +2,43 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
+from PIL import Image
 
+from mmrl.answers.sources import picture_at
+from mmrl.core.types import Prompt
 from mmrl.policies.flow.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.shared.pictures import digest_of_picture, open_picture
 
 log = logging.getLogger("mmrl")
+MARK = "<image>"
+"""A picture in the text of a prompt."""
+
+
+Asked = Prompt | str
+"""A prompt; a text is one without pictures."""
+
+
+def key_of(asked: Asked) -> str:
+    """The name under which a prompt's embeddings are kept: its text, and the contents of its pictures."""
+    if isinstance(asked, str) or not asked.media:
+        return asked if isinstance(asked, str) else asked.text
+    return "\n".join([asked.text, *(f"<picture {digest_of_picture(media)}>" for media in asked.media)])
+
+
+def text_of(asked: Asked) -> str:
+    """The words of a prompt; marks of where its pictures stand are left out, since these models take them apart from the text."""
+    if isinstance(asked, str) or not asked.media:
+        return asked if isinstance(asked, str) else asked.text
+    return " ".join(asked.text.replace(MARK, " ").split())
 
 
 class Encoder:
-    """Text -> Condition. The latest `capacity` texts are remembered, and the one that stands for no prompt always.
+    """Prompt -> Condition. The latest `capacity` prompts are remembered, and the one that stands for no prompt always.
 
     Prompts are encoded one by one, so that an embedding never depends on what else was asked for at the same time.
 
@@ -30,44 +54,56 @@ class Encoder:
         self.nothing: Condition | None = None
 
     @torch.no_grad()
-    def __call__(self, texts: Sequence[str], device: torch.device) -> list[Condition]:
-        """The conditions of texts; warns once if one is longer than the model can read."""
+    def __call__(self, prompts: Sequence[Asked], device: torch.device) -> list[Condition]:
+        """The conditions of prompts; warns once if one is longer than the model can read."""
+        keys = [key_of(asked) for asked in prompts]
+        by_key = dict(zip(keys, prompts, strict=True))
         if not self.warned:
-            self.warn([text for text in texts if text not in self.known])
-        found = {text: condition for text in texts if (condition := self.known.pop(text, None)) is not None}
-        found |= self._make([text for text in dict.fromkeys(texts) if text not in found], device)
-        for text in dict.fromkeys(texts):
-            self.known[text] = found[text]
+            self.warn([text_of(asked) for key, asked in by_key.items() if key not in self.known])
+        found = {key: condition for key in by_key if (condition := self.known.pop(key, None)) is not None}
+        found |= self._make({key: asked for key, asked in by_key.items() if key not in found}, device)
+        for key in by_key:
+            self.known[key] = found[key]
         while len(self.known) > self.capacity:
             self.known.popitem(last=False)
-        return [found[text] for text in texts]
+        return [found[key] for key in keys]
 
     @torch.no_grad()
     def empty(self, device: torch.device) -> Condition:
         """The condition that guidance leads away from: that of the empty prompt."""
         if self.nothing is None:
-            self.nothing = self._make([self.family.empty_prompt], device)[self.family.empty_prompt]
+            self.nothing = self._make({"": self.family.empty_prompt}, device)[""]
         return self.nothing
 
-    def _make(self, texts: Sequence[str], device: torch.device) -> dict[str, Condition]:
-        """Conditions from the disk, or encoded and kept there."""
+    def _make(self, prompts: Mapping[str, Asked], device: torch.device) -> dict[str, Condition]:
+        """Conditions from the disk, or encoded and kept there, by the names they were asked for."""
         found: dict[str, Condition] = {}
         if self.disk is not None:
-            kept = {text: self.disk.read(text, device.type) for text in texts}
-            found = {text: condition for text, condition in kept.items() if condition is not None}
-        missing = [text for text in texts if text not in found]
+            kept = {key: self.disk.read(key_of(asked), device.type) for key, asked in prompts.items()}
+            found = {key: condition for key, condition in kept.items() if condition is not None}
+        missing = {key: asked for key, asked in prompts.items() if key not in found}
         if missing:
-            found |= self.encode(missing, device)
+            found |= dict(zip(missing, self.encode(list(missing.values()), device).values(), strict=True))
         if self.disk is not None:
-            for text in missing:
-                self.disk.write(text, device.type, found[text])
+            for key, asked in missing.items():
+                self.disk.write(key_of(asked), device.type, found[key])
         return found
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str], device: torch.device) -> dict[str, Condition]:
-        """Conditions by the text encoders, whatever is known of them already."""
+    def encode(self, prompts: Sequence[Asked], device: torch.device) -> dict[str, Condition]:
+        """Conditions by `key_of`, made by the text encoders, whatever is known of them already."""
         with self._awake(device):
-            return {text: self.family.encode(text, device) for text in texts}
+            return {key_of(asked): self._encode(asked, device) for asked in prompts}
+
+    def _encode(self, asked: Asked, device: torch.device) -> Condition:
+        if isinstance(asked, str) or not asked.media:
+            return self.family.encode(text_of(asked), device)
+        return self.family.encode_with(text_of(asked), self.pictures(asked), device)
+
+    def pictures(self, prompt: Prompt) -> list[Image.Image]:
+        """The pictures of a prompt as the model sees them."""
+        pictures = [open_picture(media, prompt.id) for media in prompt.media]
+        return [picture_at(picture, self.family.source_size, self.family.settings.source_fit) for picture in pictures]
 
     @contextmanager
     def _awake(self, device: torch.device) -> Iterator[None]:

@@ -69,7 +69,7 @@ class LocalGenerator:
         seeds = tuple(request.seed for request in requests)
         layout = lay_out(plan, counts, seeds)
         noise, device = SeededNoise(plan, counts, seeds, host.family.latent_shape), host.net.device
-        conditions, late = host.encoder([request.prompt.text for request in requests], device), LateCheck()
+        conditions, late = host.encoder([request.prompt for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
         first, last = float(sigma_plan.sigmas[0]), float(sigma_plan.sigmas[-1])
 

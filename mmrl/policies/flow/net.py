@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.flow.families.sources import SOURCE
 from mmrl.policies.flow.transfer import Uploads
 
 
@@ -54,7 +55,10 @@ class FlowNet(nn.Module):
             negatives, away = [self.family.negative(one) for one in shown], places + len(shown)
         else:
             assert empty is not None
-            negatives, away = self.uploads([empty], x.device), torch.full_like(places, len(shown))
+            (no_words,) = self.uploads([empty], x.device)
+            negatives, away = [no_words], torch.full_like(places, len(shown))
+            if any(SOURCE in one for one in shown):
+                negatives, away = [{**no_words, SOURCE: one[SOURCE]} for one in shown], places + len(shown)
         both = self._plain(
             torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
         )

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.spans import in_span
+from mmrl.core.tensors import to_device
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan
@@ -20,6 +22,7 @@ from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.encode import Encoder
 from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
 from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.sources import alike, refuse_sources
 from mmrl.policies.flow.generate import Sampled, assemble
 from mmrl.policies.flow.loading import parts_of, save_pipeline
 from mmrl.policies.flow.net import FlowNet
@@ -112,7 +115,7 @@ class FlowPolicy:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
-        stand_in = [Request(Prompt("stand-in"), leaves(plan), 0)]
+        stand_in = [Request(Prompt("stand-in", media=self._white_pictures()), leaves(plan), 0)]
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
             own = [request for request in requests if request.model == model]
@@ -208,13 +211,15 @@ class FlowPolicy:
 
         Wrapped modules talk to each other at every forward, so all processes make the same number of them.
         """
-        starts = range(0, len(x), self.config.forward_rows)
-        pieces = [slice(start, start + self.config.forward_rows) for start in starts]
+        pieces = alike(conditions, index, self.config.forward_rows)
         missing = self.ranks.forwards(len(pieces)) - len(pieces)
         out = [self.forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
         for _ in range(missing):
             one = torch.zeros(1, dtype=index.dtype)
             out.append(self.forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
+        if len(pieces) > 1 and any(isinstance(rows, Tensor) for rows in pieces):
+            order = torch.cat([rows for rows in pieces if isinstance(rows, Tensor)])
+            return torch.cat(out)[to_device(order.argsort(), out[0].device)]
         return torch.cat(out) if out else x
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
@@ -235,13 +240,18 @@ class FlowPolicy:
                     f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "
                     "take a planner without hints, refinements and prefixes"
                 )
-            if request.view != "plain" or request.role != "policy" or request.prompt.media:
+            if request.view != "plain" or request.role != "policy":
                 raise ValueError(
-                    f"{name} has the view {request.view!r}, the role {request.role!r} and {len(request.prompt.media)} pictures: "
-                    "an image generator draws plain prompts of text for the role 'policy'"
+                    f"{name} has the view {request.view!r} and the role {request.role!r}: an image generator draws plain "
+                    "prompts for the role 'policy'"
                 )
+            refuse_sources([request.prompt], self.family.sources)
             if request.model not in known:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
+
+    def _white_pictures(self) -> tuple[Image.Image, ...]:
+        """The fewest that a prompt may hold."""
+        return (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
 
     def _check_reading(self, reading: Reading) -> None:
         models = self.shadows | {"policy"} | ({"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from mmrl.answers.sources import Fit
 from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
@@ -21,6 +22,12 @@ class FlowPolicyConfig:
     """Height of the images in pixels, while training and while evaluating."""
     width: Count = 512
     """Width of the images in pixels, while training and while evaluating."""
+    source_pixels: Count | None = None
+    """Of editors: the area at which the model sees the pictures of a prompt, in pixels, in the shape of those that it draws;
+    None: their size. Sides are rounded to what the model takes."""
+    source_fit: Fit = "resize"
+    """Of editors: how a picture of another shape comes to that size. resize: stretched; crop: its middle; pad: all of it, with
+    white at two sides."""
     guidance: Factor | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.spans import in_span
 from mmrl.core.types import ClipTime, MediaSize, Prompt
+from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.templates import Message, answer_template, messages
@@ -175,28 +175,6 @@ def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> N
                 f"its text holds {held} {kind} placeholders, its {source} give {features} vision features: "
                 f"the text must not spell {kind} tokens, and the processor must be the model's own"
             )
-
-
-def open_picture(source: object, prompt_id: str) -> Image.Image:
-    """A picture as PIL's RGB image, turned upright as its camera noted.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
-    """
-    if isinstance(source, Image.Image):
-        return ImageOps.exif_transpose(source).convert("RGB")
-    if not isinstance(source, str | Path):
-        raise ValueError(f"prompt {prompt_id!r}: a picture is a path or a PIL image, not {type(source).__name__}")
-    try:
-        with Image.open(source) as picture:
-            return ImageOps.exif_transpose(picture).convert("RGB")
-    except FileNotFoundError:
-        raise FileNotFoundError(f"prompt {prompt_id!r}: there is no picture {str(source)!r}") from None
-    except UnidentifiedImageError:
-        raise ValueError(f"prompt {prompt_id!r}: {str(source)!r} is not a picture that PIL can read") from None
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"prompt {prompt_id!r}: the picture {str(source)!r} is damaged ({error})") from None
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from PIL import Image
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import MediaSize, Prompt, Request
+from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.audit import audit
-from mmrl.policies.text.encode import collate_prompts, open_picture
+from mmrl.policies.text.encode import collate_prompts
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.generic import Generic

@@ -92,7 +92,7 @@ def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
             prompts = held_out_prompts(config, plug_ins.held_out) or []
         config = with_local_model(config, ranks)
         modality = modality_of(config.policy)
-        modality.check_prompts(prompts)
+        modality.check_prompts(config.policy, prompts)
         space = modality.box_space(config.policy)
         rewards = RewardRunner([named_reward(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
         policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))

@@ -1,11 +1,13 @@
 """The questions that flow-matching pipelines answer differently, with the answers most of them share."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.path import nearest_multiple, velocity_with_guidance
@@ -54,6 +56,12 @@ class FlowFamily:
     """Licences of its public weights, as published in November 2026; the model's own card counts."""
     tested: ClassVar[str] = TESTED
     """What the tests compare on tiny models of the real classes."""
+    sources: ClassVar[tuple[int, int]] = (0, 0)
+    """Fewest and most pictures in a prompt."""
+    source_step: ClassVar[int] = 1
+    """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
+    source_least: ClassVar[int] = 1
+    """The shortest side of a prompt's pictures that the model's processor takes."""
     usual_guidance: ClassVar[float]
     """Guidance of a run that names none; 1 = without."""
     usual_prompt_tokens: ClassVar[int]
@@ -83,6 +91,11 @@ class FlowFamily:
             raise ValueError(
                 f"policy.guidance_rule is {self.settings.guidance_rule!r}, but {self.settings.model!r} takes the guidance as an "
                 "input and makes one pass, so there is nothing to join: leave it out"
+            )
+        if not self.sources[1] and (self.settings.source_pixels is not None or self.settings.source_fit != "resize"):
+            raise ValueError(
+                "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
+                "leave them out"
             )
 
     @classmethod
@@ -206,6 +219,25 @@ class FlowFamily:
     def encode(self, text: str, device: torch.device) -> Condition:
         """The embeddings of one prompt, on the CPU."""
         raise NotImplementedError
+
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        """The embeddings of a prompt that holds pictures, of `source_size` already, on the CPU."""
+        raise NotImplementedError
+
+    @property
+    def source_size(self) -> tuple[int, int]:
+        """Width and height of a prompt's pictures as the model sees them: the drawn pictures' shape at the area asked for."""
+        step, area = math.lcm(self.scale * self.patch, self.source_step), self.settings.source_pixels
+        share = 1.0 if area is None else math.sqrt(area / (self.width * self.height))
+        least = -(-self.source_least // step) * step
+        width, height = (max(least, round(side * share / step) * step) for side in (self.width, self.height))
+        return width, height
+
+    @property
+    def source_tokens(self) -> int:
+        """Tokens of one picture of a prompt."""
+        width, height = self.source_size
+        return (width // self.scale // self.patch) * (height // self.scale // self.patch)
 
     def blank_condition(self, dtype: torch.dtype) -> Condition:
         """The embeddings of the longest prompt in their shapes, all 0: what a dry run counts with."""

@@ -1,15 +1,17 @@
 """FLUX.2: three layers of a language model as text, latents drawn in patches, an autoencoder with normalised latents."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import EmpiricalShift, Spacing
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.families.sources import SOURCE, latents_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")
@@ -19,10 +21,16 @@ SINGLE = ("attn.to_qkv_mlp_proj",)
 
 @dataclass(frozen=True)
 class Flux2(FlowFamily):
-    """FLUX.2-dev: guidance 4 as an input, Mistral's layers 10, 20 and 30 with a system message, always at full length."""
+    """FLUX.2-dev: guidance 4 as an input, Mistral's layers 10, 20 and 30 with a system message, always at full length.
+
+    A prompt may hold up to four pictures; steps are spaced by the drawn picture's tokens alone.
+    """
 
     licence = "FLUX dev Non-Commercial"
     usual_guidance = 4.0
+    tasks = ("text to image", "edits of up to four pictures")
+    sources = (0, 4)
+    source_least = 64
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD + SINGLE
     text_layers: ClassVar[tuple[int, ...]] = (10, 20, 30)
@@ -60,6 +68,15 @@ class Flux2(FlowFamily):
         )
         return {"embeds": embeds[0].cpu()}
 
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        width, height = self.source_size
+        pixels = [self.pipeline.image_processor.preprocess(picture, height, width) for picture in pictures]
+        latents = torch.cat([latents_of(self.pipeline.vae, each) for each in pixels])
+        n, c, h, w = latents.shape
+        patches = latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(n, c * 4, h // 2, w // 2)
+        mean, deviation = self._norm(patches)
+        return {**self.encode(text, device), SOURCE: self.pack((patches - mean) / deviation).flatten(0, 1).cpu()}
+
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the system message and the template around the prompt."""
         turns = [("system", self.pipeline.system_message), ("user", text.replace("[IMG]", ""))]
@@ -74,24 +91,36 @@ class Flux2(FlowFamily):
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         *_, rows, columns = self.latent_shape
+        img_ids, seen = places(len(x), 0, rows, columns, 1, x.device), x
+        if SOURCE in prompts:
+            seen = torch.cat([x, prompts[SOURCE].to(x.dtype)], 1)
+            width, height = (side // self.scale for side in self.source_size)
+            count = prompts[SOURCE].shape[1] // (width * height)
+            img_ids = torch.cat([img_ids, *(places(len(x), 10 + 10 * k, height, width, 1, x.device) for k in range(count))], 1)
         return transformer(
-            hidden_states=x,
+            hidden_states=seen,
             timestep=timesteps / 1000,
             guidance=x.new_full((len(x),), guidance) if self.embeds_guidance else None,
             encoder_hidden_states=prompts["embeds"],
             txt_ids=places(len(x), 0, 1, 1, prompts["embeds"].shape[1], x.device),
-            img_ids=places(len(x), 0, rows, columns, 1, x.device),
+            img_ids=img_ids,
             return_dict=False,
-        )[0]
+        )[0][:, : x.shape[1]]
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """The running mean and deviation of the autoencoder's norm take the place of its scale."""
         vae = self.pipeline.vae
-        mean, variance = (value.view(1, -1, 1, 1).to(latents) for value in (vae.bn.running_mean, vae.bn.running_var))
-        scaled = latents * (variance + vae.config.batch_norm_eps).sqrt() + mean
+        mean, deviation = self._norm(latents)
+        scaled = latents * deviation + mean
         n, c, h, w = scaled.shape
         pixels = scaled.view(n, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // 4, 2 * h, 2 * w)
         return vae.decode(pixels, return_dict=False)[0]
+
+    def _norm(self, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the autoencoder's latents in patches, as they ran along while it was trained."""
+        vae = self.pipeline.vae
+        mean, variance = (value.view(1, -1, 1, 1).to(latents) for value in (vae.bn.running_mean, vae.bn.running_var))
+        return mean, (variance + vae.config.batch_norm_eps).sqrt()
 
 
 def places(n: int, time: int, rows: int, columns: int, words: int, device: torch.device) -> Tensor:

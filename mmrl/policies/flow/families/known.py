@@ -3,6 +3,8 @@
 from mmrl.policies.flow.families.base import FlowFamily, Index
 from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
+from mmrl.policies.flow.families.kontext import Kontext
+from mmrl.policies.flow.families.qwen_edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
@@ -13,6 +15,7 @@ from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,
     "FluxPipeline": Flux,
+    "FluxKontextPipeline": Kontext,
     "QwenImagePipeline": QwenImage,
     "ZImagePipeline": ZImage,
     "Flux2Pipeline": Flux2,
@@ -20,6 +23,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "SanaPipeline": Sana,
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
+    "QwenImageEditPlusPipeline": QwenImageEdit,
 }
 """Class of a diffusers pipeline -> its family."""
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from PIL import Image
 
 from mmrl.core.types import Prompt
-from mmrl.policies.text.encode import Encoded, open_picture
+from mmrl.policies.shared.pictures import open_picture
+from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.engine.facts import Facts
 from mmrl.policies.text.engine.wire.media import clip_part, picture_part
 from mmrl.policies.text.engine.wire.request import Question

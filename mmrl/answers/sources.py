@@ -1,0 +1,20 @@
+"""The picture that an edit starts from, at the size a model sees it and rewards compare with."""
+
+from typing import Literal
+
+from PIL import Image, ImageOps
+
+Fit = Literal["resize", "crop", "pad"]
+"""resize: stretched; crop: what lies in the middle; pad: all of it, with white at two sides."""
+
+
+def picture_at(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
+    """The picture in RGB and upright, at `size` = (width, height) in pixels."""
+    upright = ImageOps.exif_transpose(picture).convert("RGB")
+    if upright.size == size:
+        return upright
+    if fit == "crop":
+        return ImageOps.fit(upright, size, Image.Resampling.LANCZOS)
+    if fit == "pad":
+        return ImageOps.pad(upright, size, Image.Resampling.LANCZOS, color="white")
+    return upright.resize(size, Image.Resampling.LANCZOS)

@@ -1,0 +1,150 @@
+"""Coloured shapes that are to be changed: states, instructions, and the pictures a tiny editor is taught by.
+
+    "make it blue"    a red circle on the left    ->    a blue circle on the left
+
+`Edits` are the examples an uncurated collection would have: many targets follow another instruction, and many are stained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmrl.data.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain
+
+GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
+SHIFT = 0.03
+"""The most that a shape lies beside its place, as a share of the picture's side."""
+Jitter = tuple[float, float, float]
+"""Place (x, y) and size of a shape beside its usual ones, each in [-1, 1]."""
+
+
+class State(NamedTuple):
+    """A picture of one shape, in words."""
+
+    colour: str
+    shape: str
+    side: str
+    ground: str = "light"
+
+
+class Instruction(NamedTuple):
+    """The part of a state that is to change, and to what."""
+
+    part: str
+    value: str
+
+    @property
+    def text(self) -> str:
+        if self.part == "side":
+            return f"move it to the {self.value}"
+        if self.part == "ground":
+            return f"make the background {self.value}"
+        return f"make it {'a ' if self.part == 'shape' else ''}{self.value}"
+
+    def after(self, state: State) -> State:
+        """The state once this is done."""
+        return state._replace(**{self.part: self.value})
+
+
+class Task(NamedTuple):
+    """A state and what is to be changed in it."""
+
+    state: State
+    instruction: Instruction
+
+
+INSTRUCTIONS = tuple(
+    Instruction(part, value)
+    for part, values in (("colour", COLOURS), ("shape", SHAPES), ("side", SIDES), ("ground", ("dark",)))
+    for value in values
+)
+WORDS = tuple(dict.fromkeys(word for instruction in INSTRUCTIONS for word in instruction.text.split()))
+
+
+def _is_held_out(task: Task) -> bool:
+    colour, shape, side, _ = task.state
+    places = list(COLOURS).index(colour), SHAPES.index(shape), list(SIDES).index(side), INSTRUCTIONS.index(task.instruction)
+    return sum(places) % 4 == 0
+
+
+TASKS = tuple(
+    Task(State(*words), instruction)
+    for words in product(COLOURS, SHAPES, SIDES)
+    for instruction in INSTRUCTIONS
+    if getattr(State(*words), instruction.part) != instruction.value
+)
+"""Instructions that would change nothing are left out."""
+HELD_OUT = tuple(task for task in TASKS if _is_held_out(task))
+"""Pairs of a state and an instruction that nobody trains on; all states and all instructions occur among the others."""
+TRAIN = tuple(task for task in TASKS if not _is_held_out(task))
+
+
+def middle(side: str, jitter: Jitter, size: int) -> tuple[float, float]:
+    """The middle (x, y) of a shape on a side, in pixels."""
+    x, y = place(side, size)
+    return x + size * SHIFT * jitter[0], y + size * SHIFT * jitter[1]
+
+
+def draw(state: State, jitter: Jitter, size: int) -> Picture:
+    """The picture of a state, (size, size, 3) in [0, 1]."""
+    x, y = middle(state.side, jitter, size)
+    mask = ideal_mask(state.shape, x, y, size**2 * (0.135 + 0.025 * jitter[2]), size)[..., None]
+    return (mask * np.array(COLOURS[state.colour]) + (1 - mask) * np.array(GROUNDS[state.ground])).astype(np.float32)
+
+
+def to_bytes(picture: Picture) -> NDArray[np.uint8]:
+    return (picture.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def jitter_of(rng: np.random.Generator) -> Jitter:
+    x, y, size = rng.uniform(-1, 1, 3).tolist()
+    return x, y, size
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Sources, instructions and targets to learn from, with the faults of a collection that nobody looked through."""
+
+    side: int = 32
+    confused: float = 0.5
+    """Share of targets that follow another instruction."""
+    stained: float = 0.5
+    """Share of targets with stains."""
+
+    @property
+    def height(self) -> int:
+        return self.side
+
+    @property
+    def width(self) -> int:
+        return self.side
+
+    @property
+    def words(self) -> Sequence[str]:
+        return WORDS
+
+    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """Targets (size, side, side, 3) and their instructions."""
+        _, texts, targets = self.triples(rng, size)
+        return targets, texts
+
+    def triples(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str], NDArray[np.uint8]]:
+        """Sources (size, side, side, 3), instructions, and targets of the sources' shape."""
+        of_state: dict[State, list[Instruction]] = {}
+        for state, instruction in TRAIN:
+            of_state.setdefault(state, []).append(instruction)
+        sources: list[NDArray[np.uint8]] = []
+        texts: list[str] = []
+        targets: list[NDArray[np.uint8]] = []
+        for state, instruction in (TRAIN[i] for i in rng.integers(len(TRAIN), size=size)):
+            jitter, known = jitter_of(rng), of_state[state]
+            done = known[rng.integers(len(known))] if rng.random() < self.confused else instruction
+            target = draw(done.after(state), jitter, self.side)
+            targets.append(to_bytes(stain(target, rng) if rng.random() < self.stained else target))
+            sources.append(to_bytes(draw(state, jitter, self.side)))
+            texts.append(instruction.text)
+        return np.stack(sources), texts, np.stack(targets)

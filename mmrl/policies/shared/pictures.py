@@ -1,0 +1,49 @@
+"""Pictures of prompts, as policies read them."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+
+def open_picture(source: object, prompt_id: str) -> Image.Image:
+    """A picture as PIL's RGB image, turned upright as its camera noted.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
+    """
+    if isinstance(source, Image.Image):
+        return ImageOps.exif_transpose(source).convert("RGB")
+    if not isinstance(source, str | Path):
+        raise ValueError(f"prompt {prompt_id!r}: a picture is a path or a PIL image, not {type(source).__name__}")
+    try:
+        with Image.open(source) as picture:
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"prompt {prompt_id!r}: there is no picture {str(source)!r}") from None
+    except UnidentifiedImageError:
+        raise ValueError(f"prompt {prompt_id!r}: {str(source)!r} is not a picture that PIL can read") from None
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"prompt {prompt_id!r}: the picture {str(source)!r} is damaged ({error})") from None
+
+
+def digest_of_picture(source: object) -> str:
+    """The name of a picture's content: of its file's bytes, or of its pixels. A file is read once as long as it does not change.
+
+    What cannot be read has a name too; `open_picture` says what is wrong with it.
+    """
+    if isinstance(source, Image.Image):
+        made = hashlib.blake2b(repr((source.mode, source.size)).encode(), digest_size=16)
+        made.update(source.tobytes())
+        return made.hexdigest()
+    if isinstance(source, str | Path) and Path(source).is_file():
+        status = Path(source).stat()
+        return _digest_of_file(str(source), status.st_mtime_ns, status.st_size)
+    return hashlib.blake2b(repr(source).encode(), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=65536)
+def _digest_of_file(path: str, changed_ns: int, size: int) -> str:
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
