@@ -4,6 +4,8 @@ import base64
 import io
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.core.samples import Group, Sample
@@ -21,6 +23,18 @@ def pictures_of(group: Group) -> list[Image.Image]:
     if any(not hasattr(picture, "convert") for picture in found):
         raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
     return [picture.convert("RGB") for picture in found]
+
+
+def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
+    """All frames of a sample's clip as bytes (frames, height, width, 3).
+
+    Raises:
+        ValueError: the sample has no clip, or one that is neither pictures nor an array of bytes.
+    """
+    if isinstance(sample.video, np.ndarray) and sample.video.dtype == np.uint8 and sample.video.shape[3:] == (3,):
+        return sample.video
+    frames = frames_of(sample, len(sample.video) if hasattr(sample.video, "__len__") else 1, prompt_id)
+    return np.stack([np.asarray(frame) for frame in frames])
 
 
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
