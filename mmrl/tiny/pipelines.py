@@ -24,6 +24,7 @@ from mmrl.tiny.pipeline_parts import (
 )
 from mmrl.tiny.tokenizer import qwen_tokenizer
 from mmrl.tiny.vlms import draw_weights
+from mmrl.tiny.wan import WAN_PIPELINES
 
 QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
@@ -160,4 +161,4 @@ def qwen_image() -> HubObject:
     )
 
 
-PIPELINES: dict[str, Callable[[], HubObject]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image, **LATE_PIPELINES}
+PIPELINES: dict[str, Callable[[], HubObject]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image, **LATE_PIPELINES, **WAN_PIPELINES}
