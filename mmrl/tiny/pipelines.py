@@ -161,4 +161,10 @@ def qwen_image() -> HubObject:
     )
 
 
-PIPELINES: dict[str, Callable[[], HubObject]] = {"sd3": sd3, "flux": flux, "qwen_image": qwen_image, **LATE_PIPELINES, **WAN_PIPELINES}
+PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "sd3": sd3,
+    "flux": flux,
+    "qwen_image": qwen_image,
+    **LATE_PIPELINES,
+    **WAN_PIPELINES,
+}
