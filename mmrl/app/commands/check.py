@@ -22,6 +22,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
+from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected
@@ -166,7 +167,7 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     with found.look("ratio"):
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
-    look_at_samples(rollouts, modality_of(resolved.config.policy).output, found)
+    look_at_samples(rollouts, found)
 
 
 def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
@@ -231,17 +232,19 @@ def alike(scores: Scores, ids: torch.Tensor) -> int:
     return sum(bool((total[ids == id] == total[ids == id][0]).all()) for id in ids.unique())
 
 
-def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
+def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
     """Completions end, and one sample to look at."""
     group = next(group for group in rollouts.groups if group.samples)
-    if draws == "text":
+    sample = group.samples[0]
+    if sample.text is not None:
         cut = float(rollouts.truncated().float().mean())
         said = f"{cut:.0%} were cut: raise policy.sampling.max_new_tokens" if cut > 0.5 else f"{cut:.0%} were cut"
         found.add("completions", said, "note" if cut > 0.5 else "ok")
         found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
-    group.samples[0].image.save(file)  # type: ignore[union-attr] - who draws pictures has one in every sample
+    frames, kind = frames_of(sample.image if sample.video is None else sample.video)
+    (frames[0] if kind == "picture" else strip(frames)).save(file)
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 
 

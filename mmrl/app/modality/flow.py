@@ -15,6 +15,7 @@ from mmrl.app.modality.flow_checks import (
     warn_of_clip_ranges,
     warn_of_guidance,
     warn_of_half_precision,
+    warn_of_idle_network,
     warn_of_stretching,
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
 
 EVALUATION_STEPS = 28
+LOOK_AHEAD = 100
+"""Training steps whose plans are looked at before the first one."""
 
 LOADING = Loading(
     task="text-to-image",
@@ -50,6 +53,9 @@ class FlowModality:
     output: str = "image"
     index_file: str = "model_index.json"
     loading: Loading = LOADING
+
+    def output_of(self, policy: FlowPolicyConfig) -> str:
+        return "image" if policy.frames == 1 else "video"
 
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
@@ -83,6 +89,9 @@ class FlowModality:
         warn_of_guidance(policy.config, policy.family.default_guidance)
         warn_of_columns(prompts, {"width": policy.config.width, "height": policy.config.height}, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)
+        if algorithm.schedule is not None:
+            plans = [algorithm.schedule.at(step) for step in range(LOOK_AHEAD)]
+            warn_of_idle_network(policy.family.boundary, [(plan, policy.sigmas(plan)) for plan in plans])
         warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
@@ -148,12 +157,14 @@ class FlowModality:
         """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
         pipeline = policy.pipeline
         absent = [name for name, part in pipeline.components.items() if part is None]
+        further = list(policy.family.trained)[1:]
         named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
         return (
             "from diffusers import DiffusionPipeline",
             "",
             f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
             *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+            *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
