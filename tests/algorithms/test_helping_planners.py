@@ -177,7 +177,7 @@ def test_the_best_refinement_takes_a_place():
     told = Told(Refinements())
     told.scored(0.0, 0.0, 0.0)
     assert dropped(told.scored(0.0, 0.0, 0.0, *[float("nan")] * 3)) == {3, 4, 5}, "no refinement has a reward"
-    plain = Refinements(critique="right_or_wrong").shown(PROMPT, "{critique}", True)
+    plain = Refinements(critique="right_or_wrong").refining_prompt(PROMPT, "{critique}", True)
     assert "right answer" not in plain.text and "{critique}" in plain.text, "a sample is never taken for a template"
 
 
