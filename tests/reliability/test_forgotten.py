@@ -84,7 +84,8 @@ def helped(name: str) -> Callable[[], Trainer]:
     """A planner that gives hints."""
 
     def make() -> Trainer:
-        held_out = Evaluator(FakeTextPolicy(), prompts()[:2], RewardRunner([]), EvaluationSettings(), "greedy")
+        watched = RewardRunner([NamedReward("letter", right_letter)])
+        held_out = Evaluator(FakeTextPolicy(), prompts()[:2], watched, EvaluationSettings(), "greedy")
         data = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
         return helped_trainer(PLANNERS[name], data, evaluator=held_out)
 
