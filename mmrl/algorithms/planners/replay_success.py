@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.planners.replay import Replay
 from mmrl.algorithms.replay import Kept, RowBuffer, rows_to_keep
 from mmrl.core.ranges import Count, NonNegative, Number
-from mmrl.core.types import Credit, Group, Revision, Rollouts, Scores
+from mmrl.core.types import Credit, Group, Request, Revision, Rollouts, Scores
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ReplaySuccess(Replay):
         if round_index:
             return Revision()
         totals, draw = scores.total().double(), self.generator(groups)
-        requests, dropped = [], set[tuple[int, int]]()
+        requests, dropped = list[Request](), set[tuple[int, int]]()
         for group in groups:
             known = self.buffer.of(group.prompt.id)
             if known and self.fails([float(total) for total in totals[group_ids == group.id]]):
