@@ -11,7 +11,6 @@ from mmrl.algorithms.objectives.mixed import WithRefinements
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import hint_value, hint_variance, next_level
 from mmrl.algorithms.presets.text_planners import policy_rollout
-from mmrl.algorithms.segments import cutpoints, segment_advantages
 from mmrl.algorithms.shaping.exits import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
@@ -65,15 +64,6 @@ def gui_replay_rule(vector: Vector) -> None:
     )
     found = [part.fails([float(reward) for reward in group]) for group in vector.inputs["groups"]]
     assert found == vector.outputs["replays"]
-
-
-@check("spo_segment_chain")
-def spo_segment_chain(vector: Vector) -> None:
-    threshold, probabilities = vector.params["prob_threshold"], tensor(vector.inputs["probabilities"])
-    for case in vector.outputs["cases"]:
-        assert cutpoints(probabilities, threshold, case["interval"]) == case["cutpoints"]
-        found = segment_advantages(probabilities, case["cutpoints"], case["values"], vector.inputs["score"], threshold)
-        close(found, case["advantages"], what=f"interval {case['interval']}")
 
 
 @check("critique_grpo_loss")
