@@ -309,6 +309,9 @@ def test_an_old_success_takes_the_place_of_a_failure():
     roles = {group.id: [sample.role for sample in group.samples] for group in found.rollouts.groups}
     assert len(roles) == 8 and all(own == [*["policy"] * 4, "replayed"] for own in roles.values())
     assert 0 not in found.rollouts.sample_ids.tolist() and len(found.rollouts) == 32
+    texts = {group.id: group.samples[4].token_ids for group in found.rollouts.groups}
+    stored = {one.prompt: one.row.tokens for one in kept.buffer.rows}
+    assert all(texts[group.id] == stored[group.prompt.id] for group in found.rollouts.groups), "as it was written"
     unread = found.rollouts.recorded[ROLLOUT_LOGPROBS].isnan().all(1)
     assert unread.tolist() == [sample.role == "replayed" for _, sample in found.rollouts.samples()]
     trainer.step()

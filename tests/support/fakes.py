@@ -110,8 +110,9 @@ class FakeTextPolicy:
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
                 row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
-            for row, given in zip(tokens, begun, strict=True):
-                row[t] = given[t] if t < len(given) else row[t]
+            for row, given, (request, _) in zip(tokens, begun, rows, strict=True):
+                known = given if request.stored is None else request.stored.tokens
+                row[t] = known[t] if t < len(known) else row[t]
         stop = tokens == len(LETTERS) - 1
         mask = stop.long().cumsum(1) - stop.long() == 0
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
