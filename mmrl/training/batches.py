@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
@@ -34,7 +35,7 @@ class Batches:
     def shuffle_minibatches(self, rollouts: Rollouts) -> list[Tensor]:
         """This rank's rows of each minibatch, from one permutation shared by all ranks."""
         everyone, mine = self.ranks.all_rows(rollouts)
-        unit = everyone.group_ids if self.algorithm.scope in ("group", "batch") else torch.arange(len(everyone.group_ids))
+        unit = everyone.group_ids if self.algorithm.scope in ("group", "batch") else places_of_rows(everyone)
         units = unit.unique()
         order = units[torch.randperm(len(units), generator=self.generator)]
         chunks = []
@@ -68,3 +69,9 @@ class Batches:
         wanted = dict.fromkeys(reading for weight in pooling for reading in weight.pools)
         mask = batch.rollouts.action_mask
         return {reading: torch.cat(self.ranks.gather(batch.frozen[reading][mask])) for reading in wanted}
+
+
+def places_of_rows(rollouts: Rollouts) -> Int[Tensor, " n"]:
+    """The place of every row by group and sample: the same however rounds of sampling and processes put them in order."""
+    order = sorted(range(len(rollouts)), key=lambda i: (int(rollouts.group_ids[i]), int(rollouts.sample_ids[i])))
+    return torch.tensor(order, dtype=torch.long).argsort()

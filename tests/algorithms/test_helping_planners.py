@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
 from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold, hints_of
+from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints, next_level, read_hints, tells_answer
 from mmrl.algorithms.presets.text_planners import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
@@ -177,7 +178,7 @@ def test_the_best_refinement_takes_a_place():
     told = Told(Refinements())
     told.scored(0.0, 0.0, 0.0)
     assert dropped(told.scored(0.0, 0.0, 0.0, *[float("nan")] * 3)) == {3, 4, 5}, "no refinement has a reward"
-    plain = Refinements(critique="right_or_wrong").shown(PROMPT, "{critique}", True)
+    plain = Refinements(critique="right_or_wrong").refining_prompt(PROMPT, "{critique}", True)
     assert "right answer" not in plain.text and "{critique}" in plain.text, "a sample is never taken for a template"
 
 
@@ -289,3 +290,29 @@ def test_notes_are_neither_scored_nor_counted():
     assert all(len(group.notes) == 3 for group in found.rollouts.groups) and set(seen) == {8}
     assert len(seen) == len(found.rollouts.groups), "a group is not scored again for a note"
     assert isinstance(found.scores, Scores)
+
+
+def test_an_old_success_takes_the_place_of_a_failure():
+    told = ReplaySuccess(keep_old=False)
+    data, failing = fakes.prompts(), [False]
+
+    def at_first(group: Group) -> list[float]:
+        return [float(s.role == "replayed" or (i == 1 and not failing[0])) for i, s in enumerate(group.samples)]
+
+    algorithm = replace(PRESETS["arpo_gui"], planner=told, group_size=4)
+    trainer = make_trainer(algorithm, at_first, sampler=Shuffled(data, seed=0), prompts_per_step=8)
+    trainer.step()
+    kept = trainer.collector.planner
+    assert isinstance(kept, ReplaySuccess) and len(kept.buffer.rows) == 8
+    failing[0] = True
+    found = trainer.collect()
+    roles = {group.id: [sample.role for sample in group.samples] for group in found.rollouts.groups}
+    assert len(roles) == 8 and all(own == [*["policy"] * 4, "replayed"] for own in roles.values())
+    assert 0 not in found.rollouts.sample_ids.tolist() and len(found.rollouts) == 32
+    texts = {group.id: group.samples[4].token_ids for group in found.rollouts.groups}
+    stored = {one.prompt: one.row.tokens for one in kept.buffer.rows}
+    assert all(texts[group.id] == stored[group.prompt.id] for group in found.rollouts.groups), "as it was written"
+    unread = found.rollouts.recorded[ROLLOUT_LOGPROBS].isnan().all(1)
+    assert unread.tolist() == [sample.role == "replayed" for _, sample in found.rollouts.samples()]
+    trainer.step()
+    assert len(kept.buffer.rows) == 8, "what came back is not kept again"

@@ -8,7 +8,7 @@ from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Prompt
 from tests.evidence.task import Row, TextTask, mean, text_of
-from tests.evidence.text_tasks import prompts_of
+from tests.evidence.text_tasks import ALL_WRONG, prompts_of
 from tests.evidence.video_rows import whole
 
 LETTERS = "The first letters: {hint}"
@@ -76,6 +76,8 @@ ROWS = [
     with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
+    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG,
+        short=True),
     Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
         replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
 ]  # fmt: skip

@@ -72,7 +72,7 @@ class Counted(FakeTextPolicy):
     """Samples so far, those that only measure left out."""
 
     def __post_init__(self) -> None:
-        for name in ("policy", "ref", "ema"):
+        for name in ("policy", "ref", "ema", "previous", "start"):
             torch.manual_seed(self.seed)
             self.nets[name] = Listening(len(LETTERS) + self.length, self.start)
 

@@ -8,6 +8,7 @@ import torch
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithRefinements
+from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import hint_value, hint_variance, next_level
 from mmrl.algorithms.presets.text_planners import policy_rollout
 from mmrl.algorithms.shaping.exits import exit_rewards
@@ -50,6 +51,19 @@ def policy_rollout_advantages(vector: Vector) -> None:
     rewards = tensor([*vector.inputs["plain"], *vector.inputs["with_policy"]])[:, None]
     found = advantage(scores(rewards), rollouts(torch.ones(len(rewards), 1), [0] * len(rewards)))
     close(found.values[:, 0], vector.outputs["advantages"], what="advantages")
+
+
+@check("gui_replay_rule")
+def gui_replay_rule(vector: Vector) -> None:
+    params = vector.params
+    part = ReplaySuccess(
+        per_prompt=params["capacity"],
+        success_above=params["positive"],
+        std_below=params["std_below"],
+        mean_below=params["mean_below"],
+    )
+    found = [part.fails([float(reward) for reward in group]) for group in vector.inputs["groups"]]
+    assert found == vector.outputs["replays"]
 
 
 @check("critique_grpo_loss")

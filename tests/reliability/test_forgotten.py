@@ -24,6 +24,7 @@ from tests.reliability.soak import words
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.running_reward import Running
 from tests.support.walk import leaves
+from tests.training.run_ranks import COLUMNS, PLANNERS, helped_trainer
 
 NOT_KEPT = {
     "._before": "is taken anew at every step",
@@ -34,6 +35,8 @@ NOT_KEPT = {
     ".memory.prompts": "of one step, renewed at its beginning",
     ".memory.sizes": "of one step, renewed at its beginning",
     ".memory.guided": "of one step, renewed at its beginning",
+    ".asked.requests": "of one step, renewed at its beginning",
+    ".climbing": "of one step, renewed at its beginning",
     ".grad": "of the last update, and set to nothing before the next",
     ".said": "of this process, for those who call `look`",
     "time/": "seconds",
@@ -77,6 +80,18 @@ def real(kind: str) -> Callable[[], Trainer]:
     return lambda: build(configs.load(words(kind, 9)[0], words(kind, 9)[1:])).trainer
 
 
+def helped(name: str) -> Callable[[], Trainer]:
+    """A planner that gives hints."""
+
+    def make() -> Trainer:
+        watched = RewardRunner([NamedReward("letter", right_letter)])
+        held_out = Evaluator(FakeTextPolicy(), prompts()[:2], watched, EvaluationSettings(), "greedy")
+        data = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
+        return helped_trainer(PLANNERS[name], data, evaluator=held_out)
+
+    return make
+
+
 def advance(trainer: Trainer, steps: int) -> None:
     for _ in range(steps):
         trainer.step()
@@ -93,6 +108,7 @@ def saved(trainer: Trainer, folder: Path) -> dict[str, Any]:
     "make",
     [
         pytest.param(small, id="small"),
+        *(pytest.param(helped(name), id=name) for name in ("scaf_grpo", "sage", "sage_light")),
         pytest.param(real("text"), id="text", marks=pytest.mark.slow),
         pytest.param(real("video"), id="video", marks=pytest.mark.slow),
         pytest.param(real("flow"), id="flow", marks=pytest.mark.slow),

@@ -110,8 +110,9 @@ class FakeTextPolicy:
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _) in zip(tokens, rows, strict=True):
                 row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
-            for row, given in zip(tokens, begun, strict=True):
-                row[t] = given[t] if t < len(given) else row[t]
+            for row, given, (request, _) in zip(tokens, begun, rows, strict=True):
+                known = given if request.stored is None else request.stored.tokens
+                row[t] = known[t] if t < len(known) else row[t]
         stop = tokens == len(LETTERS) - 1
         mask = stop.long().cumsum(1) - stop.long() == 0
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
@@ -125,9 +126,9 @@ class FakeTextPolicy:
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
         for trains, given in zip(mask, begun, strict=True):
             trains[: len(given)] = False
-        for trains, (request, _), given in zip(mask, rows, begun, strict=True):
+        for trains, (request, _) in zip(mask, rows, strict=True):
             if request.prefix is not None and request.prefix.trained:
-                trains[: len(given) - len(request.prefix.forced)] = True
+                trains[: len(kept_letters(request.prefix))] = True
         kept = (sample_ids >= 0).nonzero()[:, 0]
         everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
@@ -254,13 +255,19 @@ def is_recorded(request: Request) -> bool:
 
 
 def begun_by(prefix: Prefix | None, length: int) -> list[int]:
-    """The letters that a completion begins with; one at least is left to sample."""
-    if prefix is None:
-        return []
-    kept = "".join(LETTERS[token] for token in prefix.token_ids).rstrip(".")
-    kept = kept.partition(prefix.before)[0] if prefix.before else kept
-    kept = kept[: int(prefix.share * len(kept))] + prefix.forced
-    return [LETTERS.index(letter) for letter in kept][: length - 1]
+    """The letters that a completion begins with, as far as the policy knows them; one at least is left to sample."""
+    return [] if prefix is None else [*kept_letters(prefix), *known_letters(prefix.forced)][: length - 1]
+
+
+def kept_letters(prefix: Prefix) -> list[int]:
+    """The letters of the earlier completion that stay."""
+    text = "".join(LETTERS[token] for token in prefix.token_ids)
+    kept = known_letters(text.partition(prefix.before)[0] if prefix.before else text)
+    return kept[: int(prefix.share * len(kept))]
+
+
+def known_letters(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text if letter in LETTERS[:-1]]
 
 
 def uniform(rows: list[tuple[Request, int]], length: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Four steps of several methods on the fake policy, by one process or several: OUT PROCESSES; the first process writes OUT."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 from accelerate import Accelerator
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
-from mmrl.algorithms.presets import video
+from mmrl.algorithms.planners.hints import Scaffold
+from mmrl.algorithms.presets import text_planners, video
 from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
-from tests.support.fakes import prompts, right_letter
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.trainers import make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
@@ -47,15 +51,39 @@ ALGORITHMS = {
     "recorded": replace(PRESETS["grpo"], advantage=ByLikelihood()),
 }
 VIDEO = sorted(video.PRESETS)
+HELPED = replace(text_planners.PRESETS["scaf_grpo"], planner=Scaffold(after=1))
+PLANNERS = {name: HELPED if name == "scaf_grpo" else preset for name, preset in text_planners.PRESETS.items()}
+COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     """Name -> a trainer of these ranks."""
     for name, algorithm in ALGORITHMS.items():
         yield name, partial(make_trainer, algorithm, half_dead if name == "dynamic" else right_letter)
+    told = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
+    for name, algorithm in PLANNERS.items():
+        yield name, partial(helped_trainer, algorithm, told)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)
+
+
+def hard(group: Group) -> list[float]:
+    """Right is what begins with two letters, which half of the prompts reach by themselves."""
+    wanted = "ab" if int(group.prompt.id) % 2 else group.prompt.answer
+    return [float((sample.text or "").startswith(wanted)) for sample in group.samples]
+
+
+class Hinting(FakeTextPolicy):
+    """Notes are hints as a planner reads them."""
+
+    def note(self, text: str, request: Request) -> str:
+        return json.dumps({f"level_{k}": text for k in (1, 2, 3)})
+
+
+def helped_trainer(algorithm: Algorithm, data: Sequence[Prompt], **more: Any) -> Trainer:
+    """A planner's method on prompts that bring hints, half of them hard."""
+    return make_trainer(algorithm, hard, policy=Hinting(), sampler=Shuffled(data, seed=0), **more)
 
 
 def trained(accelerator: Any) -> dict[str, Any]:

@@ -10,10 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from tests.support.launcher import started
-from tests.training.run_ranks import VIDEO, trained
+from tests.training.run_ranks import PLANNERS, VIDEO, trained
 
 Results = dict[str, Any]
-CLOSE = {case: (2e-5, 1e-5) for case in ("grpo", "minibatches", "high_entropy", "recorded")} | dict.fromkeys(VIDEO, (5e-5, 2e-5))
+CLOSE = {
+    **dict.fromkeys(("grpo", "minibatches", "high_entropy", "recorded"), (2e-5, 1e-5)),
+    **dict.fromkeys((*VIDEO, *PLANNERS), (5e-5, 2e-5)),
+}
 """Case -> how far metrics and weights may be apart."""
 
 

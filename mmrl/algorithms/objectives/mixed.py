@@ -15,7 +15,7 @@ from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading
 
 
-def given_rows(batch: Batch) -> Bool[Tensor, "n 1"]:
+def rows_from_outside(batch: Batch) -> Bool[Tensor, "n 1"]:
     """True for rows of the role `injected`."""
     return torch.tensor([sample.role == "injected" for _, sample in batch.rollouts.samples()], dtype=torch.bool)[:, None]
 
@@ -45,7 +45,7 @@ class WithRefinements(Clip):
             difference = log_ratio(readings, mask, self.level)
             own, metrics = -batch.advantages * difference.exp(), ratio_metrics(difference)
         p = actions_only(readings[LOGPROBS], mask).exp()
-        given = given_rows(batch).to(p.device)
+        given = rows_from_outside(batch).to(p.device)
         return torch.where(given, -batch.advantages * p / (p + self.gamma), own), metrics
 
 
@@ -59,4 +59,4 @@ class WithImitation(Clip):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         own, metrics = super().__call__(readings, batch)
         logprobs = actions_only(readings[LOGPROBS], batch.rollouts.action_mask)
-        return torch.where(given_rows(batch).to(own.device), -batch.advantages * logprobs, own), metrics
+        return torch.where(rows_from_outside(batch).to(own.device), -batch.advantages * logprobs, own), metrics

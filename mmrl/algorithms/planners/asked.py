@@ -47,7 +47,7 @@ class Remembering:
         return self.asked.first(prompts, group_size, first_id, seed)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
-        """What `look` wants of the groups and their total rewards."""
+        """Ask `look`, which is given the groups and their total rewards."""
         self.asked.forget_others(groups)
         totals = scores.total().double()
         rewards = {group.id: [float(total) for total in totals[group_ids == group.id]] for group in groups}

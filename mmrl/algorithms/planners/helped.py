@@ -47,7 +47,7 @@ class Refinements(Remembering):
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for an answer that a critique cannot write down."""
         for prompt in prompts:
-            self.shown(prompt, "", False)
+            self.refining_prompt(prompt, "", False)
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Refine all samples, then keep one refinement per group."""
@@ -65,10 +65,10 @@ class Refinements(Remembering):
     def _refine(self, group: Group, rewards: Sequence[float]) -> list[Request]:
         prompt = self.asked.requests[group.id].prompt
         rows = zip(group.samples, right_ones(rewards, self.success_at), strict=True)
-        shown = [self.shown(prompt, sample.text or "", is_right) for sample, is_right in rows]
+        shown = [self.refining_prompt(prompt, sample.text or "", is_right) for sample, is_right in rows]
         return [self.asked.again(group.id, 1, k, role="injected", shown=one) for k, one in enumerate(shown, 1)]
 
-    def shown(self, prompt: Prompt, sample: str, is_right: bool) -> Prompt:
+    def refining_prompt(self, prompt: Prompt, sample: str, is_right: bool) -> Prompt:
         """The prompt with a sample and its critique under it."""
         critique = self.right_text if is_right else self.wrong_text
         if self.critique == "answer":

@@ -58,7 +58,7 @@ def check_template(part: object, setting: str, template: str, *marks: str) -> No
         raise ValueError(f"{type(part).__name__}.{setting} is {template!r}: write {' and '.join(missing)} where it goes")
 
 
-def failed_altogether(rewards: Sequence[float], success_at: float) -> bool:
+def fails_altogether(rewards: Sequence[float], success_at: float) -> bool:
     """Is no sample right, of those that have a reward? Not where none has one."""
     return not all(map(math.isnan, rewards)) and not any(right_ones(rewards, success_at))
 
@@ -118,7 +118,7 @@ class HintLadder(Remembering):
             self.climbing.clear()
             for group in groups:
                 hints = self.ladder(self.asked.requests[group.id].prompt)
-                if hints and failed_altogether(rewards[group.id], self.success_at):
+                if hints and fails_altogether(rewards[group.id], self.success_at):
                     self.climbing[group.id] = Climb(hints)
         return self.climb(rewards, round_index)
 
@@ -203,7 +203,7 @@ class Scaffold(Remembering):
         self.steps.count += 1
         if self.steps.count <= self.after:
             return Revision()
-        failing = [group.id for group in groups if failed_altogether(rewards[group.id], self.success_at)]
+        failing = [group.id for group in groups if fails_altogether(rewards[group.id], self.success_at)]
         return Revision([request for group_id in failing for request in self._every_hint(group_id)])
 
     def _every_hint(self, group_id: int) -> list[Request]:

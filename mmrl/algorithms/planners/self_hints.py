@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from mmrl.algorithms.planners.asked import right_ones
-from mmrl.algorithms.planners.hints import Climb, HintLadder, check_template, failed_altogether, with_hint
+from mmrl.algorithms.planners.hints import Climb, HintLadder, check_template, fails_altogether, with_hint
 from mmrl.algorithms.planners.video import answer_text, finite
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
@@ -112,10 +112,10 @@ class SelfHints(HintLadder):
         """Have hints written, then climb."""
         if round_index == 0:
             self.climbing.clear()
-            failing = [group.id for group in groups if failed_altogether(rewards[group.id], self.success_at)]
+            failing = [group.id for group in groups if fails_altogether(rewards[group.id], self.success_at)]
             return Revision([self.writing(group_id) for group_id in failing])
         if round_index == 1:
-            read = {group.id: self.written(group) for group in groups}
+            read = {group.id: self.hints_in(group) for group in groups}
             self.climbing.update({group_id: Climb(hints) for group_id, hints in read.items() if hints})
         return self.climb(rewards, round_index)
 
@@ -126,7 +126,7 @@ class SelfHints(HintLadder):
         text = text.replace("{levels}", str(self.rungs)).replace("{solution}", solution_of(prompt, self.column))
         return self.asked.again(group_id, self.tries, 1, role="note", shown=Hint(text)(prompt, 0), train_view="plain")
 
-    def written(self, group: Group) -> tuple[str, ...]:
+    def hints_in(self, group: Group) -> tuple[str, ...]:
         """The hints that were written for a group and may be shown."""
         found = next((hints for note in group.notes if (hints := read_hints(note, self.rungs))), ())
         return tuple(hint for hint in found if not tells_answer(hint, group.prompt))
@@ -176,7 +176,7 @@ class KeptHints(SelfHints):
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Move levels by what a visit gave, and have hints written for the next one."""
         if round_index:
-            self.kept.hints.update({group.prompt.id: hints for group in groups if (hints := self.written(group))})
+            self.kept.hints.update({group.prompt.id: hints for group in groups if (hints := self.hints_in(group))})
             return Revision()
         for group in groups:
             known, level = finite(rewards[group.id]), self.kept.levels.get(group.prompt.id, 0)

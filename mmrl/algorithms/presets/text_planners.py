@@ -13,6 +13,7 @@ from mmrl.algorithms.objectives.mixed import WithImitation, WithRefinements
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
 from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold
+from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints
 from mmrl.algorithms.presets.text import grpo
 from mmrl.algorithms.shaping.exits import ExitDecay
@@ -102,6 +103,14 @@ ahpo = replace(CLIPPED, planner=WithExpert(), advantage=ExpertWhereFew(), object
 AHPO of MM-HELIX: Boosting Multimodal Long-Chain Reflective Reasoning with Holistic Platform and Adaptive Hybrid Policy
 Optimization, arXiv:2510.08540. Needs a column `solution`, written as the model should; prompts without one are trained plainly.
 No KL. 4 updates per step are ours; with one the clip never acts. Nothing else is left out.
+"""
+
+arpo_gui = replace(CLIPPED, planner=ReplaySuccess(keep_old=False), objective=((1.0, Clip(low=0.2, high=0.3)),))
+"""Groups that fail altogether get an old success of their prompt in place of a sample.
+
+ARPO: End-to-End Policy Optimization for GUI Agents with Experience Replay, arXiv:2505.16282. Old log-probabilities of replayed
+rows are read again, as in its code; `algorithm.planner.keep_old = true` keeps those of when they were sampled. No KL. 4 updates
+per step are ours; with one the clip never acts. Not implemented: several turns with screenshots, its filter of tasks.
 """
 
 PRESETS: dict[str, Algorithm] = {

@@ -28,7 +28,7 @@ from mmrl.policies.text.looks.rhythm import RHYTHM, RhythmEvaluation, shows_atte
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
-from mmrl.policies.text.prefix import continued, fill_given
+from mmrl.policies.text.prefix import append, fill_given
 from mmrl.policies.text.rollout import (
     PromptCache,
     Row,
@@ -281,7 +281,7 @@ class TextPolicy:
         place = {key: i for i, key in enumerate(used)}
         sampling = at_temperature(sampling, rows)
         completions = self.generator.write(
-            [continued(show(prompts[i], view, self), begun) for i, view, begun in used],
+            [append(show(prompts[i], view, self), begun) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,

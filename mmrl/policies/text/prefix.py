@@ -14,7 +14,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.rollout import Row, tokens_of
 
 
-def kept_tokens(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
+def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
     """The tokens of the earlier completion that are kept."""
     tokens = list(prefix.token_ids)
     if tokens and tokens[-1] in stops:
@@ -27,7 +27,7 @@ def kept_tokens(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], 
     return tokens[: int(prefix.share * len(tokens))]
 
 
-def forced_tokens(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
+def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
     """The tokens of the text that nobody sampled.
 
     Raises:
@@ -45,7 +45,7 @@ def forced_tokens(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt
     return tokens
 
 
-def continued(prompt: Encoded, begun: Sequence[int]) -> Encoded:
+def append(prompt: Encoded, begun: Sequence[int]) -> Encoded:
     """The prompt with the beginning of a completion behind it, at the positions where training reads it."""
     if not begun:
         return prompt
@@ -73,6 +73,6 @@ def fill_given(row: Row, host: TextHost) -> None:
     elif request.text is not None:
         row.tokens = tokens_of(request, host.tokenizer, host.eos_token_ids[0], host.banned)
     elif request.prefix is not None:
-        kept = kept_tokens(request.prefix, host.decode, host.eos_token_ids)
-        row.begun = (*kept, *forced_tokens(request.prefix, host.tokenizer, host.banned, request.prompt.id))
+        kept = tokens_to_keep(request.prefix, host.decode, host.eos_token_ids)
+        row.begun = (*kept, *tokens_to_force(request.prefix, host.tokenizer, host.banned, request.prompt.id))
         row.num_trained = len(kept) if request.prefix.trained else 0
