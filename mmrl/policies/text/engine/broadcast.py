@@ -180,7 +180,7 @@ def kind_for(own: Card, cards: list[Card]) -> tuple[str, str]:
 
 
 def read_cards(store: Any) -> list[Card]:
-    """What the workers wrote into the store, in their order."""
+    """The cards that the workers wrote into the store, in their order."""
     first = json.loads(store.get("worker/0"))
     told = [json.loads(store.get(f"worker/{rank}")) for rank in range(first["workers"])]
     return [Card(one["uuid"], tuple(one["nccl"])) for one in told]

@@ -99,7 +99,7 @@ def told_tensors(facts: Sequence[TensorFacts]) -> str:
 
 
 def read_tensors(text: str) -> list[TensorFacts]:
-    """What `told_tensors` wrote."""
+    """The tensors that `told_tensors` wrote down."""
     return [TensorFacts(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)]
 
 
