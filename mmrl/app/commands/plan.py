@@ -194,7 +194,7 @@ def print_memory(made: Plan, on_card: bool) -> None:
     for name, value in made.memory.parts.items():
         grid.add_row(f"  part of it: {name}", size_text(value))
     for name, value in made.memory.host.items():
-        added = value if on_card or name != WRITTEN else value - made.memory.covered
+        added = value if on_card or name != WRITTEN else value - made.memory.overlap
         grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(added))
     grid.add_row("at most", size_text(made.memory.peak if on_card else made.memory.resident), style="bold")
     console.print(grid)

@@ -38,7 +38,7 @@ class Memory:
     """Parameters of it that do."""
     host: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     """The same process's bytes beside a card; where there is no card they come on top."""
-    covered: int = 0
+    overlap: int = 0
     """Bytes of these that lie where the largest phase has been, where there is no card."""
 
     @property
@@ -49,7 +49,7 @@ class Memory:
     @property
     def resident(self) -> int:
         """Most bytes of a process that has no card."""
-        return self.peak + sum(self.host.values()) - self.covered
+        return self.peak + sum(self.host.values()) - self.overlap
 
     @property
     def largest_phase(self) -> str:
@@ -89,11 +89,11 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     shared = 0
     if config.checkpoint.asynchronous:
         host[WRITTEN] = memory.checkpoint(len(shadows))
-        shared = covered(host[WRITTEN], phases, config)
-    return replace(memory, host=host, covered=shared)
+        shared = overlap(host[WRITTEN], phases, config)
+    return replace(memory, host=host, overlap=shared)
 
 
-def covered(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
+def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
     """Bytes of a checkpoint's copy that lie where the largest phase has been, for no step is taken while it is written."""
     is_followed = 0 < config.save_every < config.steps
     return 0 if is_followed else min(copy, max(phases.values(), default=0))

@@ -7,7 +7,7 @@ import pytest
 
 from mmrl.app.commands import plan as planning
 from mmrl.app.config import run as configs
-from mmrl.app.planning.memory import LIBRARIES, WRITTEN, Memory, covered, resident_now, size_text
+from mmrl.app.planning.memory import LIBRARIES, WRITTEN, Memory, overlap, resident_now, size_text
 
 TEXT = ["data.size=16", "algorithm.group_size=2", "prompts_per_step=2", "policy.sampling.max_new_tokens=4"]
 
@@ -31,11 +31,11 @@ def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
 
 def test_a_copy_counts_beside_steps_where_some_follow_it_and_else_instead_of_the_largest_phase():
     config = configs.load("tiny/image", [*TEXT, "steps=4"]).config
-    assert [covered(50, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
+    assert [overlap(50, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
         *(30, 0, 0, 30, 30)
     ]
-    assert covered(25, {"update": 30}, config) == 25
-    memory = Memory({"weights": 100}, {"update": 30, "read": 20}, host={WRITTEN: 50}, covered=30)
+    assert overlap(25, {"update": 30}, config) == 25
+    memory = Memory({"weights": 100}, {"update": 30, "read": 20}, host={WRITTEN: 50}, overlap=30)
     # weights and the copy, for the update's 30 are free again
     assert memory.resident == 100 + 50
 
