@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=RUNS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'run':<10}{'bytes told':>12}{'found':>12}{'off':>7}{'s/step told':>13}{'found':>8}{'off':>7}")
+    print("| run | bytes told | found | off | s/step told | found | off |\n|---|--:|--:|--:|--:|--:|--:|")
     for name in chosen.runs:
         config, words = RUNS[name]
         resolved = configs.load(config, [*words, *QUICK])
@@ -57,10 +57,8 @@ def main() -> None:
         trainer.step()
         steps = [trainer.step()["time/step_s"] for _ in range(chosen.steps)]
         found, mean = measured_bytes(trainer), sum(steps) / len(steps)
-        print(
-            f"{name:<10}{told:>12,}{found:>12,}{told / found - 1:>+7.0%}{seconds:>13.3f}{mean:>8.3f}{seconds / mean - 1:>+7.0%}",
-            flush=True,
-        )
+        memory_off, time_off = told / found - 1, seconds / mean - 1
+        print(f"| {name} | {told:,} | {found:,} | {memory_off:+.0%} | {seconds:.3f} | {mean:.3f} | {time_off:+.0%} |", flush=True)
 
 
 if __name__ == "__main__":

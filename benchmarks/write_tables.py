@@ -52,6 +52,7 @@ TABLES = {
     "video-group": Table("video_step.py --only group --frames 16 64 --repeats 1", 1),
     "video-step": Table("video_step.py --only step --frames 16 64 --repeats 1", 1.5),
     "video-memory": Table("video_step.py --only leak --leak-steps 96", 1),
+    "memory": Table("plan_accuracy.py --runs text pictures --calibrate 1 --steps 2", 1.5),
     "processes": Table("processes.py", 1.5, has_json=True),
     "overhead": Table("overhead.py", 1),
     "engine": Table("engine_step.py", 2, has_json=True),

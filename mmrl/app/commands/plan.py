@@ -12,7 +12,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun, counted_size
-from mmrl.app.planning.memory import GIB, Memory, advice, estimate, room, size_text
+from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, estimate, room, size_text
 from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator
@@ -194,7 +194,8 @@ def print_memory(made: Plan, on_card: bool) -> None:
     for name, value in made.memory.parts.items():
         grid.add_row(f"  part of it: {name}", size_text(value))
     for name, value in made.memory.host.items():
-        grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(value))
+        added = value if on_card or name != WRITTEN else value - made.memory.overlap
+        grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(added))
     grid.add_row("at most", size_text(made.memory.peak if on_card else made.memory.resident), style="bold")
     console.print(grid)
     console.print("not counted: models inside rewards" + ("" if made.is_text else "; activations of text encoders"))

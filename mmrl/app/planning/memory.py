@@ -38,6 +38,8 @@ class Memory:
     """Parameters of it that do."""
     host: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     """The same process's bytes beside a card; where there is no card they come on top."""
+    overlap: int = 0
+    """Bytes of these that lie where the largest phase has been, where there is no card."""
 
     @property
     def peak(self) -> int:
@@ -47,7 +49,7 @@ class Memory:
     @property
     def resident(self) -> int:
         """Most bytes of a process that has no card."""
-        return self.peak + sum(self.host.values())
+        return self.peak + sum(self.host.values()) - self.overlap
 
     @property
     def largest_phase(self) -> str:
@@ -84,10 +86,17 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
     memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
     host = {LIBRARIES: libraries, **dry_run.host_bytes()}
+    shared = 0
     if config.checkpoint.asynchronous:
-        # Its copy is written while the next steps are taken.
         host[WRITTEN] = memory.checkpoint(len(shadows))
-    return replace(memory, host=host)
+        shared = overlap(host[WRITTEN], phases, config)
+    return replace(memory, host=host, overlap=shared)
+
+
+def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
+    """Bytes of a checkpoint's copy that lie where the largest phase has been, for no step is taken while it is written."""
+    is_followed = 0 < config.save_every < config.steps
+    return 0 if is_followed else min(copy, max(phases.values(), default=0))
 
 
 def resident_now() -> int:

@@ -167,8 +167,10 @@ class LocalEvaluator:
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
         net = self.host.net
+        if not (torch.is_grad_enabled() and self.host.config.gradient_checkpointing):
+            return self.host.run(work)
         # Layers are checkpointed in training mode only; with every dropout off the two modes compute the same.
-        net.train(torch.is_grad_enabled() and self.host.config.gradient_checkpointing)
+        net.train()
         try:
             return self.host.run(work)
         finally:

@@ -1,12 +1,13 @@
 """The memory of a run's host: libraries as this process holds them, and a checkpoint's copy while it is written."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmrl.app.commands import plan as planning
 from mmrl.app.config import run as configs
-from mmrl.app.planning.memory import LIBRARIES, WRITTEN, resident_now, size_text
+from mmrl.app.planning.memory import LIBRARIES, WRITTEN, Memory, overlap, resident_now, size_text
 
 TEXT = ["data.size=16", "algorithm.group_size=2", "prompts_per_step=2", "policy.sampling.max_new_tokens=4"]
 
@@ -16,16 +17,27 @@ def told(name: str) -> int:
     return 1024 * int(lines[name].split()[0])
 
 
-@pytest.mark.parametrize("words", [[], ["policy.lora.rank=2"], ["checkpoint.asynchronous=false"]])
+@pytest.mark.parametrize("words", [["policy.lora.rank=2"], ["checkpoint.asynchronous=false"]])
 def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
     before = resident_now()
-    memory = planning.draw_up(configs.load("tiny/image", [*TEXT, *words])).memory
+    memory = planning.draw_up(configs.load("tiny/image", [*TEXT, "steps=4", "save_every=2", *words])).memory
     assert 100 * 2**20 < memory.host[LIBRARIES] <= told("VmHWM")
     assert memory.host[LIBRARIES] >= before // 2
     shadows = sum("kept beside" in name for name in memory.stays)
     copied = memory.checkpoint(shadows) if "checkpoint.asynchronous=false" not in words else 0
     assert memory.host.get(WRITTEN, 0) == copied
     assert memory.resident == memory.peak + memory.host[LIBRARIES] + copied
+
+
+def test_a_copy_counts_beside_steps_where_some_follow_it_and_else_instead_of_the_largest_phase():
+    config = configs.load("tiny/image", [*TEXT, "steps=4"]).config
+    assert [overlap(50, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
+        *(30, 0, 0, 30, 30)
+    ]
+    assert overlap(25, {"update": 30}, config) == 25
+    memory = Memory({"weights": 100}, {"update": 30, "read": 20}, host={WRITTEN: 50}, overlap=30)
+    # weights and the copy, for the update's 30 are free again
+    assert memory.resident == 100 + 50
 
 
 def test_with_a_card_the_sum_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -104,6 +104,18 @@ def test_log_probabilities_entropies_and_every_gradient_are_those_of_repeated_pr
         assert worst(own, grads) < CLOSE
 
 
+def test_all_modules_are_put_into_training_mode_for_checkpointing_alone(tiny, monkeypatch):
+    """A walk over hundreds of modules, twice a reading."""
+    policy = make(tiny("qwen2_5_vl"))
+    rollouts, modes = policy.rollout(requests()), list[bool]()
+    monkeypatch.setattr(policy.net, "train", lambda mode=True: modes.append(mode) or policy.net)
+    read(policy, rollouts, packed=True)
+    assert modes == []
+    policy.config = replace(policy.config, gradient_checkpointing=True)
+    read(policy, rollouts, packed=True)
+    assert modes == [True, False]
+
+
 def test_windows_and_pictures_seen_in_both_directions_are_kept(tiny, monkeypatch):
     """Gemma 3: with a layer's own rule ignored, the values are others; with masks of few queries each, they are not."""
     policy = make(tiny("gemma3"))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -23,11 +22,12 @@ from mmrl.policies.text.engine.worker.weight_group import (
     Place,
     Seat,
     TensorFacts,
+    Torch,
     WeightGroup,
     first_line,
     open_store,
     own_address,
-    told_tensors,
+    tensors_as_json,
 )
 from mmrl.policies.text.host import TextHost
 
@@ -68,7 +68,7 @@ class BroadcastSync:
     def push(self, client: EngineClient, update: Update) -> None:
         with self._saving:
             weights = self.weights
-        told = told_tensors([TensorFacts.of(name, weight) for name, weight in weights.items()])
+        told = tensors_as_json([TensorFacts.of(name, weight) for name, weight in weights.items()])
         if problems := client.ask_workers("tensors_problem", told):
             raise EngineRefusedError(f"{client.url} cannot take the weights ({problems[0]})")
         joined = self.join(client)
@@ -147,7 +147,7 @@ class BroadcastSync:
         self.joined[client.url] = self.join_as(client, store, place, cards)
         return self.joined[client.url]
 
-    def join_as(self, client: EngineClient, store: Any, place: Place, cards: list[Card]) -> Joined:
+    def join_as(self, client: EngineClient, store: Torch, place: Place, cards: list[Card]) -> Joined:
         """Join as rank 0 while the workers join as the others."""
         kind, why = kind_for(Card.of(self.device), cards)
         if why:
@@ -179,8 +179,8 @@ def kind_for(own: Card, cards: list[Card]) -> tuple[str, str]:
     return "nccl", ""
 
 
-def read_cards(store: Any) -> list[Card]:
-    """What the workers wrote into the store, in their order."""
+def read_cards(store: Torch) -> list[Card]:
+    """The cards that the workers wrote into the store, in their order."""
     first = json.loads(store.get("worker/0"))
     told = [json.loads(store.get(f"worker/{rank}")) for rank in range(first["workers"])]
     return [Card(one["uuid"], tuple(one["nccl"])) for one in told]
@@ -202,13 +202,13 @@ def address_toward(url: str) -> str:
         raise EngineDownError(f"{url} cannot be reached ({error})") from None
 
 
-def look_at(posted: "Future[Any]") -> None:
+def look_at(posted: "Future[object]") -> None:
     """Raise what the server answered, if it has given up."""
     if posted.done():
         posted.result()
 
 
-def reason_of(error: BaseException, posted: "Future[Any]") -> str:
+def reason_of(error: BaseException, posted: "Future[object]") -> str:
     """The server's own words about a failure where it says something soon, else those of this side."""
     try:
         answer = posted.result(END_S)

@@ -60,7 +60,7 @@ class Sync(Protocol):
         ...
 
     def advice(self, update: Update) -> str:
-        """What to look at when a server refused them."""
+        """A sentence for a user whose server refused them."""
         ...
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Sync(Protocol):
 
 
 class InFolder:
-    """What ways through a folder have in common."""
+    """The common part of ways through a folder."""
 
     def advice(self, update: Update) -> str:
         return f"Is {update.path} on a file system that the server sees too? If not, set policy.engine.folder"

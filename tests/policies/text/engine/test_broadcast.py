@@ -19,7 +19,7 @@ from mmrl.policies.text.engine.generator import VllmGenerator
 from mmrl.policies.text.engine.settings import EngineConfig
 from mmrl.policies.text.engine.sync import FileSync, Update, checkpoint_weights
 from mmrl.policies.text.engine.wire.client import EngineClient
-from mmrl.policies.text.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, told_tensors
+from mmrl.policies.text.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from tests.policies.text.engine.test_servers import BOUND, gap, move
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines
@@ -205,7 +205,7 @@ def test_bundles_hold_every_tensor_once_at_aligned_places():
         "count": torch.tensor([7, 8]),
     }
     facts = [TensorFacts.of(name, weight) for name, weight in weights.items()]
-    assert read_tensors(told_tensors(facts)) == facts
+    assert read_tensors(tensors_as_json(facts)) == facts
     assert [one.nbytes for one in facts] == [5, 30, 2800, 4, 0, 16]
     found = bundles(facts, 64)
     # 16 + 32 bytes, 2800 alone for it is above 64, then 16 + 0 + 16

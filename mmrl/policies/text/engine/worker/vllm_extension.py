@@ -146,7 +146,7 @@ class FileUpdate(WeightTransferUpdateInfo):
     group: str = ""
     """The trainer's group that they come through."""
     tensors: str = ""
-    """What comes, as `told_tensors` writes it."""
+    """What comes, as `tensors_as_json` writes it."""
 
 
 class FileWeightTransferEngine(WeightTransferEngine[FileInit, FileUpdate]):

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-dist: Any = torch.distributed
-cuda: Any = torch.cuda
+Torch = Any
+"""A class of torch's that it does not export."""
+dist: Torch = torch.distributed
+cuda: Torch = torch.cuda
 BUNDLE = 64 << 20
 ALIGNED = 16
 """Bytes: a tensor of a bundle begins at a multiple of this, so that any type may lie there."""
@@ -40,7 +42,7 @@ class Place:
     bundle: int = BUNDLE
     """Bytes that travel at once; a larger tensor travels alone."""
 
-    def named(self, store: Any) -> Any:
+    def named(self, store: Torch) -> Torch:
         """The part of a store that is this group's."""
         return dist.PrefixStore(self.name, store)
 
@@ -93,13 +95,13 @@ class TensorFacts:
         return count * getattr(torch, self.dtype).itemsize
 
 
-def told_tensors(facts: Sequence[TensorFacts]) -> str:
+def tensors_as_json(facts: Sequence[TensorFacts]) -> str:
     """The tensors as JSON, in the order in which they travel."""
     return json.dumps([[one.name, one.dtype, list(one.shape)] for one in facts])
 
 
 def read_tensors(text: str) -> list[TensorFacts]:
-    """What `told_tensors` wrote."""
+    """The tensors that `tensors_as_json` wrote down."""
     return [TensorFacts(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(text)]
 
 
@@ -124,13 +126,13 @@ class WeightGroup:
         RuntimeError: not all of its processes came in time.
     """
 
-    def __init__(self, store: Any, place: Place, kind: str, seat: Seat) -> None:
+    def __init__(self, store: Torch, place: Place, kind: str, seat: Seat) -> None:
         self.kind, self.seat, self.place = kind, seat, place
         named, span = place.named(store), timedelta(seconds=place.seconds)
         named.set(f"here/{seat.rank}", "")
         # the store waits a shorter time than a transfer may take
         named.wait([f"here/{rank}" for rank in range(seat.size)])
-        self.group: Any = (nccl_group if kind == "nccl" else gloo_group)(dist.PrefixStore(kind, named), seat, span)
+        self.group: Torch = (nccl_group if kind == "nccl" else gloo_group)(dist.PrefixStore(kind, named), seat, span)
         self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
 
     @property
@@ -188,7 +190,7 @@ def empty_for(bundle: Sequence[tuple[TensorFacts, int]], device: torch.device) -
     return torch.empty(begin + last.nbytes, dtype=torch.uint8, device=device)
 
 
-def gloo_group(store: Any, seat: Seat, span: timedelta) -> Any:
+def gloo_group(store: Torch, seat: Seat, span: timedelta) -> Torch:
     """Gloo over the address that the others reach: left alone it would ask what this machine's name means, maybe nothing."""
     options = dist.ProcessGroupGloo._Options()
     options._timeout = span
@@ -196,7 +198,7 @@ def gloo_group(store: Any, seat: Seat, span: timedelta) -> Any:
     return dist.ProcessGroupGloo(store, seat.rank, seat.size, options)
 
 
-def nccl_group(store: Any, seat: Seat, span: timedelta) -> Any:
+def nccl_group(store: Torch, seat: Seat, span: timedelta) -> Torch:
     """NCCL, whose failures are errors of the caller: torch's watchdog would end the process for them."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = span + span
@@ -217,7 +219,7 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def open_store(host: str, seconds: float) -> Any:
+def open_store(host: str, seconds: float) -> Torch:
     """The trainer's store, at a free port of this address alone."""
     listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port, span = listening.getsockname()[1], timedelta(seconds=seconds)
@@ -246,7 +248,7 @@ class Receiver:
     def __init__(self, rank: int, workers: int, device: torch.device) -> None:
         self.rank, self.workers, self.device = rank, workers, device
         self.place: Place | None = None
-        self.store: Any = None
+        self.store: Torch = None
         self.host = ""
         self.group: WeightGroup | None = None
 
