@@ -241,9 +241,13 @@ def compare(
 @app.command()
 def arena(
     task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task that methods meet on.")],
-    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with what is changed.")],
+    methods: Annotated[
+        str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with what is changed.")
+    ],
     budget_seconds: Annotated[float, Option(help="Seconds of training per run: of all cores on a CPU, of the wall on a GPU.")],
-    seeds: Annotated[str, Option(metavar="0,1,...", help="Seeds of data and training; three or more tell who is better.")] = "0,1,2",
+    seeds: Annotated[
+        str, Option(metavar="0,1,...", help="Seeds of data and training; three or more tell who is better.")
+    ] = "0,1,2",
     model: Annotated[str | None, Option(help="Weights to begin from (default: the demo's warm-started model).")] = None,
     output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again, it goes on.")] = None,
     overrides: Overrides = None,

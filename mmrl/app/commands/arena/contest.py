@@ -158,7 +158,9 @@ def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> N
     draws = algorithm.schedule is not None
     if draws != (kind == "flow"):
         of, fitting = ("image generators", "t2i") if draws else ("models that write", "grounding or video")
-        raise ValueError(f"{method} is a method of {of} and cannot take part in the task {task}: leave it out, or --task {fitting}")
+        raise ValueError(
+            f"{method} is a method of {of} and cannot take part in the task {task}: leave it out, or --task {fitting}"
+        )
 
 
 def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
