@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import DynamicSampling
-from mmrl.algorithms.presets import video
+from mmrl.algorithms.presets import text_state, video
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -20,7 +20,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import prompts, right_letter
-from tests.support.trainers import make_trainer
+from tests.support.trainers import at_most_one, make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
 
@@ -53,6 +53,9 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     """Name -> a trainer of these ranks."""
     for name, algorithm in ALGORITHMS.items():
         yield name, partial(make_trainer, algorithm, half_dead if name == "dynamic" else right_letter)
+    for name, algorithm in text_state.PRESETS.items():
+        if algorithm.scope != "batch":
+            yield name, partial(make_trainer, algorithm, at_most_one, prompts_per_step=8)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)
