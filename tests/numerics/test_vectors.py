@@ -12,15 +12,8 @@ for module in sorted(Path(__file__).parent.glob("check_*.py")):
 KEYS = (Path(__file__).parent / "keys.txt").read_text(encoding="utf-8").splitlines()
 """Every key of the three files of reference vectors, a line each."""
 WITHOUT_A_CHECK = {
-    "spo_tracker",
-    "riskpo_advantages",
-    "hapo_tokens",
-    "dcpo_advantages",
-    "spo_segment_chain",
     "hill_hinter_reward",
     "critique_grpo_loss",
-    "remix",
-    "hart_ap_grpo",
     "s_grpo_decay",
     "policy_rollout",
     "gui_replay_rule",

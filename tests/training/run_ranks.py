@@ -47,15 +47,15 @@ ALGORITHMS = {
     "recorded": replace(PRESETS["grpo"], advantage=ByLikelihood()),
 }
 VIDEO = sorted(video.PRESETS)
+STATE = sorted(name for name, algorithm in text_state.PRESETS.items() if algorithm.scope != "batch")
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     """Name -> a trainer of these ranks."""
     for name, algorithm in ALGORITHMS.items():
         yield name, partial(make_trainer, algorithm, half_dead if name == "dynamic" else right_letter)
-    for name, algorithm in text_state.PRESETS.items():
-        if algorithm.scope != "batch":
-            yield name, partial(make_trainer, algorithm, at_most_one, prompts_per_step=8)
+    for name in STATE:
+        yield name, partial(make_trainer, text_state.PRESETS[name], at_most_one, prompts_per_step=8)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)

@@ -10,10 +10,12 @@ import torch
 from accelerate import Accelerator
 
 from tests.support.launcher import started
-from tests.training.run_ranks import VIDEO, trained
+from tests.training.run_ranks import STATE, VIDEO, trained
 
 Results = dict[str, Any]
-CLOSE = {case: (2e-5, 1e-5) for case in ("grpo", "minibatches", "high_entropy", "recorded")} | dict.fromkeys(VIDEO, (5e-5, 2e-5))
+CLOSE = {case: (2e-5, 1e-5) for case in ("grpo", "minibatches", "high_entropy", "recorded")} | dict.fromkeys(
+    VIDEO + STATE, (5e-5, 2e-5)
+)
 """Case -> how far metrics and weights may be apart."""
 
 
