@@ -110,11 +110,8 @@ class FakeTextPolicy:
             probs = self._logprobs("policy", trace, "shown", heat)[:, t].exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
-            for row, (request, _) in zip(tokens, rows, strict=True):
-                row[t] = row[t] if request.text is None else LETTERS.index(f"{request.text:.<{self.length}}"[t])
-            for row, given, (request, _) in zip(tokens, begun, rows, strict=True):
-                known = given if request.stored is None else request.stored.tokens
-                row[t] = known[t] if t < len(known) else row[t]
+            for row, (request, _), given in zip(tokens, rows, begun, strict=True):
+                row[t] = letter_at(t, request, given, int(row[t]))
         stop = tokens == len(LETTERS) - 1
         mask = stop.long().cumsum(1) - stop.long() == 0
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
@@ -257,6 +254,15 @@ def is_recorded(request: Request) -> bool:
     if request.role == "injected" or request.temperature is not None:
         return False
     return request.shown is None or request.train_view == "same"
+
+
+def letter_at(t: int, request: Request, given: Sequence[int], drawn: int) -> int:
+    """The letter at place t: of a row of an earlier step, of a given text, of a beginning, or the drawn one."""
+    if request.stored is not None:
+        return request.stored.tokens[t] if t < len(request.stored.tokens) else len(LETTERS) - 1
+    if request.text is not None:
+        return LETTERS.index(request.text[t]) if t < len(request.text) else len(LETTERS) - 1
+    return given[t] if t < len(given) else drawn
 
 
 def begun_by(prefix: Prefix | None, length: int) -> list[int]:
