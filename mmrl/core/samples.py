@@ -100,6 +100,8 @@ class Sample:
     media_sizes: tuple[MediaSize, ...] = ()
     """One per picture of the prompt: needed to read boxes in the model's own pixels."""
     role: Role = "policy"
+    fps: float | None = None
+    """Frames per second of `video`, where it is an array of frames (frames, height, width, 3) of bytes."""
     clips: tuple[ClipTime, ...] = ()
     """One per video of the prompt: needed to read spans in frames or shares of the clip."""
     given: tuple[int, int] = (0, 0)

@@ -5,6 +5,8 @@ import io
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from mmrl.answers.sources import Fit, picture_at
@@ -88,6 +90,16 @@ def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | N
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:
     return ImageOps.exif_transpose(picture).size
+def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
+    """All frames of a sample's clip as bytes (frames, height, width, 3).
+
+    Raises:
+        ValueError: the sample has no clip, or one that is neither pictures nor an array of bytes.
+    """
+    if isinstance(sample.video, np.ndarray) and sample.video.dtype == np.uint8 and sample.video.shape[3:] == (3,):
+        return sample.video
+    frames = frames_of(sample, len(sample.video) if hasattr(sample.video, "__len__") else 1, prompt_id)
+    return np.stack([np.asarray(frame) for frame in frames])
 
 
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:

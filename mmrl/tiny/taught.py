@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmrl.data.digit_text import Prints
+from mmrl.data.gliding import Glides
 from mmrl.data.shapes import Sketches
-from mmrl.tiny import clips, editor, generator, grounding
+from mmrl.tiny import clip_generator, clips, editor, generator, grounding
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss."""
@@ -35,6 +36,11 @@ def edits(seed: int = 0, progress: Progress | None = None) -> Path:
     return editor.warm_start(editor.EditorStart(seed=seed), progress=progress)
 
 
+def glides(seed: int = 0, progress: Progress | None = None) -> Path:
+    """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
+    return clip_generator.warm_start(clip_generator.WarmStart(Glides(), seed=seed), progress=progress)
+
+
 def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
     """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
     return clips.warm_start(clips.WarmStart(seed=seed), progress=progress)
@@ -42,6 +48,6 @@ def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
 
 TAUGHT: Mapping[str, Mapping[str, Teach]] = {
     "text": {"grounding": boxes, "clips": spans_and_letters},
-    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits},
+    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

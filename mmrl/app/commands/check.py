@@ -166,7 +166,7 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     with found.look("ratio"):
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
-    look_at_samples(rollouts, modality_of(resolved.config.policy).output, found)
+    look_at_samples(rollouts, found)
 
 
 def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
@@ -231,17 +231,19 @@ def alike(scores: Scores, ids: torch.Tensor) -> int:
     return sum(bool((total[ids == id] == total[ids == id][0]).all()) for id in ids.unique())
 
 
-def look_at_samples(rollouts: Rollouts, draws: str, found: Findings) -> None:
+def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
     """Completions end, and one sample to look at."""
     group = next(group for group in rollouts.groups if group.samples)
-    if draws == "text":
+    sample = group.samples[0]
+    if sample.text is not None:
         cut = float(rollouts.truncated().float().mean())
         said = f"{cut:.0%} were cut: raise policy.sampling.max_new_tokens" if cut > 0.5 else f"{cut:.0%} were cut"
         found.add("completions", said, "note" if cut > 0.5 else "ok")
         found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
-    group.samples[0].image.save(file)  # type: ignore[union-attr] - who draws pictures has one in every sample
+    frames, kind = frames_of(sample.image if sample.video is None else sample.video)
+    (frames[0] if kind == "picture" else strip(frames)).save(file)
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 
 

@@ -62,6 +62,12 @@ DEMOS = {
         "instruction",
         reinforcement="it is rewarded for doing what the instruction says, times what it keeps of the rest",
     ),
+    "t2v": Demo(
+        config="tiny/t2v",
+        summary="Teach a tiny Wan to draw clips of shapes that move as captions ask; ends with film strips before and after.",
+        imitation="a Wan of 3.1 M parameters learns from clips of which half flicker and half have a wrong caption",
+        reinforcement="it is rewarded for the right direction, times colour, shape, smoothness and clean paper",
+    ),
 }
 
 

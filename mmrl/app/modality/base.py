@@ -77,7 +77,11 @@ class Modality(Protocol[Settings, Model]):
 
     @property
     def output(self) -> str:
-        """The kind of its samples: text or image."""
+        """The kind of its samples, as far as the kind of policy tells: text or image."""
+        ...
+
+    def output_of(self, policy: Settings) -> str:
+        """The kind of samples that rewards of a policy see: text, image or video."""
         ...
 
     @property

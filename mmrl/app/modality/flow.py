@@ -51,6 +51,9 @@ class FlowModality:
     index_file: str = "model_index.json"
     loading: Loading = LOADING
 
+    def output_of(self, policy: FlowPolicyConfig) -> str:
+        return "image" if policy.frames == 1 else "video"
+
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
 

@@ -50,6 +50,9 @@ class TextModality:
     index_file: str = "config.json"
     loading: Loading = LOADING
 
+    def output_of(self, policy: TextPolicyConfig) -> str:
+        return self.output
+
     def evaluation_defaults(self, policy: TextPolicyConfig) -> dict[str, Any]:
         """The training's sampling at temperature 0."""
         return {"sampling": replace(policy.sampling, temperature=0.0)}

@@ -100,8 +100,9 @@ def build(
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
-    rewards = RewardRunner([named_reward(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
-    more = [named_reward(*pair, space, modality) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    output = modality.output_of(config.policy)
+    rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
+    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
     watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
@@ -148,19 +149,26 @@ def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
 
 
 def named_reward(
-    reward: WatchedReward, function: Any, space: str | None, modality: AnyModality = MODALITIES["text"]
+    reward: WatchedReward,
+    function: Any,
+    space: str | None,
+    modality: AnyModality = MODALITIES["text"],
+    output: str | None = None,
 ) -> NamedReward:
-    """The reward as the run uses it: with its name, and reading boxes as the policy writes them."""
-    function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality).function)
+    """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
+
+    Args:
+        output: the kind of samples that it sees; None: the modality's. Rewards inside it see what it `shows`, or the same.
+    """
+    output = modality.output if output is None else output
+    shown = getattr(function, "shows", output)
+    function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality, shown).function)
     name, declared = reward.label, declared_space(function)
     if declared is not None:
         modality.refuse_box_reward(name)
     wanted = modalities(function)
-    if wanted and modality.output not in wanted:
-        raise ValueError(
-            f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {modality.name!r}, whose samples are "
-            f"{modality.output}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
-        )
+    if wanted and output not in wanted:
+        raise ValueError(other_samples(name, wanted, modality.name, output))
     if declared == "auto":
         if space is None:
             raise ValueError(
@@ -176,6 +184,16 @@ def named_reward(
     weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
     how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
     return NamedReward(name, function, weight, *how)
+
+
+def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> str:
+    """The error of a reward that is for samples of another kind."""
+    fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
+    if output == "video" and "image" in wanted:
+        return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
+    if output == "image" and "video" in wanted:
+        return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
+    return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
 
 
 def with_inside(function: object, change: Callable[[Any], object]) -> object:

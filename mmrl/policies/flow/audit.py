@@ -90,9 +90,13 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
 
 
 def check_picture(policy: FlowHost, sample: Sample) -> None:
-    """Raise ValueError unless the picture has the promised size."""
-    size = (policy.config.width, policy.config.height)
-    if sample.image is None or sample.image.size != size:
+    """Raise ValueError unless the picture has the promised size, or the clip size and length."""
+    size, frames = (policy.config.width, policy.config.height), policy.config.frames
+    if frames > 1:
+        shape = None if sample.video is None else tuple(sample.video.shape)
+        if shape != (frames, size[1], size[0], 3):
+            raise ValueError(f"its clip is {shape}, not {frames} frames of {size[0]} x {size[1]} pixels with 3 colours")
+    elif sample.image is None or sample.image.size != size:
         found = "missing" if sample.image is None else f"{sample.image.size[0]} x {sample.image.size[1]} pixels"
         raise ValueError(f"its picture is {found}, not {size[0]} x {size[1]} pixels")
 

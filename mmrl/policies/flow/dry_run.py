@@ -249,7 +249,7 @@ class FlowDryRun:
         for phase in self.log.largest:
             count, guidance = asked.largest[phase]
             found[phase] = peak_bytes(partial(forward, self, count, guidance, phase == "update"))
-        rows = 1 if config.vae_slicing else config.decode_rows
+        rows = 1 if config.vae_slicing else config.rows_per_decode
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
             latents = torch.zeros(rows, *self.family.latent_shape, dtype=dtype)

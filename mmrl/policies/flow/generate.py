@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from PIL import Image
 from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -48,7 +50,7 @@ class Generator(Protocol):
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Finished latents -> PIL images."""
+    """Finished latents -> PIL images, or clips as bytes (frames, y, x, 3)."""
 
     def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]: ...
 
@@ -93,7 +95,7 @@ class LocalGenerator:
         else:
             trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
         images = host.decode(finished)
-        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates)
+        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, host.family.fps)
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,26 @@ class LocalDecoder:
 
     @in_span("decode")
     def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
-        """PIL images; raises ValueError where pixels are not finite."""
+        """PIL images or clips; raises ValueError where pixels are not finite."""
         family, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
-        for chunk in latents.split(self.host.config.decode_rows):
+        for chunk in latents.split(self.host.config.rows_per_decode):
             pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
                 raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
-            out += self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+            out += clips_of(pixels) if pixels.ndim == 5 else self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
         return out
+
+
+def clips_of(pixels: Float[Tensor, "n 3 frames y x"]) -> list[object]:
+    """Pixels in [-1, 1] as bytes (frames, y, x, 3), rounded as diffusers does; a clip of one frame is a PIL image."""
+    shown = ((pixels.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 4, 1)
+    arrays = list(shown.cpu().numpy())
+    return [Image.fromarray(clip[0]) for clip in arrays] if pixels.shape[2] == 1 else arrays
+
+
+def sample_of(drawn: object, fps: float | None) -> Sample:
+    """A sample with the picture or the clip that was drawn."""
+    return Sample(video=drawn, fps=fps) if isinstance(drawn, np.ndarray) else Sample(image=drawn)
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,8 @@ class Sampled:
 
     weights_version: int = 0
     """How many updates the weights had that drew them."""
+    fps: float | None = None
+    """Frames per second of clips."""
 
     @property
     def action_mask(self) -> Bool[Tensor, "n t"]:
@@ -149,10 +165,10 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
     sample_ids: list[int] = []
     for part in sampled:
         owners = [request for request in part.requests for _ in range(request.count)]
-        for request, image in zip(owners, part.images, strict=True):
+        for request, drawn in zip(owners, part.images, strict=True):
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
-            samples[request.group_id].append(Sample(image=image))
+            samples[request.group_id].append(sample_of(drawn, part.fps))
     layouts = [part.trajectory.layout for part in sampled]
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
     trace = join([part.trace for part in sampled])

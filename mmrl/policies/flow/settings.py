@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, CountOrNone, Factor, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Factor, Positive, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
 
@@ -28,8 +28,15 @@ class FlowPolicyConfig:
     source_fit: Fit = "resize"
     """Of editors: how a picture of another shape comes to that size. resize: stretched; crop: its middle; pad: all of it, with
     white at two sides."""
+    frames: Count = 1
+    """Frames of a clip, 1 = pictures; Wan draws 4k + 1 of them (5, 33, 81), and a single one as a picture."""
+    fps: Positive | None = None
+    """Frames per second at which clips are shown and rewarded; None = as the model was taught (Wan 16, Wan 2.2 5B 24)."""
     guidance: Factor | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""
+    late_guidance: Factor | None = None
+    """Of the second network of a model with two (Wan 2.2 A14B), which draws the end of the way; None = as guidance, or 3 where that
+    is None too."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32.
     Latents, steps and log-probabilities are float32 always."""
@@ -45,8 +52,8 @@ class FlowPolicyConfig:
     equal_forwards: bool = False
     """Fill every forward up to forward_rows and every prompt to max_prompt_tokens, so that sampling and training run the same
     kernels: in bfloat16 ratios then start much nearer to 1."""
-    decode_rows: Count = 16
-    """Images decoded side by side."""
+    decode_rows: Count | None = None
+    """Images or clips decoded side by side; None = 16 images, or one clip, since a clip takes as much memory as all its frames."""
     vae_slicing: bool = False
     """Decode them one by one."""
     vae_tiling: bool = False
@@ -75,6 +82,11 @@ class FlowPolicyConfig:
     """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False
     """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with some 3 digits; for dtype = float32 alone."""
+
+    @property
+    def rows_per_decode(self) -> int:
+        """Images or clips that are decoded side by side."""
+        return self.decode_rows or (16 if self.frames == 1 else 1)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -76,8 +76,11 @@ class FlowFamily:
     """Each condition holds what guidance leads away from; see `negative`."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
+    draws_clips: ClassVar[bool] = False
+    """May policy.frames be above 1?"""
 
     def __post_init__(self) -> None:
+        refuse_clips(self.settings, type(self))
         step = self.scale * self.patch
         for name in ("height", "width"):
             if getattr(self, name) % step:
@@ -101,6 +104,7 @@ class FlowFamily:
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
+        refuse_clips(settings, cls)
 
     @classmethod
     def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
@@ -156,6 +160,11 @@ class FlowFamily:
     def image_tokens(self) -> int:
         *_, height, width = self.latent_shape
         return (height // self.patch) * (width // self.patch)
+
+    @property
+    def fps(self) -> float | None:
+        """Frames per second of clips."""
+        return self.settings.fps
 
     @property
     def default_guidance(self) -> float:
@@ -268,6 +277,12 @@ class FlowFamily:
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         return vae.decode(latents, return_dict=False)[0]
+
+
+def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
+    """Raise ValueError for clips by a model of pictures."""
+    if settings.frames != 1 and not family.draws_clips:
+        raise ValueError(f"policy.frames is {settings.frames}, but this model draws pictures: set it to 1, or take a Wan for clips")
 
 
 def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:

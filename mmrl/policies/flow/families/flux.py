@@ -52,7 +52,7 @@ class Flux(FlowFamily):
 
     def _places(self, x: Tensor) -> Float[Tensor, "tokens 3"]:
         """Row and column of every token; the first number is 0 in text-to-image."""
-        _, h, w = self.latent_shape
+        *_, h, w = self.latent_shape
         rows, columns = (torch.arange(side // 2, device=x.device, dtype=x.dtype) for side in (h, w))
         grid = torch.cartesian_prod(rows, columns).view(-1, 2)
         return torch.cat([grid.new_zeros(len(grid), 1), grid], 1)

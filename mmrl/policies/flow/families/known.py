@@ -9,6 +9,7 @@ from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
+from mmrl.policies.flow.families.wan import Wan
 from mmrl.policies.flow.families.z_image import ZImage
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 
@@ -24,6 +25,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "QwenImageEditPlusPipeline": QwenImageEdit,
+    "WanPipeline": Wan,
 }
 """Class of a diffusers pipeline -> its family."""
 

@@ -58,7 +58,7 @@ class QwenImage(FlowFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
-        _, h, w = self.latent_shape
+        *_, h, w = self.latent_shape
         return transformer(
             hidden_states=x,
             timestep=timesteps / 1000,

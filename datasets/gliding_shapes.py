@@ -1,0 +1,35 @@
+"""Captions of coloured shapes that move, to draw clips from: "a red circle moves left". No download.
+
+Four colours, three shapes and four ways make 48 captions; a quarter of them, in which every colour, shape and way occurs
+equally often, is held out. Columns: colour, shape, way. For the reward `gliding_shapes`. Licence: Apache-2.0.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmrl import Prompt
+from mmrl.core.ranges import Count, Seed
+from mmrl.data.gliding import HELD_OUT, TRAIN
+
+SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
+
+
+def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Sequence[Prompt]:
+    """All captions of a split, in an order that the seed decides.
+
+    Args:
+        split: train or held_out.
+        size: only the first so many; None: all.
+        seed: of the order.
+
+    Raises:
+        ValueError: no such split, or more captions than it has.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"data.split is {split!r}: choose one of {', '.join(SPLITS)}")
+    glides = SPLITS[split]
+    if size is not None and not 0 <= size <= len(glides):
+        raise ValueError(f"data.size is {size}, but the split {split!r} has {len(glides)} captions: leave it out to take all")
+    order = np.random.default_rng(seed).permutation(len(glides))[:size]
+    return [Prompt("-".join(glides[i]), glides[i].caption, columns=glides[i]._asdict()) for i in order.tolist()]

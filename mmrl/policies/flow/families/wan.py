@@ -1,0 +1,177 @@
+"""Wan 2.1 and 2.2, text to video: UMT5's tokens with zeros after the prompt, and latents with a dimension of time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.flow.path import velocity_with_guidance
+from mmrl.flow.sigmas import Spacing, spacing_of
+from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.experts import Experts
+from mmrl.policies.flow.settings import FlowPolicyConfig
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
+LATE_GUIDANCE = 3.0
+"""Usual guidance of the second expert of Wan 2.2 A14B; the first has 4."""
+
+
+@dataclass(frozen=True)
+class Wan(FlowFamily):
+    """arXiv:2503.20314. Guidance 5 against the empty prompt. Latents are (n, c, f, h, w), f = (frames - 1) / 4 + 1.
+
+    Wan 2.2 A14B has two networks, each with an adapter: one draws while the time is above `boundary_ratio`, the other one from
+    there on, with guidance 4 and 3. Not supported: prompts with a picture, the negative prompt of Wan's own demonstration.
+    """
+
+    usual_guidance = 5.0
+    usual_prompt_tokens = 512
+    lora_targets = ATTENTION + FEED_FORWARD
+    networks = ("transformer", "transformer_2")
+    schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
+    draws_clips = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_frames(self.settings.frames, self.frames_per_latent)
+
+    @classmethod
+    def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
+        """The autoencoder's config tells which frames and sides there are; the index, whether there are two experts."""
+        super().refuse(index, settings)
+        two = index.get("boundary_ratio") is not None
+        if settings.late_guidance is not None and not two:
+            raise ValueError(
+                f"policy.late_guidance is {settings.late_guidance:g}, but policy.model {settings.model!r} has one network for all "
+                "times: leave it out, and set policy.guidance"
+            )
+        if settings.late_guidance is not None and settings.guidance == 1:
+            raise ValueError(
+                "policy.guidance is 1, which draws in one pass, so policy.late_guidance cannot be had: set guidance above 1 or "
+                "leave late_guidance out"
+            )
+        library, name = index["vae"]
+        try:
+            vae = getattr(import_module(library), name).load_config(settings.model, subfolder="vae")
+        except OSError:
+            return
+        check_frames(settings.frames, int(vae.get("scale_factor_temporal", 4)))
+        check_sides(settings, int(vae.get("scale_factor_spatial", 8)))
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, or both experts as one module."""
+        found = list(self.trained.values())
+        return found[0] if self.boundary is None else Experts(*found, self.boundary)
+
+    def split(self, network: nn.Module) -> dict[str, nn.Module]:
+        return dict(zip(self.networks, [network.early, network.late] if isinstance(network, Experts) else [network], strict=False))
+
+    @property
+    def boundary(self) -> float | None:
+        ratio = self.pipeline.config.boundary_ratio
+        return None if ratio is None else ratio * self.pipeline.scheduler.config.num_train_timesteps
+
+    @property
+    def scale(self) -> int:
+        return int(self.pipeline.vae.config.scale_factor_spatial)
+
+    @property
+    def frames_per_latent(self) -> int:
+        """Frames of a latent after the first, which is one frame."""
+        return int(self.pipeline.vae.config.scale_factor_temporal)
+
+    @property
+    def patch(self) -> int:
+        return int(self.config.patch_size[1])
+
+    @property
+    def fps(self) -> float:
+        """24 for Wan 2.2 5B, 16 for the others, as their makers save clips."""
+        return self.settings.fps or (24.0 if self.pipeline.config.expand_timesteps else 16.0)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        latents = (self.settings.frames - 1) // self.frames_per_latent + 1
+        return (int(self.pipeline.vae.config.z_dim), latents, self.height // self.scale, self.width // self.scale)
+
+    @property
+    def image_tokens(self) -> int:
+        return self.latent_shape[1] * super().image_tokens
+
+    @property
+    def default_guidance(self) -> float:
+        return self.usual_guidance if self.boundary is None else 4.0
+
+    @property
+    def late_guidance(self) -> float | None:
+        """Guidance below the boundary; None: the same as above it."""
+        chosen = self.settings
+        usual = LATE_GUIDANCE if chosen.guidance is None else None
+        return None if self.boundary is None else usual if chosen.late_guidance is None else chosen.late_guidance
+
+    def guide(
+        self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
+    ) -> Float[Tensor, "n ..."]:
+        """With two experts, every row has the guidance of the one that draws it."""
+        late, boundary = self.late_guidance, self.boundary
+        if late is None or boundary is None:
+            return velocity_with_guidance(conditional, unconditional, scale)
+        scales = torch.where(timesteps >= boundary, scale, late)
+        return velocity_with_guidance(conditional, unconditional, scales)
+
+    def spacing(self) -> Spacing:
+        """The pipeline leaves its steps to the scheduler, which takes them from a shifted table."""
+        return spacing_of(self.pipeline.scheduler.config)
+
+    def pack(self, latents: Float[Tensor, "n c f h w"]) -> Tensor:
+        return latents
+
+    def unpack(self, x: Tensor) -> Float[Tensor, "n c f h w"]:
+        return x
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _ = self.pipeline.encode_prompt(
+            text, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens, device=device
+        )
+        return {"embeds": embeds[0].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        return {"embeds": torch.zeros(self.prompt_tokens, self.config.text_dim, dtype=dtype)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        """Where the pipeline expands timesteps (Wan 2.2 5B), every token is given its own, and here they are all alike."""
+        if self.pipeline.config.expand_timesteps:
+            timesteps = timesteps[:, None].expand(-1, self.image_tokens)
+        return transformer(hidden_states=x, timestep=timesteps, encoder_hidden_states=prompts["embeds"], return_dict=False)[0]
+
+    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
+        vae = self.pipeline.vae
+        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+        return vae.decode(latents * std + mean, return_dict=False)[0]
+
+
+def check_frames(frames: int, per_latent: int) -> None:
+    """Raise ValueError unless the autoencoder can make so many frames."""
+    if (frames - 1) % per_latent:
+        below = (frames - 1) // per_latent * per_latent + 1
+        raise ValueError(
+            f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or {below + per_latent}"
+        )
+
+
+def check_sides(settings: FlowPolicyConfig, scale: int) -> None:
+    """Raise ValueError for sides that the autoencoder cannot make; the transformer's patches come later."""
+    for name, side in (("height", settings.height), ("width", settings.width)):
+        if side % scale:
+            raise ValueError(f"policy.{name} is {side}, but this model draws multiples of {scale} pixels: choose such a size")

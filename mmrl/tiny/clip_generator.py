@@ -1,0 +1,310 @@
+"""A Wan pipeline of the real classes with some 3 M weights, taught on this machine to draw small clips.
+
+    x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
+
+A UMT5 text encoder, an autoencoder and a transformer are trained from nothing on clips and captions that `Clips` makes up. The
+transformer sees a whole latent frame as one token. Source of the classes: Wan, arXiv:2503.20314.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mmrl.core.cache import cache_folder, note_new, note_use
+from mmrl.core.repeating import bit_for_bit
+from mmrl.tiny import pipelines, plain_clips
+from mmrl.tiny.pipelines import diffusers_object, scheduler, t5_tokenizer
+from mmrl.tiny.plain_clips import pass_clips
+from mmrl.tiny.vlms import HubObject
+
+Progress = Callable[[int, int, float], None]
+"""Called with the step (from 1), the number of steps, and the loss; steps of the autoencoder and of the transformer."""
+Note = Callable[[int, float], None]
+PATCH, FRAMES_PER_LATENT = 2, 2
+"""Of the autoencoder: pixels of a patch along a side, and frames of a latent after the first."""
+
+
+@runtime_checkable
+class Clips(Protocol):
+    """Endless clips with captions. A frozen dataclass: its fields and its file are part of the cached model's name."""
+
+    @property
+    def side(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def words(self) -> Sequence[str]:
+        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
+        ...
+
+    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """Clips (size, frames, side, side, 3) and their captions."""
+        ...
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """The settings by which a clip generator is built and taught."""
+
+    data: Clips
+    name: str = "glides"
+    """The name of the cached folder."""
+    seed: int = 0
+    pool: int = 3072
+    """Clips drawn once and learned from again and again."""
+    batch_size: int = 64
+    vae_steps: int = 250
+    vae_batch_size: int = 8
+    vae_lr: float = 3e-3
+    vae_pool: int = 1024
+    """Clips that the autoencoder learns from."""
+    steps: int = 1200
+    lr: float = 1e-3
+    """AdamW, 50 steps of warm-up, then a cosine down to a hundredth."""
+    unlabelled: float = 0.1
+    """Share of clips learned without caption, for guidance."""
+    halvings: int = 3
+    """The autoencoder makes frames 2^halvings times smaller along both sides."""
+    vae_channels: int = 16
+    latents: int = 12
+    """Channels of a latent."""
+    layers: int = 3
+    heads: int = 8
+    """Attention heads of 32 dimensions each."""
+    feed_forward: int = 512
+    text_width: int = 64
+    max_tokens: int = 8
+    """The longest caption, its end included."""
+
+    def __post_init__(self) -> None:
+        if self.data.side % 2**self.halvings or (self.data.frames - 1) % FRAMES_PER_LATENT:
+            raise ValueError(
+                f"clips of {self.data.frames} frames of {self.data.side} pixels cannot be cut into latents of "
+                f"{FRAMES_PER_LATENT} frames and {2**self.halvings} pixels: change frames, side or halvings"
+            )
+
+
+@bit_for_bit()
+def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
+    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
+
+    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
+
+    Args:
+        settings: data, sizes, optimizers.
+        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
+        progress: called after every step.
+    """
+    folder = cache_folder() / f"tiny-{settings.name}-{fingerprint(settings)}" if folder is None else folder
+    if (folder / "model_index.json").exists():
+        return note_use(folder)
+    pipeline = build(settings)
+    teach(pipeline, settings, progress)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        pipeline.save_pretrained(unfinished)
+        unfinished.chmod(0o755)
+        unfinished.rename(folder)
+    except OSError:
+        # another process finished the same folder first
+        if not (folder / "model_index.json").exists():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return note_new(folder)
+
+
+def fingerprint(settings: WarmStart) -> str:
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
+    kind = type(settings.data)
+    digest = hashlib.sha256(json.dumps([kind.__qualname__, asdict(settings)], sort_keys=True).encode())
+    for file in (__file__, plain_clips.__file__, pipelines.__file__, inspect.getfile(kind)):
+        digest.update(Path(file).read_bytes())
+    digest.update(f"{version('torch')} {version('diffusers')} {version('transformers')}".encode())
+    return digest.hexdigest()[:12]
+
+
+def build(settings: WarmStart) -> HubObject:
+    """The untaught WanPipeline."""
+    from tokenizers import AddedToken
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    tokenizer, width = t5_tokenizer(), settings.text_width
+    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in settings.data.words])
+    text = UMT5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        pipeline = diffusers_object(
+            "WanPipeline",
+            tokenizer=tokenizer,
+            text_encoder=UMT5EncoderModel(text),
+            transformer=_transformer(settings),
+            vae=_autoencoder(settings),
+            scheduler=scheduler(shift=1.0),
+        )
+    for part in (pipeline.vae, pipeline.transformer, pipeline.text_encoder):
+        part.eval()
+    return pipeline
+
+
+def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
+    """Train first the autoencoder, then transformer and text encoder together on its latents."""
+    drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
+    clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+    total = settings.vae_steps + settings.steps
+
+    def note(step: int, loss: float) -> None:
+        if progress is not None:
+            progress(step, total, loss)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed + 1)
+        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, note)
+        latents = encode_clips(pipeline.vae, clips)
+        teach_transformer(pipeline, latents, captions, settings, lambda step, loss: note(settings.vae_steps + step, loss))
+
+
+def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
+    """Minimize the mean squared error of clips from slightly noisy latents; then latents are given mean 0 and deviation 1."""
+    for step, learn in _updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps):
+        chosen = clips[torch.randint(len(clips), (settings.vae_batch_size,))]
+        z = vae.encode(chosen).latent_dist.mode()
+        out = decode_beyond(vae, z + 0.1 * torch.randn_like(z))
+        # Without the second term latents may grow until the noise does not matter.
+        loss = (out - chosen).square().mean() + 0.01 * z.square().mean()
+        learn(loss)
+        note(step + 1, loss.item())
+    with torch.no_grad():
+        z = torch.cat([vae.encode(chunk).latent_dist.mode() for chunk in clips[:512].split(64)])
+    mean, std = z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4)).clamp(min=1e-3)
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
+
+
+def decode_beyond(vae: HubObject, z: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
+    """`vae.decode` without its last cut to [-1, 1], through which no gradient comes back."""
+    from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+    vae.clear_cache()
+    x, out = vae.post_quant_conv(z), list[Tensor]()
+    for frame in range(z.shape[2]):
+        places = [0]
+        # only the first frame may be told that it is: diffusers' blocks count on the default elsewhere
+        first = {"first_chunk": True} if frame == 0 else {}
+        out.append(vae.decoder(x[:, :, frame : frame + 1], feat_cache=vae._feat_map, feat_idx=places, **first))
+    vae.clear_cache()
+    return unpatchify(torch.cat(out, 2), patch_size=PATCH)
+
+
+def teach_transformer(
+    pipeline: HubObject, latents: Float[Tensor, "n c f h w"], captions: Sequence[str], settings: WarmStart, note: Note
+) -> None:
+    """Learn the velocity noise - data at times whose logit is normal."""
+    texts = list(dict.fromkeys(["", *captions]))
+    index = torch.tensor([texts.index(caption) for caption in captions])
+    weights = [weight for part in (pipeline.transformer, pipeline.text_encoder) for weight in part.parameters()]
+    size = settings.batch_size
+    for step, learn in _updates(weights, settings.lr, settings.steps):
+        rows = torch.randint(len(latents), (size,))
+        written = torch.where(torch.rand(size) < settings.unlabelled, 0, index[rows])
+        used, places = written.unique(return_inverse=True)
+        embeds = encode_captions(pipeline, [texts[i] for i in used.tolist()], settings.max_tokens)
+        sigma, noise = torch.randn(size).sigmoid(), torch.randn_like(latents[rows])
+        level = sigma[:, None, None, None, None]
+        velocity = pipeline.transformer(
+            hidden_states=(1 - level) * latents[rows] + level * noise,
+            timestep=1000 * sigma,
+            encoder_hidden_states=embeds[places],
+            return_dict=False,
+        )[0]
+        loss = (velocity - (noise - latents[rows])).square().mean()
+        learn(loss)
+        note(step + 1, loss.item())
+
+
+def encode_captions(pipeline: HubObject, captions: Sequence[str], length: int) -> Float[Tensor, "n t d"]:
+    """Prompts as the pipeline encodes them, zeros after the text, with a gradient."""
+    found = pipeline.tokenizer(list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    hidden = pipeline.text_encoder(found.input_ids, found.attention_mask).last_hidden_state
+    return hidden * found.attention_mask[..., None]
+
+
+@torch.no_grad()
+def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Tensor, "n c f h w"]:
+    """Latents as the transformer sees them."""
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
+    return torch.cat([(vae.encode(chunk).latent_dist.mode() - mean) / std for chunk in clips.split(64)])
+
+
+def _updates(weights: Sequence[nn.Parameter], lr: float, steps: int) -> Iterator[tuple[int, Callable[[Tensor], None]]]:
+    """Every step with the function that takes its loss: AdamW with warm-up and a falling cosine, gradients clipped at 1."""
+
+    def share(step: int) -> float:
+        return max(0.01, min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+    def learn(loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        rates.step()
+
+    for step in range(steps):
+        yield step, learn
+
+
+def _transformer(settings: WarmStart) -> HubObject:
+    side = settings.data.side // 2**settings.halvings
+    return diffusers_object(
+        "WanTransformer3DModel",
+        patch_size=(1, side, side),
+        num_attention_heads=settings.heads,
+        attention_head_dim=32,
+        in_channels=settings.latents,
+        out_channels=settings.latents,
+        text_dim=settings.text_width,
+        freq_dim=64,
+        ffn_dim=settings.feed_forward,
+        num_layers=settings.layers,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+        rope_max_seq_len=32,
+    )
+
+
+def _autoencoder(settings: WarmStart) -> HubObject:
+    """Patches of 2 x 2 pixels as in Wan 2.2; time is halved once, at the last halving of space."""
+    vae = diffusers_object(
+        "AutoencoderKLWan",
+        base_dim=settings.vae_channels,
+        z_dim=settings.latents,
+        dim_mult=[1] * settings.halvings,
+        num_res_blocks=1,
+        temperal_downsample=[*[False] * (settings.halvings - 2), True],
+        in_channels=3 * PATCH**2,
+        out_channels=3 * PATCH**2,
+        patch_size=PATCH,
+        latents_mean=[0.0] * settings.latents,
+        latents_std=[1.0] * settings.latents,
+        scale_factor_temporal=FRAMES_PER_LATENT,
+        scale_factor_spatial=2**settings.halvings,
+    )
+    pass_clips(vae)
+    return vae
