@@ -102,6 +102,14 @@ def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
     return np.stack([np.asarray(frame) for frame in frames])
 
 
+def change_of(clip: NDArray[np.uint8]) -> float:
+    """The mean difference of neighbouring frames, as a share of a pixel's range; 0 for a still clip or a single frame."""
+    if len(clip) < 2:
+        return 0.0
+    steps = [np.abs(after.astype(np.int16) - before).mean() for before, after in zip(clip, clip[1:], strict=False)]
+    return float(np.mean(steps)) / 255
+
+
 def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
     """At most `count` frames, evenly spread from the first to the last, as pictures in RGB.
 

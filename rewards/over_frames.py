@@ -1,0 +1,86 @@
+"""A picture reward over the frames of a clip: the mean, the least or the first of their scores.
+
+    r = mean_k f(frame_k)    |    min_k f(frame_k)    |    f(frame_1)
+
+The frames are spread evenly from the first to the last. A picture reward does not see movement, and a still clip of its favourite
+picture would win: a clip whose neighbouring frames differ by less than `least_change` gets the lowest score of its group. Parts:
+change (mean difference of neighbouring frames, in the range of a pixel), lowest, highest, and the mean of the reward's own parts.
+
+Modality: video
+Needs: picture (a reward of pictures, `picture = { use = "pick_score" }`)
+Range: that of the picture reward
+Source: mean as in Flow-Factory (arXiv:2602.12529) and Flow-GRPO's OCR of clips (arXiv:2505.05470), first as in UniRL; still clips: own
+Licence: own code Apache-2.0; the picture reward's see there
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mmrl import Group, Sample, Scored
+from mmrl.core.loops import wait_for
+from mmrl.core.ranges import Count, Share, check_ranges
+from mmrl.serving.media import change_of, clip_of, frames_of
+
+
+@dataclass(frozen=True)
+class OverFrames:
+    """A picture reward's score of a clip. ValueError for samples without a clip."""
+
+    picture: Any
+    """A reward of pictures: `picture.use = "pick_score"`, with its own settings beside."""
+    frames: Count = 4
+    """At most so many frames of each clip are scored; over = "first" takes one."""
+    over: Literal["mean", "min", "first"] = "mean"
+    """How the scores of frames become one."""
+    least_change: Share = 0.002
+    """Clips that change less from frame to frame are still; 0: none is."""
+    shows = "image"
+
+    __post_init__ = check_ranges
+
+    def to(self, device: str) -> None:
+        if hasattr(self.picture, "to"):
+            self.picture.to(device)
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        count = 1 if self.over == "first" else self.frames
+        shown = [frames_of(sample, count, group.prompt.id) for sample in group.samples]
+        answers = iter(_ask(self.picture, replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))))
+        found = [self._reduce([next(answers) for _ in own]) for own in shown]
+        known = [one.value for one in found if one is not None and one.value is not None]
+        scored: list[float | Scored | None] = []
+        for sample, one in zip(group.samples, found, strict=True):
+            change = change_of(clip_of(sample, group.prompt.id))
+            if one is None or one.value is None:
+                scored.append(None)
+                continue
+            value = min(known) if change < self.least_change else one.value
+            scored.append(Scored(value, {**one.parts, "change": change}))
+        return scored
+
+    def _reduce(self, answers: Sequence[float | Scored | None]) -> Scored | None:
+        """The score of one clip; None where the reward does not apply to one of its frames."""
+        given = [answer if isinstance(answer, Scored) else Scored(answer) for answer in answers]
+        values = [answer.value for answer in given if answer.value is not None]
+        if len(values) < len(given):
+            return None
+        parts = {name: float(np.mean([one.parts[name] for one in given if name in one.parts])) for name in given[0].parts}
+        value = min(values) if self.over == "min" else float(np.mean(values))
+        return Scored(value, {**parts, "lowest": min(values), "highest": max(values)})
+
+
+def _ask(picture: Any, group: Group) -> list[float | Scored | None]:
+    answers = picture(group)
+    if inspect.isawaitable(answers):
+        answers = wait_for(answers)
+    found = list(answers)
+    if len(found) != len(group.samples):
+        raise ValueError(
+            f"the picture reward answered {len(found)} values for {len(group.samples)} frames of prompt {group.prompt.id!r}: "
+            "let it return one per sample"
+        )
+    return found
