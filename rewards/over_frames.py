@@ -9,7 +9,7 @@ change (mean difference of neighbouring frames, in the range of a pixel), lowest
 Modality: video
 Needs: picture (a reward of pictures, `picture = { use = "pick_score" }`)
 Range: that of the picture reward
-Source: mean as in Flow-Factory (arXiv:2602.12529) and Flow-GRPO's OCR of clips (arXiv:2505.05470), first as in UniRL; still clips: own
+Source: mean as in Flow-GRPO's OCR of clips (arXiv:2505.05470) and in Flow-Factory, first as in UniRL; still clips: own
 Licence: own code Apache-2.0; the picture reward's see there
 """
 

@@ -16,6 +16,7 @@ Source: own; the flow is Farneback's (2003), as OpenCV has it
 Licence: own code Apache-2.0; OpenCV Apache-2.0
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class SmoothMotion:
             raise ValueError(f"a clip of prompt {prompt_id!r} has {len(clip)} frames: evenness needs 3, so raise policy.frames")
         change = {"change": change_of(clip)}
         frames = [_grey(frame, self.side) for frame in clip]
-        flows = [_flow(a, b) for a, b in zip(frames, frames[1:], strict=False)]
+        flows = [_flow(a, b) for a, b in itertools.pairwise(frames)]
         speeds = [np.linalg.norm(flow, axis=-1) for flow in flows]
         masks = [speed >= np.quantile(speed, 1 - self.moving) for speed in speeds]
         speed = float(np.mean([one[own].mean() for one, own in zip(speeds, masks, strict=True)]))

@@ -3,6 +3,7 @@
 import base64
 import io
 from pathlib import Path
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -106,7 +107,7 @@ def change_of(clip: NDArray[np.uint8]) -> float:
     """The mean difference of neighbouring frames, as a share of a pixel's range; 0 for a still clip or a single frame."""
     if len(clip) < 2:
         return 0.0
-    steps = [np.abs(after.astype(np.int16) - before).mean() for before, after in zip(clip, clip[1:], strict=False)]
+    steps = [np.abs(after.astype(np.int16) - before).mean() for before, after in itertools.pairwise(clip)]
     return float(np.mean(steps)) / 255
 
 

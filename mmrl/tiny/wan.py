@@ -1,7 +1,7 @@
 """Wan pipelines of the real classes with some 0.05 M random weights: one network, a time per token, or two experts.
 
-Clips are small multiples of 16 pixels (32 for `wan_5b`) with 4k + 1 frames: the autoencoders halve both sides three times and time
-twice.
+Clips are small multiples of 16 pixels (32 for `wan_5b`) with 4k + 1 frames: the autoencoders halve both sides three times and
+time twice.
 """
 
 from mmrl.tiny.pipelines import diffusers_object, scheduler, t5_tokenizer
@@ -25,7 +25,9 @@ def wan_a14b() -> HubObject:
 
 def wan_5b() -> HubObject:
     """A Wan 2.2 5B: every token has a time, and the autoencoder takes patches of 2 x 2 pixels."""
-    return pipeline(vae=autoencoder(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16), expand_timesteps=True)
+    return pipeline(
+        vae=autoencoder(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16), expand_timesteps=True
+    )
 
 
 def pipeline(**parts: object) -> HubObject:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.types import Group
+from mmrl.core.types import Group, Sample
 
 SIDE = 32
 """Pictures are compared at this many pixels a side: what differs is then what is drawn, not its grain."""
@@ -18,16 +18,16 @@ SIDE = 32
 def diversity(groups: Sequence[Group]) -> list[float]:
     """The mean over pairs of pictures of the root mean square difference of colours in [0, 1], of every group with two or more.
 
-    Outputs without a picture's interface (arrays of a policy of one's own) are not compared.
+    Clips are compared by their middle frames. Other outputs without a picture's interface are not compared.
     """
-    drawn = [[sample.image for sample in group.samples if hasattr(sample.image, "convert")] for group in groups]
-    return [mean_distance(torch.stack([thumbnail(image) for image in images])) for images in drawn if len(images) > 1]
+    drawn = [[small for sample in group.samples if (small := look_of(sample)) is not None] for group in groups]
+    return [mean_distance(torch.stack(looks)) for looks in drawn if len(looks) > 1]
 
 
 def first_pictures(groups: Sequence[Group]) -> list[tuple[str, Tensor]]:
     """Prompt id and small colours of every group's first picture, for `apart`."""
-    found = [(group.prompt.id, [sample.image for sample in group.samples]) for group in groups]
-    return [(prompt, thumbnail(images[0])) for prompt, images in found if images and hasattr(images[0], "convert")]
+    found = [(group.prompt.id, look_of(group.samples[0])) for group in groups if group.samples]
+    return [(prompt, look) for prompt, look in found if look is not None]
 
 
 def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
@@ -66,6 +66,18 @@ def sameness(texts: Sequence[tuple[str, bytes]]) -> float | None:
     pairs -= sum(count**2 for count in Counter(prompt for prompt, _ in texts).values())
     alike -= sum(count**2 for count in Counter(texts).values())
     return alike / pairs if pairs else None
+
+
+def look_of(sample: Sample) -> Float[Tensor, " d"] | None:
+    """The picture of a sample, or the middle frame of its clip, as small colours; None for other outputs."""
+    if hasattr(sample.image, "convert"):
+        return thumbnail(sample.image)
+    if getattr(sample.video, "ndim", 0) != 4 or not len(sample.video):
+        return None
+    frame = torch.as_tensor(sample.video[len(sample.video) // 2]).float().permute(2, 0, 1) / 255
+    height, width = (min(SIDE, side) for side in frame.shape[1:])
+    small = torch.nn.functional.adaptive_avg_pool2d(frame, (height, width))
+    return small.permute(1, 2, 0).flatten()
 
 
 def thumbnail(image: Any) -> Float[Tensor, " d"]:

@@ -14,7 +14,7 @@ from mmrl.app.modality.prompt_view import prompt_view
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
-from mmrl.app.run.sample_files import digest, image_bytes
+from mmrl.app.run.sample_files import digest, image_bytes, strip_of
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.types import Group, Request, Sample
 from mmrl.training.checkpoint import Checkpoints
@@ -210,8 +210,9 @@ def sample_verdicts(
             continue
         line = noted.get((drawn.group.id, i))
         text = [f"    {part}" for part in (sample.text or "").splitlines()]
-        if isinstance(sample.image, Image.Image) and out is not None:
-            text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', sample.image)}")
+        shown = sample.image if sample.video is None else strip_of(sample.video)
+        if isinstance(shown, Image.Image) and out is not None:
+            text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', shown)}")
         if drawn.scores:
             text.append(f"    scored again: {drawn.scores[i]}")
         if line is not None:
@@ -241,11 +242,19 @@ def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
     if line.get("digest") is not None:
         if line["digest"] == digest(sample):
             return Verdict(True, "identical to what the run noted")
-        where = "in tokens that read alike" if sample.text is not None else first_pixel(line["image"], sample.image, run)
-        return Verdict(False, f"differs {where}")
+        return Verdict(False, f"differs {first_difference(sample, line, run)}")
     if sample.text is not None:
         return Verdict(True, "the same text as the run noted")
     return Verdict(None, "the run noted nothing that could be compared")
+
+
+def first_difference(sample: Sample, line: Line, run: RunDir) -> str:
+    """Where a sample whose digest is another one begins to differ."""
+    if sample.text is not None:
+        return "in tokens that read alike"
+    if sample.video is not None:
+        return "in some frames (the run kept a strip of few, too few to say which)"
+    return first_pixel(line["image"], sample.image, run)
 
 
 def first_letter(was: str, now: str) -> str:

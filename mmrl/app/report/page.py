@@ -39,6 +39,8 @@ from mmrl.app.run.trackers import duration, is_reward
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
 NUM_EXTREMES = 4
+MOST_CLIP_BYTES = 400_000
+"""Of a clip inside the page; larger ones stay beside the samples, and the page shows their strips."""
 MAX_FILES = 40
 """Samples files read for a curve; of more, so many are picked evenly."""
 DIVERSITY = ("train/diversity", "eval/diversity")
@@ -70,6 +72,8 @@ class Picture:
     predicted: list[Rectangle] = field(default_factory=list)
     film: "Film | None" = None
     """What is drawn under the strip of a clip."""
+    clip: str = ""
+    """A data URI of the clip itself, where there is one of at most MOST_CLIP_BYTES."""
 
     @property
     def small(self) -> bool:
@@ -196,9 +200,17 @@ def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Pict
     if row is not None and row.spans is not None and media["kind"] == "video":
         return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans))
     if row is None or size is None or media["kind"] != "picture":
-        return Picture(source, media["width"], media["height"], media["kind"])
+        return Picture(source, media["width"], media["height"], media["kind"], clip=clip_source(data, media))
     truth, predicted = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in (row.truth, row.predicted))
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
+
+
+def clip_source(data: RunData, media: Mapping[str, Any]) -> str:
+    """The .mp4 file beside a strip as a data URI; empty where there is none, or it is too large for a page."""
+    file = data.run.samples / media["clip"] if media.get("clip") else None
+    if file is None or not file.is_file() or file.stat().st_size > MOST_CLIP_BYTES:
+        return ""
+    return f"data:video/mp4;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def film(spans: Spans) -> Film:

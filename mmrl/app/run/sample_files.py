@@ -5,7 +5,7 @@ scores and status by reward name, truncated, role, answer, answer_boxes ([x1, y1
 box_space (how the completion's boxes are written), spans (true and predicted spans of time, null where the answer is none),
 columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares), media ({kind, file, width,
 height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in
-media, or null).
+media, or null; a video also has clip, its .mp4 file beside the strip).
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
+from mmrl.data.mp4 import write_once
 from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, Plan
@@ -81,17 +82,19 @@ def sample_lines(
                 "spans": answer_spans(prompt, sample),
                 "media_sizes": [list(size) for size in sample.media_sizes],
                 "image": None if sample.image is None else store(run, sample.image),
-                "video": None if sample.video is None else store(run, sample.video),
+                "video": None if sample.video is None else store_clip(run, sample),
             }
             row += 1
 
 
 def digest(sample: Sample) -> str | None:
-    """Equal where two samples have the same tokens, or the same picture pixel for pixel; None for what has neither."""
+    """Equal where two samples have the same tokens, or the same picture or clip pixel for pixel; None for what has neither."""
     if sample.token_ids is not None:
         data = repr(tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
         data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
+    elif isinstance(sample.video, np.ndarray):
+        data = repr(sample.video.shape).encode() + sample.video.tobytes()
     else:
         return None
     return hashlib.sha256(data).hexdigest()[:20]
@@ -146,6 +149,23 @@ def store(run: RunDir, media: object) -> Line:
     if not (run.media / name).exists():
         replace_bytes(run.media / name, data)
     return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
+
+
+def store_clip(run: RunDir, sample: Sample) -> Line:
+    """A generated video as a strip of frames, and beside it as an .mp4 file where its speed is known and its sides are even."""
+    stored = store(run, sample.video)
+    file = write_clip(run.media, sample)
+    return stored if file is None else stored | {"clip": f"media/{file.name}"}
+
+
+def write_clip(folder: Path, sample: Sample) -> Path | None:
+    """The .mp4 file of a sample's frames, named by its content and written once; None where they cannot be one."""
+    clip, fps = sample.video, sample.fps
+    if fps is None or not isinstance(clip, np.ndarray) or clip.dtype != np.uint8 or clip.shape[1] % 2 or clip.shape[2] % 2:
+        return None
+    rate = max(1, round(fps))
+    name = hashlib.sha256(repr((clip.shape, rate)).encode() + clip.tobytes()).hexdigest()[:20]
+    return write_once(folder / f"{name}.mp4", rate, lambda: clip)
 
 
 def frames_of(media: object) -> tuple[list[Image.Image], str]:
@@ -220,6 +240,12 @@ def strip(frames: Sequence[Image.Image]) -> Image.Image:
     for i, frame in enumerate(frames):
         sheet.paste(frame.convert("RGB").resize((width, height)), (i * (width + 2), 0))
     return sheet
+
+
+def strip_of(media: object) -> Image.Image | None:
+    """A strip of some frames of a video; None where there are none."""
+    frames, _ = frames_of(media)
+    return strip(frames) if frames else None
 
 
 def image_bytes(picture: Image.Image) -> tuple[bytes, str]:

@@ -112,7 +112,11 @@ class LocalDecoder:
             pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
                 raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
-            out += clips_of(pixels) if pixels.ndim == 5 else self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+            out += (
+                clips_of(pixels)
+                if pixels.ndim == 5
+                else self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
+            )
         return out
 
 

@@ -53,7 +53,7 @@ class FlowPolicyConfig:
     """Fill every forward up to forward_rows and every prompt to max_prompt_tokens, so that sampling and training run the same
     kernels: in bfloat16 ratios then start much nearer to 1."""
     decode_rows: Count | None = None
-    """Images or clips decoded side by side; None = 16 images, or one clip, since a clip takes as much memory as all its frames."""
+    """Images or clips decoded side by side; None = 16 images, or one clip, which takes as much memory as all its frames."""
     vae_slicing: bool = False
     """Decode them one by one."""
     vae_tiling: bool = False

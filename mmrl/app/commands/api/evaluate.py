@@ -94,7 +94,8 @@ def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
         modality = modality_of(config.policy)
         modality.check_prompts(config.policy, prompts)
         space = modality.box_space(config.policy)
-        rewards = RewardRunner([named_reward(*pair, space, modality) for pair in zip(config.reward, loaded, strict=True)])
+        output = modality.output_of(config.policy)
+        rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
         policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
         policy.prepare(accelerator)
         step = 0
