@@ -28,9 +28,9 @@ from mmrl.serving.media import change_of, clip_of, frames_of
 
 @dataclass(frozen=True)
 class OverFrames:
-    """A picture reward's score of a clip. ValueError for samples without a clip."""
+    """A picture reward's score of a clip. ValueError for samples without a clip, or without a picture reward."""
 
-    picture: Any
+    picture: Any = None
     """A reward of pictures: `picture.use = "pick_score"`, with its own settings beside."""
     frames: Count = 4
     """At most so many frames of each clip are scored; over = "first" takes one."""
@@ -47,6 +47,8 @@ class OverFrames:
             self.picture.to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
+        if self.picture is None:
+            raise ValueError('over_frames needs a reward of pictures: set picture.use, such as picture = { use = "pick_score" }')
         count = 1 if self.over == "first" else self.frames
         shown = [frames_of(sample, count, group.prompt.id) for sample in group.samples]
         answers = iter(_ask(self.picture, replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))))

@@ -39,9 +39,9 @@ _KNOWN: dict[tuple[object, ...], Mapping[str, float]] = {}
 class VideoAlign:
     """One of VideoAlign's scores. ValueError for a sample without a clip, or a checkout without its code."""
 
-    code: str
+    code: str = ""
     """Folder of a checkout of VideoAlign: its inference.py is imported."""
-    checkpoint: str
+    checkpoint: str = ""
     """Folder of the weights, with model_config.json."""
     score: Literal["VQ", "MQ", "TA", "Overall"] = "Overall"
     """Which of its scores counts; the others are parts."""
@@ -97,8 +97,14 @@ def _judge(code: str, checkpoint: str, device: str) -> Any:
     import torch
 
     folder = Path(code).expanduser()
-    if not (folder / "inference.py").is_file():
-        raise ValueError(f"video_align: {code!r} has no inference.py: set `code` to a checkout of KwaiVGI/VideoAlign")
+    if not code or not (folder / "inference.py").is_file():
+        raise ValueError(
+            f"video_align: code = {code!r} has no inference.py: set it to the folder of a checkout of KwaiVGI/VideoAlign"
+        )
+    if not (Path(checkpoint).expanduser() / "model_config.json").is_file():
+        raise ValueError(
+            f"video_align: checkpoint = {checkpoint!r} has no model_config.json: set it to the folder of VideoReward"
+        )
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return import_module("inference").VideoVLMRewardInference(checkpoint, device=device, dtype=torch.bfloat16)
