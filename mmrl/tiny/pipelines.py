@@ -25,6 +25,7 @@ from mmrl.tiny.pipeline_parts import (
 )
 from mmrl.tiny.tokenizer import qwen_tokenizer
 from mmrl.tiny.vlms import draw_weights
+from mmrl.tiny.wan import WAN_PIPELINES
 
 QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
@@ -169,4 +170,5 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
+    **WAN_PIPELINES,
 }

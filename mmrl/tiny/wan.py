@@ -4,7 +4,9 @@ Clips are small multiples of 16 pixels (32 for `wan_5b`) with 4k + 1 frames: the
 time twice.
 """
 
-from mmrl.tiny.pipelines import diffusers_object, scheduler, t5_tokenizer
+from collections.abc import Callable
+
+from mmrl.tiny.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.vlms import HubObject, Kwargs
 
 LATENTS = 4
@@ -76,3 +78,7 @@ def autoencoder(**settings: object) -> HubObject:
         "latents_std": [0.9, 1.1, 1.0, 1.2],
     }
     return diffusers_object("AutoencoderKLWan", **(usual | settings))
+
+
+WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": wan, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
+"""Name -> how it is built."""
