@@ -87,7 +87,8 @@ def model_card(
     data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights = "live"
 ) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
-    base, label, loading = config.policy.model, config.algorithm.label, modality_of(config.policy).loading
+    base, label, modality = config.policy.model, config.algorithm.label, modality_of(config.policy)
+    loading, draws_clips = modality.loading, modality.output_of(config.policy) == "video"
     shown = shown_name(base)
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     library = loading.adapter_library if adapter else loading.library
@@ -95,7 +96,7 @@ def model_card(
     lines = [
         "---",
         *front,
-        f"pipeline_tag: {loading.task}",
+        f"pipeline_tag: {'text-to-video' if draws_clips else loading.task}",
         "tags: [mmrl, reinforcement-learning]",
         "---",
         "",

@@ -151,12 +151,14 @@ class FlowModality:
         """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
         pipeline = policy.pipeline
         absent = [name for name, part in pipeline.components.items() if part is None]
+        further = list(policy.family.trained)[1:]
         named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
         return (
             "from diffusers import DiffusionPipeline",
             "",
             f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
             *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+            *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:

@@ -3,6 +3,7 @@
 Latents are four numbers each while it counts; the largest forward is then taken in full size through networks without weights.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -164,7 +165,12 @@ class DryGenerator:
 
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> Sampled:
         with self.log.rollout():
-            return self.inner.write(requests, sigma_plan)
+            sampled = self.inner.write(requests, sigma_plan)
+        trajectory = sampled.trajectory
+        states = {id(one): len(one) for one in (*trajectory.states, *trajectory.means)}
+        self.log.latents += sum(states.values()) + len(sampled.trace.latents)
+        self.log.samples += len(sampled.images)
+        return sampled
 
 
 @dataclass
@@ -261,6 +267,15 @@ class FlowDryRun:
     def parts_of_activations(self) -> Mapping[str, int]:
         """Nothing: latents are kept in the memory of the host."""
         return {}
+
+    def kept_on_host(self) -> Mapping[str, int]:
+        """The states and means of every step while a group is sampled, with what the trace keeps of them, and the samples' pixels."""
+        config, log = self.policy.config, self.log
+        pixels = 3 * config.frames * config.height * config.width
+        return {
+            "latents of a step's rollouts": 4 * math.prod(self.family.latent_shape) * log.latents,
+            "decoded samples": pixels * log.samples,
+        }
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

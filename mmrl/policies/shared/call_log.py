@@ -44,10 +44,15 @@ class CallLog:
     largest: dict[str, int] = field(default_factory=dict[str, int])
     """Phase -> positions of the largest piece of work."""
     generating: bool = False
+    latents: int = 0
+    """Of image generators: those that rollouts keep in the memory of the host."""
+    samples: int = 0
+    """Of image generators: those that are decoded."""
 
     def clear(self) -> None:
         """Begin again; counts that were handed out stay as they are."""
         self.counts, self.largest = {phase: CallCount() for phase in PHASES}, {}
+        self.latents = self.samples = 0
 
     @property
     def phase(self) -> str:
@@ -99,6 +104,10 @@ class DryRun(Protocol):
 
     def parts_of_activations(self) -> Mapping[str, int]:
         """The tensors that take much of them -> bytes."""
+        ...
+
+    def kept_on_host(self) -> Mapping[str, int]:
+        """Part -> bytes of a step's rollouts that stay in the memory of the host until they are trained on."""
         ...
 
 

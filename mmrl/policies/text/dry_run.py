@@ -208,6 +208,10 @@ class TextDryRun:
             found[phase] = live.peak
         return found
 
+    def kept_on_host(self) -> dict[str, int]:
+        """Nothing to speak of: token ids and log-probabilities."""
+        return {}
+
     def parts_of_activations(self) -> dict[str, int]:
         """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes.
 

@@ -282,7 +282,9 @@ class FlowFamily:
 def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
     """Raise ValueError for clips by a model of pictures."""
     if settings.frames != 1 and not family.draws_clips:
-        raise ValueError(f"policy.frames is {settings.frames}, but this model draws pictures: set it to 1, or take a Wan for clips")
+        raise ValueError(
+            f"policy.frames is {settings.frames}, but this model draws pictures: set it to 1, or take a Wan for clips"
+        )
 
 
 def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:

@@ -70,7 +70,9 @@ class Wan(FlowFamily):
         return found[0] if self.boundary is None else Experts(*found, self.boundary)
 
     def split(self, network: nn.Module) -> dict[str, nn.Module]:
-        return dict(zip(self.networks, [network.early, network.late] if isinstance(network, Experts) else [network], strict=False))
+        return dict(
+            zip(self.networks, [network.early, network.late] if isinstance(network, Experts) else [network], strict=False)
+        )
 
     @property
     def boundary(self) -> float | None:

@@ -1,0 +1,129 @@
+"""Clips through the commands: every Wan trains from a config, plans are counted, rewards of the other kind are refused."""
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from mmrl.app.commands import plan
+from mmrl.app.commands.export import export
+from mmrl.app.commands.train import run_training
+from mmrl.app.config import run as configs
+from mmrl.app.report.page import write_report
+from mmrl.app.run import build as building
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
+from tests.support.flow_runs import Make, with_preset
+
+METHODS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo")
+OVER = 'reward=[{use="over_frames", frames=2, picture={use="jpeg_size", scale=0.1}}]'
+CLIPS = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.max_prompt_tokens=12", "policy.lora.rank=2"]
+
+
+def frames_in(file: Path) -> tuple[np.ndarray, float]:
+    """The pictures of an .mp4 file, and how many it shows per second."""
+    with av.open(str(file)) as opened:
+        frames = [frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)]
+        return np.stack(frames), float(opened.streams.video[0].average_rate or 0)
+
+
+def of_wan(family: str, *words: str) -> list[str]:
+    """Overrides for clips of a tiny Wan, with guidance and an adapter."""
+    return [f"policy.model=tiny:{family}", "policy.guidance=2.0", *CLIPS, OVER, *words]
+
+
+@pytest.mark.parametrize("family", ["wan", "wan_5b", "wan_a14b"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_wan_takes_two_steps_of_every_method(make: Make, name: str, family: str):
+    """With guidance and an adapter; the ratio gate (1e-6) passes."""
+    job = build(with_preset(make, name, *of_wan(family)))
+    before = [weight.detach().clone() for weight in job.policy.parameters()]
+    for _ in range(2):
+        metrics = job.trainer.step()
+        assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/total"))
+        assert 0 < metrics["train/diversity"] < 1 and 0 < metrics["reward/over_frames/change"] < 1
+    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+
+
+def test_a_run_of_clips_leaves_strips_films_and_an_adapter(make: Make, tmp_path: Path):
+    resolved = make(*of_wan("wan"), "steps=2", "policy.fps=8", f"output={str(tmp_path / 'run')!r}")
+    run: RunDir = run_training(resolved)
+    lines = [json.loads(line) for line in run.samples_file("train", 1).read_text().splitlines()]
+    video = lines[0]["video"]
+    assert video["kind"] == "video" and lines[0]["image"] is None and lines[0]["digest"]
+    film, fps = frames_in(run.samples / video["clip"])
+    assert film.shape == (5, 32, 32, 3) and fps == 8
+    assert (run.samples / video["file"]).is_file()
+    assert len({line["video"]["clip"] for line in lines}) == len(lines)
+    page = write_report(run.path).read_text()
+    assert 'src="data:video/mp4;base64,' in page and "media-src data:" in page
+    out = tmp_path / "out"
+    export(run.path, out)
+    assert "text-to-video" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (['reward=[{use="gliding_shapes"}]'], r"scores video.*policy\.frames is 1.*draw policy\.frames = 5 or more"),
+        (["policy.model=tiny:wan", *CLIPS], r"jpeg_size.* scores image.*use = \"over_frames\" and picture\.use"),
+        (
+            [*of_wan("wan"), 'reward=[{use="over_frames", picture={use="gliding_shapes"}}]'],
+            r"scores video.*whose samples are image",
+        ),
+    ],
+)
+def test_rewards_of_another_kind_are_refused_before_the_model_loads(make: Make, monkeypatch, words: list[str], said: str):
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=said):
+        build(make(*words))
+
+
+@pytest.mark.parametrize("family", ["wan", "wan_5b", "wan_a14b"])
+def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str, capsys):
+    resolved = make(*of_wan(family))
+    made = plan.draw_up(resolved)
+    # latents of 2 frames: 4 x 4 for pixels of 8, 2 x 2 for pixels of 16, in tokens of 2 x 2
+    tokens = {"wan": 8, "wan_5b": 2, "wan_a14b": 8}[family]
+    rollout = made.usual.counts["rollout"]
+    # 4 prompts x 4 samples x 4 steps, both passes of guidance
+    assert (rollout.rows, rollout.positions) == (128, 128 * tokens)
+    elements = 4 * tokens * 4
+    job = build(resolved)
+    kept: list[int] = []
+    write = type(job.policy.generator).write
+
+    def noted(self, requests, sigma_plan):
+        sampled = write(self, requests, sigma_plan)
+        parts = {id(x): x.numel() for x in (*sampled.trajectory.states, *sampled.trajectory.means, sampled.trace.latents)}
+        kept.append(4 * sum(parts.values()))
+        return sampled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(job.policy.generator), "write", noted)
+        job.trainer.step()
+    assert made.memory.host["latents of a step's rollouts"] == sum(kept) and sum(kept) % (4 * elements) == 0
+    assert made.memory.host["decoded samples"] == 16 * 5 * 32 * 32 * 3
+    plan.print_memory(made, on_card=True)
+    assert "decoded samples (memory of the host)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_estimated_bytes_count_both_experts(make: Make):
+    one, two = (plan.draw_up(make(*of_wan(family))).memory for family in ("wan", "wan_a14b"))
+    assert two.parameters == pytest.approx(2 * one.parameters, rel=1e-9) and two.trained == 2 * one.trained
+    assert one.phases["decode"] > 0
+
+
+def test_frames_are_refused_where_the_config_is_planned(make: Make):
+    with pytest.raises(ValueError, match=r"policy\.frames is 6, but this model draws 4k \+ 1 frames: set it to 5 or 9"):
+        plan.draw_up(make(*of_wan("wan"), "policy.frames=6"))
+
+
+def test_one_frame_of_a_clip_model_is_a_picture(make: Make):
+    words = [word for word in of_wan("wan") if not word.startswith("reward")]
+    job = build(make(*words, "policy.frames=1"))
+    metrics = job.trainer.step()
+    assert np.isfinite(metrics["reward/total"]) and configs.load("tiny/flow").config.policy.model == "tiny:sd3"
