@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
-from mmrl.tiny import pipelines, plain_clips
-from mmrl.tiny.pipelines import diffusers_object, scheduler, t5_tokenizer
+from mmrl.tiny import pipeline_parts, plain_clips
+from mmrl.tiny.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.plain_clips import pass_clips
 from mmrl.tiny.vlms import HubObject
 
@@ -133,7 +133,7 @@ def fingerprint(settings: WarmStart) -> str:
     """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
     kind = type(settings.data)
     digest = hashlib.sha256(json.dumps([kind.__qualname__, asdict(settings)], sort_keys=True).encode())
-    for file in (__file__, plain_clips.__file__, pipelines.__file__, inspect.getfile(kind)):
+    for file in (__file__, plain_clips.__file__, pipeline_parts.__file__, inspect.getfile(kind)):
         digest.update(Path(file).read_bytes())
     digest.update(f"{version('torch')} {version('diffusers')} {version('transformers')}".encode())
     return digest.hexdigest()[:12]

@@ -10,11 +10,13 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import build
+from mmrl.policies.flow.settings import FlowPolicyConfig
 
 NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
 VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
+T2V = [name for name in NAMES if name.startswith("t2v/")]
 SMALL = [
     "steps=2",
     "prompts_per_step=2",
@@ -63,6 +65,10 @@ FAMILIES = {
     "stable-diffusion-v1": "sd15",
     "stable-diffusion-xl": "sdxl",
 }
+
+
+WANS = {"Wan2.1": "wan", "Wan2.2-TI2V-5B": "wan_5b", "Wan2.2-T2V-A14B": "wan_a14b"}
+"""Part of a hub name -> the tiny Wan of its kind."""
 
 
 def family(model: str) -> str:
@@ -132,6 +138,24 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
         small += ["algorithm.schedule.num_steps=4"]
         small += ["algorithm.schedule.trained_per_row=3"] if "trained_per_row" in schedule else []
     check_two_steps(configs.resolve(resolved.table, small))
+
+
+@pytest.mark.parametrize("name", T2V)
+def test_a_real_clip_config_trains_a_tiny_wan_of_its_kind(name: str):
+    """Its algorithm, guidance, LoRA and dtype stay, and whether it draws clips or frames; size, data and rewards are small."""
+    resolved = configs.load(name)
+    drawn = resolved.config.policy
+    assert isinstance(drawn, FlowPolicyConfig)
+    resolved.table.set(("data",), dict(TEXTS), "test")
+    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
+    size = {"use": "jpeg_size"} if drawn.frames == 1 else {"use": "over_frames", "frames": 2, "picture": {"use": "jpeg_size"}}
+    rewards = [{**size, "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
+    resolved.table.set(("reward",), rewards, "test")
+    kind = next(kind for part, kind in WANS.items() if part in drawn.model)
+    words = [word for word in SMALL_PICTURES if drawn.lora or not word.startswith("policy.lora")]
+    tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
+    given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", "policy.max_prompt_tokens=12"]
+    check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/clips", "tiny/flow"])

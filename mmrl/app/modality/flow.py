@@ -16,6 +16,7 @@ from mmrl.app.modality.flow_checks import (
     warn_of_guidance,
     warn_of_half_precision,
     warn_of_stretching,
+    warn_of_idle_network,
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
 
 EVALUATION_STEPS = 28
+LOOK_AHEAD = 100
+"""Training steps whose plans are looked at before the first one."""
 
 LOADING = Loading(
     task="text-to-image",
@@ -86,6 +89,9 @@ class FlowModality:
         warn_of_guidance(policy.config, policy.family.default_guidance)
         warn_of_columns(prompts, {"width": policy.config.width, "height": policy.config.height}, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)
+        if algorithm.schedule is not None:
+            plans = [algorithm.schedule.at(step) for step in range(LOOK_AHEAD)]
+            warn_of_idle_network(policy.family.boundary, [(plan, policy.sigmas(plan)) for plan in plans])
         warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:

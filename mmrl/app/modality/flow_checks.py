@@ -4,6 +4,9 @@ import logging
 import math
 from collections.abc import Sequence
 
+from jaxtyping import Float
+from torch import Tensor
+
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Clipping
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
@@ -74,6 +77,22 @@ def warn_of_guidance(policy: FlowPolicyConfig, default: float) -> None:
             f"policy.guidance is {policy.guidance:g}, but {policy.model} was made to be drawn without guidance: a second pass "
             "per step costs twice the time, and pictures are not its pipeline's; leave policy.guidance away, or set it to 1"
         )
+
+
+def warn_of_idle_network(boundary: float | None, plans: Sequence[tuple[RolloutPlan, Float[Tensor, " t1"]]]) -> None:
+    """Say so where one of two networks trains at no step, so that its adapter stays as it is; `plans` come with their sigmas."""
+    if boundary is None or any(plan.forward is not None for plan, _ in plans):
+        return
+    times = [1000 * float(sigmas[i]) for plan, sigmas in plans for i, step in enumerate(plan.steps) if step.trained]
+    for name, side, idle in (
+        ("first", "from", all(time < boundary for time in times)),
+        ("second", "below", all(time >= boundary for time in times)),
+    ):
+        if idle:
+            log.warning(
+                f"the {name} network of policy.model draws {side} time {boundary:g}, where no step of the first {len(plans)} trains, "
+                "so it stays as it is: let the schedule train steps there too, unless that is meant"
+            )
 
 
 def warn_of_half_precision(algorithm: Algorithm, policy: FlowPolicyConfig) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,13 @@ def save_pipeline(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder:
     weights = {name: whole_weights(network) for name, network in networks.items()}
     if is_main:
         plain = {name: network_of(networks[name], own) for name, own in weights.items()}
-        type(pipeline)(**{**pipeline.components, **plain}).save_pretrained(folder)
+        type(pipeline)(**{**facts_of(pipeline), **pipeline.components, **plain}).save_pretrained(folder)
+
+
+def facts_of(pipeline: Any) -> dict[str, Any]:
+    """The plain values that a pipeline was made with, such as boundary_ratio and expand_timesteps: without them it draws otherwise."""
+    taken = signature(type(pipeline).__init__).parameters
+    return {name: value for name, value in pipeline.config.items() if name in taken and name not in pipeline.components}
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import av
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -65,6 +66,28 @@ def test_a_run_of_clips_leaves_strips_films_and_an_adapter(make: Make, tmp_path:
     assert "text-to-video" in (out / "README.md").read_text()
 
 
+@pytest.mark.parametrize("merge", [False, True], ids=["adapter", "merged"])
+def test_an_export_of_two_experts_holds_both(make: Make, tmp_path: Path, merge: bool):
+    words = ["steps=1", "algorithm.schedule.num_steps=6", "optimizer.lr=1e-2"]
+    resolved = make(*of_wan("wan_a14b"), *words, f"output={str(tmp_path / 'run')!r}")
+    run, out = run_training(resolved), tmp_path / "out"
+    export(run.path, out, merge=merge)
+    card = (out / "README.md").read_text()
+    base = configs.load(str(run.config_file)).config
+    folder = building.with_local_model(base).policy.model
+    pipeline = diffusers.WanPipeline.from_pretrained(out if merge else folder)  # type: ignore[reportPrivateImportUsage]
+    plain = diffusers.WanPipeline.from_pretrained(folder)  # type: ignore[reportPrivateImportUsage]
+    if not merge:
+        assert 'load_lora_weights("THIS_FOLDER/transformer_2", load_into_transformer_2=True)' in card
+        pipeline.load_lora_weights(out)
+        pipeline.load_lora_weights(out / "transformer_2", load_into_transformer_2=True)
+    assert pipeline.config.boundary_ratio == 0.6
+    x, t, text = torch.randn(1, 4, 2, 4, 4), torch.tensor([500.0]), torch.randn(1, 12, 32)
+    for name in ("transformer", "transformer_2"):
+        moved, before = (getattr(one, name)(x, t, text, return_dict=False)[0] for one in (pipeline, plain))
+        assert float((moved - before).abs().max()) > 1e-4, name
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -115,6 +138,16 @@ def test_estimated_bytes_count_both_experts(make: Make):
     one, two = (plan.draw_up(make(*of_wan(family))).memory for family in ("wan", "wan_a14b"))
     assert two.parameters == pytest.approx(2 * one.parameters, rel=1e-9) and two.trained == 2 * one.trained
     assert one.phases["decode"] > 0
+
+
+def test_an_expert_that_no_trained_step_reaches_is_said(make: Make, caplog):
+    """Four steps, of which three train, at times 1000, 857 and 602; the second expert begins below 600."""
+    build(make(*of_wan("wan_a14b")))
+    assert "the second network of policy.model draws below time 600, where no step of the first 100 trains" in caplog.text
+    caplog.clear()
+    build(make(*of_wan("wan_a14b"), "algorithm.schedule.num_steps=6"))
+    build(make(*of_wan("wan")))
+    assert "second network" not in caplog.text
 
 
 def test_frames_are_refused_where_the_config_is_planned(make: Make):

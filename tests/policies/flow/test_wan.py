@@ -52,13 +52,8 @@ def ask_pipeline(pipeline: Any, policy: FlowPolicy, output: str, **more: Any) ->
 
 def gap(policy: FlowPolicy, **more: Any) -> float:
     """How far the policy's finished latents are from the pipeline's."""
-    theirs = torch.stack(ask_pipeline(bare(policy), policy, "latent", **more))
+    theirs = torch.stack(ask_pipeline(policy.pipeline, policy, "latent", **more))
     return float((latents(policy, ASKED, evaluation_plan(STEPS)) - theirs).abs().max())
-
-
-def bare(policy: FlowPolicy) -> Any:
-    """The policy's own pipeline, whose networks are those that train."""
-    return policy.pipeline
 
 
 @pytest.mark.parametrize("frames", [FRAMES, 1])
@@ -178,12 +173,13 @@ def test_an_adapter_without_its_second_half_is_refused(tiny, tmp_path):
         make(tiny("wan_a14b"), lora=LoraSettings(adapter=str(tmp_path)))
 
 
-@pytest.mark.parametrize("family", ["wan", "wan_a14b"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_pipeline_draws_the_same_in_diffusers(tiny, family, tmp_path):
     policy = make(tiny(family), lora=None)
     policy.save(tmp_path / family)
     pipeline = diffusers.WanPipeline.from_pretrained(tmp_path / family)  # type: ignore[reportPrivateImportUsage]
     assert pipeline.config.boundary_ratio == (0.6 if family == "wan_a14b" else None)
+    assert pipeline.config.expand_timesteps == (family == "wan_5b")
     ours = latents(policy, ASKED, evaluation_plan(STEPS))
     torch.testing.assert_close(torch.stack(ask_pipeline(pipeline, policy, "latent")), ours, atol=1e-5, rtol=1e-5)
 
