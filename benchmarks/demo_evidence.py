@@ -72,6 +72,11 @@ EVIDENCE = {
         | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "colour", "shape", "side", "ground")},
         ("evaluation.data.seed={series}", "evaluation.seed={series}", "evaluation.num_samples={size}"),
         8,
+    "t2v": Evidence(
+        {"reward": "eval/gliding_shapes"}
+        | {part: f"eval/gliding_shapes/{part}" for part in ("way", "colour", "shape", "smooth", "paper")},
+        ("evaluation.seed={series}", "evaluation.num_samples={size}"),
+        16,
     ),
     "t2i-text": Evidence(
         {"reward (1 - edit distance / length)": "eval/ocr", "read exactly": "eval/ocr/exact"},

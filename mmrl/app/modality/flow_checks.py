@@ -90,8 +90,8 @@ def warn_of_idle_network(boundary: float | None, plans: Sequence[tuple[RolloutPl
     ):
         if idle:
             log.warning(
-                f"the {name} network of policy.model draws {side} time {boundary:g}, where no step of the first {len(plans)} trains, "
-                "so it stays as it is: let the schedule train steps there too, unless that is meant"
+                f"the {name} network of policy.model draws {side} time {boundary:g}, where no step of the first {len(plans)} "
+                "trains, so it stays as it is: let the schedule train steps there too, unless that is meant"
             )
 
 

@@ -269,7 +269,7 @@ class FlowDryRun:
         return {}
 
     def kept_on_host(self) -> Mapping[str, int]:
-        """The states and means of every step while a group is sampled, with what the trace keeps of them, and the samples' pixels."""
+        """States and means of every step while samples are drawn, with what the trace keeps of them, and the samples' pixels."""
         config, log = self.policy.config, self.log
         pixels = 3 * config.frames * config.height * config.width
         return {

@@ -169,7 +169,7 @@ def test_an_adapter_without_its_second_half_is_refused(tiny, tmp_path):
     policy = make(tiny("wan_a14b"))
     policy.save(tmp_path)
     shutil.rmtree(tmp_path / "transformer_2")
-    with pytest.raises(FileNotFoundError, match="has no folder 'transformer_2'.*name a folder that mmrl saved for this model"):
+    with pytest.raises(FileNotFoundError, match=r"has no folder 'transformer_2'.*name a folder that mmrl saved for this model"):
         make(tiny("wan_a14b"), lora=LoraSettings(adapter=str(tmp_path)))
 
 

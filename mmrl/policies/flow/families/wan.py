@@ -47,8 +47,8 @@ class Wan(FlowFamily):
         two = index.get("boundary_ratio") is not None
         if settings.late_guidance is not None and not two:
             raise ValueError(
-                f"policy.late_guidance is {settings.late_guidance:g}, but policy.model {settings.model!r} has one network for all "
-                "times: leave it out, and set policy.guidance"
+                f"policy.late_guidance is {settings.late_guidance:g}, but policy.model {settings.model!r} has one network for "
+                "all times: leave it out"
             )
         if settings.late_guidance is not None and settings.guidance == 1:
             raise ValueError(
