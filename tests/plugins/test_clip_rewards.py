@@ -1,6 +1,7 @@
 """Rewards of clips on clips that are right, still, jumping or flickering; in this process and behind a real server."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ class VideoVLMRewardInference:
 
 
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch) -> dict[str, str]:
+def judge(tmp_path: Path, monkeypatch) -> Iterator[dict[str, str]]:
     """Folders with the interface of VideoAlign's code and weights."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "inference.py").write_text(JUDGE)

@@ -1,4 +1,4 @@
-"""The demo's clip generator: an autoencoder that hands clips on from the start, losses that fall, and a cache that tells settings apart."""
+"""The demo's clip generator: an autoencoder that hands clips on untaught, losses that fall, and a cache by settings."""
 
 from dataclasses import replace
 

@@ -177,7 +177,7 @@ def test_an_adapter_without_its_second_half_is_refused(tiny, tmp_path):
 def test_a_saved_pipeline_draws_the_same_in_diffusers(tiny, family, tmp_path):
     policy = make(tiny(family), lora=None)
     policy.save(tmp_path / family)
-    pipeline = diffusers.WanPipeline.from_pretrained(tmp_path / family)  # type: ignore[reportPrivateImportUsage]
+    pipeline: Any = diffusers.WanPipeline.from_pretrained(tmp_path / family)  # type: ignore[reportPrivateImportUsage]
     assert pipeline.config.boundary_ratio == (0.6 if family == "wan_a14b" else None)
     assert pipeline.config.expand_timesteps == (family == "wan_5b")
     ours = latents(policy, ASKED, evaluation_plan(STEPS))
