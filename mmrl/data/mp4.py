@@ -53,6 +53,25 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     return path
 
 
+def read_mp4(path: Path) -> tuple[NDArray[np.uint8], float]:
+    """All pictures (frames, height, width, 3) of a video file, and how many it shows per second on average.
+
+    Raises:
+        ValueError: it is no video, or holds no picture.
+    """
+    import av
+
+    try:
+        with av.open(str(path)) as file:
+            frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+            fps = float(file.streams.video[0].average_rate or 0)
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"{path} cannot be read as a video ({error}): convert it to H.264") from None
+    if not frames:
+        raise ValueError(f"{path} holds no picture: take another file")
+    return np.stack(frames), fps
+
+
 def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
     """Draw and write the file `path` unless it is there; return the path."""
     return path if path.is_file() else write_mp4(path, draw(), fps)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,9 +29,10 @@ from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.build import TINY, load_data, with_local_model
+from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.sources import first_of_each
-from mmrl.core.types import Group, Prompt
+from mmrl.core.types import Group, Prompt, Sample
 from mmrl.training.rewards import NamedReward, RewardRunner
 
 MOST_CARDS = 200
@@ -178,7 +180,7 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
     """
     tasks = [task for task in read_tasks(Path(data)) if task.samples]
     if not tasks:
-        raise ValueError(f"{data} has no outputs to score: give rows a `completion` or an `image`")
+        raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")
     runner = RewardRunner([NamedReward(tried.name, tried.function, max_failed=1.0)])
     groups = [Group(i, task.prompt, task.samples) for i, task in enumerate(tasks)]
@@ -190,7 +192,7 @@ def score(target: str, settings: Sequence[str], data: str, html: Path | None = N
     cards.sort(key=lambda c: -math.inf if c["score"] is None else c["score"], reverse=True)
     print_scores(tried.name, cards)
     if out is not None:
-        lines = [json.dumps({key: value for key, value in c.items() if key != "image"}) for c in cards]
+        lines = [json.dumps({key: value for key, value in c.items() if key not in ("image", "clip")}) for c in cards]
         out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         console.print(f"scores: {out}")
     if html is not None:
@@ -212,7 +214,8 @@ def card(task: Task, index: int, value: float, status: int, parts: Any) -> Card:
         "score": None if said else value,
         "status": said or "ok",
         "parts": shown,
-        "image": sample.image,
+        "image": sample.image if sample.video is None else strip_of(sample.video),
+        "clip": clip_url(sample),
     }
 
 
@@ -258,6 +261,13 @@ def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> 
         name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text()
     )
     file.write_text(page, encoding="utf-8")
+
+
+def clip_url(sample: Sample) -> str:
+    """A clip inside the page; empty for other outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = write_clip(Path(folder), sample)
+        return "" if file is None else f"data:video/mp4;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def data_url(image: Any) -> str:

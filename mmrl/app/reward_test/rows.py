@@ -1,10 +1,10 @@
 """Files of finished outputs, for `mmrl reward test` and `mmrl reward score`: pictures with prompts, or completions with answers.
 
-A folder holds pictures, each with its prompt in a .txt file of the same name, or a metadata.jsonl with file_name and text.
+A folder holds pictures or .mp4 clips, each with its prompt in a .txt file of that name, or a metadata.jsonl with file_name and text.
 A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
-grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, and whatever columns
-the rewards need. Without answer and completions, the images are what a generator drew; otherwise they are what the question is
-about.
+grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, `video` or `videos`,
+and whatever columns the rewards need. Without answer and completions, images and videos are what a generator drew; otherwise the
+images are what the question is about.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files import path_below
 from mmrl.data.grounding import Layout
+from mmrl.data.mp4 import read_mp4
 from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report
@@ -24,7 +25,8 @@ TEXT = ("prompt", "question", "problem", "text")
 ANSWER = ("answer", "solution", "target_answer")
 BOXES = ("boxes", "box", "bbox")
 SPANS = ("spans", "span")
-OUTPUTS = ("completion", "completions", "image", "images")
+OUTPUTS = ("completion", "completions", "image", "images", "video", "videos")
+CLIP_SUFFIX = ".mp4"
 CAPTIONS = "metadata.jsonl"
 
 
@@ -39,8 +41,8 @@ class Task:
 
     @property
     def draws(self) -> bool:
-        """True for outputs that are pictures."""
-        return any(sample.image is not None for sample in self.samples)
+        """True for outputs that are pictures or clips."""
+        return any(sample.image is not None or sample.video is not None for sample in self.samples)
 
 
 def read_tasks(source: Path) -> list[Task]:
@@ -76,14 +78,19 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     listed = folder / CAPTIONS
     if listed.is_file():
         for row in read_rows(listed, Report(str(listed))):
-            yield Row({**row.values, "image": row.values.get("file_name")}, row.source, row.number)
+            name = row.values.get("file_name")
+            yield Row({**row.values, _kind_of(str(name)): name}, row.source, row.number)
         return
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in PICTURE_SUFFIXES)
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {*PICTURE_SUFFIXES, CLIP_SUFFIX})
     for number, file in enumerate(files, start=1):
         caption = file.with_suffix(".txt")
         if not caption.is_file():
             raise ValueError(f"{file} has no prompt: write it into {caption.name} beside it, or list all in {CAPTIONS}")
-        yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), "image": file.name}, file.name, number)
+        yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), _kind_of(file.name): file.name}, file.name, number)
+
+
+def _kind_of(name: str) -> str:
+    return "video" if Path(name).suffix.lower() == CLIP_SUFFIX else "image"
 
 
 def _task(row: Row, root: Path) -> Task:
@@ -104,12 +111,19 @@ def _task(row: Row, root: Path) -> Task:
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
     if answer is None and not _list_of(values, "completion", "completions"):
-        pictures = tuple(Sample(image=open_picture(_path_of(root, image))) for image in images)
-        return Task(prompt, pictures, tuple(map(str, images)))
+        clips = _list_of(values, "video", "videos")
+        drawn = [Sample(image=open_picture(_path_of(root, image))) for image in images]
+        drawn += [_clip(_path_of(root, clip)) for clip in clips]
+        return Task(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
     media = tuple(_path_of(root, image) for image in images)
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
     return _with_texts(prompt, values, () if size is None else (size,))
+
+
+def _clip(path: str) -> Sample:
+    frames, fps = read_mp4(Path(path))
+    return Sample(video=frames, fps=fps or None)
 
 
 def _path_of(root: Path, image: object) -> str:

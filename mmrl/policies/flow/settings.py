@@ -34,9 +34,6 @@ class FlowPolicyConfig:
     """Frames per second at which clips are shown and rewarded; None = as the model was taught (Wan 16, Wan 2.2 5B 24)."""
     guidance: Factor | None = None
     """1 = none; None = the family's usual one. Sampling, training and evaluation all use it."""
-    late_guidance: Factor | None = None
-    """Of the second network of a model with two (Wan 2.2 A14B), which draws the end of the way; None = as guidance, or 3 where
-    that is None too."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32.
     Latents, steps and log-probabilities are float32 always."""

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import av
 import diffusers
@@ -11,12 +12,15 @@ import torch
 
 from mmrl.app.commands import plan
 from mmrl.app.commands.export import export
+from mmrl.app.commands.reward import score
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
+from mmrl.data.gliding import GLIDES, as_bytes, draw
+from mmrl.data.mp4 import read_mp4, write_mp4
 from tests.support.flow_runs import Make, with_preset
 
 METHODS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo")
@@ -75,8 +79,8 @@ def test_an_export_of_two_experts_holds_both(make: Make, tmp_path: Path, merge: 
     card = (out / "README.md").read_text()
     base = configs.load(str(run.config_file)).config
     folder = building.with_local_model(base).policy.model
-    pipeline = diffusers.WanPipeline.from_pretrained(out if merge else folder)  # type: ignore[reportPrivateImportUsage]
-    plain = diffusers.WanPipeline.from_pretrained(folder)  # type: ignore[reportPrivateImportUsage]
+    pipeline: Any = diffusers.WanPipeline.from_pretrained(out if merge else folder)  # type: ignore[reportPrivateImportUsage]
+    plain: Any = diffusers.WanPipeline.from_pretrained(folder)  # type: ignore[reportPrivateImportUsage]
     if not merge:
         assert 'load_lora_weights("THIS_FOLDER/transformer_2", load_into_transformer_2=True)' in card
         pipeline.load_lora_weights(out)
@@ -85,7 +89,7 @@ def test_an_export_of_two_experts_holds_both(make: Make, tmp_path: Path, merge: 
     x, t, text = torch.randn(1, 4, 2, 4, 4), torch.tensor([500.0]), torch.randn(1, 12, 32)
     for name in ("transformer", "transformer_2"):
         moved, before = (getattr(one, name)(x, t, text, return_dict=False)[0] for one in (pipeline, plain))
-        assert float((moved - before).abs().max()) > 1e-4, name
+        assert float((moved - before).detach().abs().max()) > 1e-4, name
 
 
 @pytest.mark.parametrize(
@@ -116,8 +120,9 @@ def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str,
     assert (rollout.rows, rollout.positions) == (128, 128 * tokens)
     elements = 4 * tokens * 4
     job = build(resolved)
+    policy: Any = job.policy
     kept: list[int] = []
-    write = type(job.policy.generator).write
+    write = type(policy.generator).write
 
     def noted(self, requests, sigma_plan):
         sampled = write(self, requests, sigma_plan)
@@ -126,7 +131,7 @@ def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str,
         return sampled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(job.policy.generator), "write", noted)
+        patch.setattr(type(policy.generator), "write", noted)
         job.trainer.step()
     assert made.memory.host["latents of a step's rollouts"] == sum(kept) and sum(kept) % (4 * elements) == 0
     assert made.memory.host["decoded samples"] == 16 * 5 * 32 * 32 * 3
@@ -153,6 +158,27 @@ def test_an_expert_that_no_trained_step_reaches_is_said(make: Make, caplog):
 def test_frames_are_refused_where_the_config_is_planned(make: Make):
     with pytest.raises(ValueError, match=r"policy\.frames is 6, but this model draws 4k \+ 1 frames: set it to 5 or 9"):
         plan.draw_up(make(*of_wan("wan"), "policy.frames=6"))
+
+
+def test_clips_in_files_are_scored_and_shown(tmp_path: Path, monkeypatch):
+    """A folder of .mp4 files, as `mmrl reward score` reads it: the moving clip comes before the still one."""
+    monkeypatch.chdir(tmp_path)
+    moving = as_bytes(draw(GLIDES[0], 32, 5))
+    for name, frames in (("a", np.repeat(moving[:1], 5, 0)), ("b", moving)):
+        write_mp4(tmp_path / "clips" / f"{name}.mp4", frames, 4)
+        (tmp_path / "clips" / f"{name}.txt").write_text(GLIDES[0].caption)
+    read, fps = read_mp4(tmp_path / "clips" / "b.mp4")
+    assert read.shape == moving.shape and fps == 4 and np.abs(read.astype(int) - moving).mean() < 6
+    page, scores = tmp_path / "page.html", tmp_path / "scores.jsonl"
+    score("over_frames", ['picture={use="jpeg_size"}', "frames=2"], str(tmp_path / "clips"), page, scores)
+    found = [json.loads(line) for line in scores.read_text().splitlines()]
+    assert {row["output"] for row in found} == {"a.mp4", "b.mp4"} and "clip" not in found[0]
+    changes = {row["output"]: row["parts"]["change"] for row in found}
+    assert changes["b.mp4"] > 0.01 > changes["a.mp4"]
+    assert page.read_text().count('<video src="data:video/mp4;base64,') == 2
+    (tmp_path / "clips" / "b.mp4").write_bytes(b"no video")
+    with pytest.raises(ValueError, match=r"b\.mp4 cannot be read as a video"):
+        read_mp4(tmp_path / "clips" / "b.mp4")
 
 
 def test_one_frame_of_a_clip_model_is_a_picture(make: Make):

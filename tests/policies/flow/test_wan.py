@@ -33,7 +33,7 @@ def make(folder: str, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
     given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
     if "a14b" in folder:
-        given["late_guidance"] = 2.0
+        given["guidance_low"] = 2.0
     torch.manual_seed(0)
     policy = FlowPolicy(FlowPolicyConfig(folder, **(given | settings)), ["ref"])
     stir(policy)
@@ -76,8 +76,8 @@ def test_it_draws_what_the_pipeline_draws(tiny, family, frames):
         ("wan", {"spacing": True}),
         ("wan", {"decode": True}),
         ("wan_5b", {"guidance": 2.0}),
-        ("wan_a14b", {"late_guidance": 3.0}),
-        ("wan_a14b", {"late_guidance": None}),
+        ("wan_a14b", {"guidance_low": 3.0}),
+        ("wan_a14b", {"guidance_low": None}),
         ("wan_a14b", {"boundary": True}),
         ("wan_a14b", {"swapped": True}),
     ],
@@ -206,7 +206,7 @@ def test_the_hub_scheduler_is_followed_by_its_sigmas(tiny, tmp_path):
         ("wan_a14b", {"frames": 7}, r"set it to 5 or 9"),
         ("wan", {"height": 36}, r"policy\.height is 36, but this model draws multiples of 8 pixels"),
         ("wan_5b", {"width": 40}, r"policy\.width is 40, but this model draws multiples of 16 pixels"),
-        ("wan", {"late_guidance": 2.0}, r"policy\.late_guidance is 2, but .* has one network for all times"),
+        ("wan", {"guidance_low": 2.0}, r"policy\.guidance_low is 2, but .* has one network for all times"),
         ("wan_a14b", {"guidance": 1.0}, r"policy\.guidance is 1, which draws in one pass"),
         ("sd3", {"height": 16, "width": 16, "max_prompt_tokens": 3}, r"policy\.frames is 5, but this model draws pictures"),
     ],

@@ -138,6 +138,7 @@ class Flux2Klein(Flux2):
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
+        super().refuse(index, settings)
         if index.get("is_distilled") and settings.guidance not in (None, 1):
             raise ValueError(
                 f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled FLUX.2-klein, which is drawn "

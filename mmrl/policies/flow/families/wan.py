@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.flow.path import velocity_with_guidance
 from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
 from mmrl.policies.flow.families.experts import Experts
@@ -17,8 +16,6 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
-LATE_GUIDANCE = 3.0
-"""Usual guidance of the second expert of Wan 2.2 A14B; the first has 4."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,8 @@ class Wan(FlowFamily):
     """arXiv:2503.20314. Guidance 5 against the empty prompt. Latents are (n, c, f, h, w), f = (frames - 1) / 4 + 1.
 
     Wan 2.2 A14B has two networks, each with an adapter: one draws while the time is above `boundary_ratio`, the other one from
-    there on, with guidance 4 and 3. Not supported: prompts with a picture, the negative prompt of Wan's own demonstration.
+    there on; the usual guidance is 4, and policy.guidance_low = 3 below. Not supported: prompts with a picture, the negative
+    prompt of Wan's own demonstration.
     """
 
     usual_guidance = 5.0
@@ -35,6 +33,8 @@ class Wan(FlowFamily):
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
     draws_clips = True
+    tasks = ("text to video", "text to image")
+    licence = "Apache-2.0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,16 +44,15 @@ class Wan(FlowFamily):
     def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
         """The autoencoder's config tells which frames and sides there are; the index, whether there are two experts."""
         super().refuse(index, settings)
-        two = index.get("boundary_ratio") is not None
-        if settings.late_guidance is not None and not two:
+        low = settings.guidance_low
+        if low is not None and index.get("boundary_ratio") is None:
             raise ValueError(
-                f"policy.late_guidance is {settings.late_guidance:g}, but policy.model {settings.model!r} has one network for "
-                "all times: leave it out"
+                f"policy.guidance_low is {low:g}, but policy.model {settings.model!r} has one network for all times: leave it out"
             )
-        if settings.late_guidance is not None and settings.guidance == 1:
+        if low is not None and settings.guidance == 1:
             raise ValueError(
-                "policy.guidance is 1, which draws in one pass, so policy.late_guidance cannot be had: set guidance above 1 or "
-                "leave late_guidance out"
+                "policy.guidance is 1, which draws in one pass, so policy.guidance_low cannot be had: set guidance above 1 or "
+                "leave guidance_low out"
             )
         library, name = index["vae"]
         try:
@@ -67,7 +66,7 @@ class Wan(FlowFamily):
     def network(self) -> nn.Module:
         """The network, or both experts as one module."""
         found = list(self.trained.values())
-        return found[0] if self.boundary is None else Experts(*found, self.boundary)
+        return found[0] if self.boundary is None else Experts(found[0], found[1], self.boundary)
 
     def split(self, network: nn.Module) -> dict[str, nn.Module]:
         return dict(
@@ -75,8 +74,14 @@ class Wan(FlowFamily):
         )
 
     @property
+    def has_time_per_token(self) -> bool:
+        """Is every token given its own time (Wan 2.2 5B)?"""
+        return bool(getattr(self.pipeline.config, "expand_timesteps", False))
+
+    @property
     def boundary(self) -> float | None:
-        ratio = self.pipeline.config.boundary_ratio
+        # repositories of Wan 2.1 are older than both keys, and a dry run has only what their files say
+        ratio = getattr(self.pipeline.config, "boundary_ratio", None)
         return None if ratio is None else ratio * self.pipeline.scheduler.config.num_train_timesteps
 
     @property
@@ -95,7 +100,7 @@ class Wan(FlowFamily):
     @property
     def fps(self) -> float:
         """24 for Wan 2.2 5B, 16 for the others, as their makers save clips."""
-        return self.settings.fps or (24.0 if self.pipeline.config.expand_timesteps else 16.0)
+        return self.settings.fps or (24.0 if self.has_time_per_token else 16.0)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -109,23 +114,6 @@ class Wan(FlowFamily):
     @property
     def default_guidance(self) -> float:
         return self.usual_guidance if self.boundary is None else 4.0
-
-    @property
-    def late_guidance(self) -> float | None:
-        """Guidance below the boundary; None: the same as above it."""
-        chosen = self.settings
-        usual = LATE_GUIDANCE if chosen.guidance is None else None
-        return None if self.boundary is None else usual if chosen.late_guidance is None else chosen.late_guidance
-
-    def guide(
-        self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
-    ) -> Float[Tensor, "n ..."]:
-        """With two experts, every row has the guidance of the one that draws it."""
-        late, boundary = self.late_guidance, self.boundary
-        if late is None or boundary is None:
-            return velocity_with_guidance(conditional, unconditional, scale)
-        scales = torch.where(timesteps >= boundary, scale, late)
-        return velocity_with_guidance(conditional, unconditional, scales)
 
     def spacing(self) -> Spacing:
         """The pipeline leaves its steps to the scheduler, which takes them from a shifted table."""
@@ -152,8 +140,8 @@ class Wan(FlowFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
-        """Where the pipeline expands timesteps (Wan 2.2 5B), every token is given its own, and here they are all alike."""
-        if self.pipeline.config.expand_timesteps:
+        """Times of tokens, where the model wants them, are all alike: text is all that is given."""
+        if self.has_time_per_token:
             timesteps = timesteps[:, None].expand(-1, self.image_tokens)
         return transformer(hidden_states=x, timestep=timesteps, encoder_hidden_states=prompts["embeds"], return_dict=False)[0]
 
