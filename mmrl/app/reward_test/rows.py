@@ -1,6 +1,6 @@
 """Files of finished outputs, for `mmrl reward test` and `mmrl reward score`: pictures with prompts, or completions with answers.
 
-A folder holds pictures or .mp4 clips, each with its prompt in a .txt file of that name, or a metadata.jsonl with file_name and text.
+A folder holds pictures or .mp4 clips, each with its prompt in a .txt file of that name, or a metadata.jsonl (file_name, text).
 A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
 grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, `video` or `videos`,
 and whatever columns the rewards need. Without answer and completions, images and videos are what a generator drew; otherwise the
