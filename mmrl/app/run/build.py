@@ -100,10 +100,7 @@ def build(
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
-    output = modality.output_of(config.policy)
-    rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
-    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
-    watched = RewardRunner([*rewards.rewards, *more]) if more else rewards
+    rewards, watched = reward_runners(config, loaded, loaded_more, space)
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
     with ranks.main_first(to_fetch):
@@ -146,6 +143,21 @@ def check_ranks(config: RunConfig, processes: int) -> None:
 def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
     """The rewards, which may load models or ask servers."""
     return [make() for make in makes]
+
+
+def reward_runners(
+    config: RunConfig, loaded: Sequence[PlugIn], loaded_more: Sequence[PlugIn], space: str | None
+) -> tuple[RewardRunner, RewardRunner]:
+    """Who scores samples to train on, and who scores held-out ones: the same where nothing is only watched.
+
+    Raises:
+        ValueError: a reward is for samples of another kind, or reads boxes written otherwise.
+    """
+    modality = modality_of(config.policy)
+    output = modality.output_of(config.policy)
+    rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
+    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
+    return rewards, RewardRunner([*rewards.rewards, *more]) if more else rewards
 
 
 def named_reward(
