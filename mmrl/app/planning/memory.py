@@ -83,7 +83,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
         phases["optimizer step"] = size
     parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
     memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
-    host = {LIBRARIES: libraries, **dry_run.kept_on_host()}
+    host = {LIBRARIES: libraries, **dry_run.host_bytes()}
     if config.checkpoint.asynchronous:
         # Its copy is written while the next steps are taken.
         host[WRITTEN] = memory.checkpoint(len(shadows))

@@ -268,7 +268,7 @@ class FlowDryRun:
         """Nothing: latents are kept in the memory of the host."""
         return {}
 
-    def kept_on_host(self) -> Mapping[str, int]:
+    def host_bytes(self) -> Mapping[str, int]:
         """States and means of every step while samples are drawn, with what the trace keeps of them, and the samples' pixels."""
         config, log = self.policy.config, self.log
         pixels = 3 * config.frames * config.height * config.width

@@ -106,7 +106,7 @@ class DryRun(Protocol):
         """The tensors that take much of them -> bytes."""
         ...
 
-    def kept_on_host(self) -> Mapping[str, int]:
+    def host_bytes(self) -> Mapping[str, int]:
         """Part -> bytes of a step's rollouts that stay in the memory of the host until they are trained on."""
         ...
 

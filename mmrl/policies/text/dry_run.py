@@ -208,7 +208,7 @@ class TextDryRun:
             found[phase] = live.peak
         return found
 
-    def kept_on_host(self) -> dict[str, int]:
+    def host_bytes(self) -> dict[str, int]:
         """Nothing to speak of: token ids and log-probabilities."""
         return {}
 

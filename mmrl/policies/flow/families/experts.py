@@ -1,7 +1,5 @@
 """Two networks that share the way from noise to data between them, as one module."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,7 +8,7 @@ from torch import Tensor, nn
 class Experts(nn.Module):
     """v(x, t) = early(x, t) where t >= boundary, else late(x, t), row by row (Wan 2.2 A14B)."""
 
-    def __init__(self, early: Any, late: Any, boundary: float) -> None:
+    def __init__(self, early: nn.Module, late: nn.Module, boundary: float) -> None:
         super().__init__()
         self.early, self.late, self.boundary = early, late, boundary
         # accelerate looks here for the layers it may shard.
