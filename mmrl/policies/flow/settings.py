@@ -49,8 +49,8 @@ class FlowPolicyConfig:
     equal_forwards: bool = False
     """Fill every forward up to forward_rows and every prompt to max_prompt_tokens, so that sampling and training run the same
     kernels: in bfloat16 ratios then start much nearer to 1."""
-    decode_rows: Count | None = None
-    """Images or clips decoded side by side; None = 16 images, or one clip, which takes as much memory as all its frames."""
+    decode_rows: Count = 16
+    """Images decoded side by side; a clip counts as all its frames, and one at least is decoded at a time."""
     vae_slicing: bool = False
     """Decode them one by one."""
     vae_tiling: bool = False
@@ -83,7 +83,7 @@ class FlowPolicyConfig:
     @property
     def rows_per_decode(self) -> int:
         """Images or clips that are decoded side by side."""
-        return self.decode_rows or (16 if self.frames == 1 else 1)
+        return max(1, self.decode_rows // self.frames)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -224,14 +224,15 @@ def test_sides_between_patches_are_refused(tiny):
         make(tiny("wan"), height=40)
 
 
-def test_clips_are_decoded_one_by_one_unless_told_otherwise(tiny, monkeypatch):
+def test_a_clip_counts_as_all_its_frames_where_samples_are_decoded(tiny, monkeypatch):
     policy = make(tiny("wan"))
     sizes: list[int] = []
     decode = policy.pipeline.vae.decode
     monkeypatch.setattr(policy.pipeline.vae, "decode", lambda z, **more: (sizes.append(len(z)), decode(z, **more))[1])
     whole = latents(policy, requests(count=3), evaluation_plan(2))
-    assert sizes == [1] * 6
-    together = make(tiny("wan"), decode_rows=4)
+    # 16 frames side by side are three clips of 5
+    assert sizes == [3, 3]
+    together = make(tiny("wan"), decode_rows=1)
     for ours, theirs in zip(policy.decode(whole), together.decode(whole), strict=True):
         assert np.abs(np.asarray(ours).astype(int) - np.asarray(theirs).astype(int)).max() <= 1
 
