@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, Index, token_count
 from mmrl.policies.flow.families.experts import Experts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -41,7 +40,7 @@ class Wan(FlowFamily):
         check_frames(self.settings.frames, self.frames_per_latent)
 
     @classmethod
-    def refuse(cls, index: Mapping[str, Any], settings: FlowPolicyConfig) -> None:
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         """The autoencoder's config tells which frames and sides there are; the index, whether there are two experts."""
         super().refuse(index, settings)
         low = settings.guidance_low
