@@ -72,6 +72,7 @@ EVIDENCE = {
         | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "colour", "shape", "side", "ground")},
         ("evaluation.data.seed={series}", "evaluation.seed={series}", "evaluation.num_samples={size}"),
         8,
+    ),
     "t2v": Evidence(
         {"reward": "eval/gliding_shapes"}
         | {part: f"eval/gliding_shapes/{part}" for part in ("way", "colour", "shape", "smooth", "paper")},

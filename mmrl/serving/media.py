@@ -2,8 +2,8 @@
 
 import base64
 import io
-from pathlib import Path
 import itertools
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -91,6 +91,8 @@ def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | N
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:
     return ImageOps.exif_transpose(picture).size
+
+
 def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
     """All frames of a sample's clip as bytes (frames, height, width, 3).
 

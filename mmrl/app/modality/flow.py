@@ -15,8 +15,8 @@ from mmrl.app.modality.flow_checks import (
     warn_of_clip_ranges,
     warn_of_guidance,
     warn_of_half_precision,
-    warn_of_stretching,
     warn_of_idle_network,
+    warn_of_stretching,
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
