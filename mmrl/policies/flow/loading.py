@@ -174,7 +174,7 @@ def save_pipeline(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder:
         type(pipeline)(**{**facts_of(pipeline), **pipeline.components, **plain}).save_pretrained(folder)
 
 
-def facts_of(pipeline: Any) -> dict[str, Any]:
+def facts_of(pipeline: Pipeline) -> dict[str, object]:
     """The plain values that a pipeline was made with, such as boundary_ratio: without them it draws otherwise."""
     taken = signature(type(pipeline).__init__).parameters
     return {name: value for name, value in pipeline.config.items() if name in taken and name not in pipeline.components}
