@@ -116,7 +116,7 @@ def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: 
             write(pipeline, first, folder if name == first else folder / name, own, peft.peft_config[ADAPTER].to_dict())
 
 
-def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Tensor], settings: dict[str, Any]) -> None:
+def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Tensor], settings: Mapping[str, object]) -> None:
     """Write the adapter of the network `name`, with peft's settings of it."""
     # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
     if hasattr(pipeline, "save_lora_weights"):

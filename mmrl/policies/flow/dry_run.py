@@ -74,7 +74,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     return make_family(kind, pipeline, config)
 
 
-def facts_of(index: Index) -> dict[str, Any]:
+def facts_of(index: Index) -> dict[str, object]:
     """The plain values in a model_index.json, such as boundary_ratio."""
     return {name: value for name, value in index.items() if not isinstance(value, list) and not name.startswith("_")}
 

@@ -200,10 +200,10 @@ class FlowFamily:
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
         scheduler = self.pipeline.scheduler
-        known: dict[str, Any] = {**scheduler.config, "_class_name": type(scheduler).__name__}
-        if known.get("use_dynamic_shifting") or known.get("use_flow_sigmas"):
-            return spacing_of(known)
-        return LinearShift(known["shift"])
+        config = scheduler.config
+        if config.get("use_dynamic_shifting") or config.get("use_flow_sigmas"):
+            return spacing_of({**config, "_class_name": type(scheduler).__name__})
+        return LinearShift(config["shift"])
 
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""

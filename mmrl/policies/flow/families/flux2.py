@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -83,7 +83,7 @@ class Flux2(FlowFamily):
         messages = [{"role": role, "content": [{"type": "text", "text": words}]} for role, words in turns]
         return self._count(messages, add_generation_prompt=False), self.prompt_tokens
 
-    def _count(self, messages: list[dict[str, Any]], **settings: Any) -> int:
+    def _count(self, messages: Sequence[Mapping[str, object]], **settings: object) -> int:
         tokenizer = self.pipeline.tokenizer
         return token_count(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, **settings))
 
