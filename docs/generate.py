@@ -16,6 +16,7 @@ from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, p
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import SourceConfig
+from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -28,6 +29,7 @@ from mmrl.app.config.run import (
 )
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of
+from mmrl.app.plugins.cards import cards, not_now
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.metric_names import METRICS
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -148,21 +150,11 @@ def prose(document: str) -> str:
 
 
 def algorithms_page() -> Iterator[str]:
-    from mmrl.algorithms.presets import PRESETS
-
-    documents = preset_documents()
     yield "# Algorithms\n\nPresets, then the parts that they are made of. `mmrl show NAME` prints one with every value.\n"
-    yield "## Presets\n"
+    yield from overview_lines()
+    yield "\n## Presets\n"
     for listed in catalog("algorithms"):
-        yield f"\n### {listed.name}\n"
-        yield prose(documents[listed.name])
-        yield "\n```text"
-        yield from (
-            re.sub(r":\d+$", "", line)
-            for line in part_lines(Assembly(listed.name, PRESETS[listed.name], listed.name))
-            if not line.startswith("   ")
-        )
-        yield "```"
+        yield from preset_lines(listed.name)
     for slot in SLOTS:
         yield f"\n## Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
         for name in sorted(kinds(slot)):
@@ -174,6 +166,39 @@ def algorithms_page() -> Iterator[str]:
                     yield from table_of(thing.settings)
     yield "\n## Parts inside parts\n\nDynamics are named by a word and a level, the others are tables."
     yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
+
+
+def overview_lines() -> Iterator[str]:
+    """One table of all presets, and what is not here."""
+    from mmrl.algorithms.presets import PRESETS
+
+    yield "## Overview\n"
+    yield (
+        "Compared with grpo or, for image generators, flow_grpo. The last column is a method against its plain twin on a small "
+        "task made for its claim, three seeds (`python -m tests.evidence`): ahead where all seeds say so, behind where all say "
+        "the contrary, level otherwise. Such tasks say that a method acts, not that it helps with your data.\n"
+    )
+    yield "| method | changes | costs | needs | status | its claim |\n|---|---|---|---|---|---|"
+    for name, one in cards().items():
+        made = PRESETS[name]
+        told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "tested elsewhere"
+        cells = (changes(made), costs(made), needs(made), one.status, told)
+        yield f"| [{name}](#{name}) | {' | '.join(map(cell, cells))} |"
+    yield "\n### Not now\n\n| methods | why |\n|---|---|"
+    yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
+
+
+def preset_lines(name: str) -> Iterator[str]:
+    """A preset's own words, its card, and its parts with their formulas."""
+    from mmrl.algorithms.presets import PRESETS
+
+    yield f"\n### {name}\n"
+    yield prose(preset_documents()[name])
+    yield ""
+    yield from (f"- **{word}**: {cell(text)}" for word, text in cards()[name].lines())
+    yield "\n```text"
+    yield from (re.sub(r":\d+$", "", line) for line in part_lines(Assembly(name, PRESETS[name], name)))
+    yield "```"
 
 
 def metrics_page() -> Iterator[str]:

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
+from mmrl.app.plugins.cards import cards, not_now
 from mmrl.app.plugins.catalog import KINDS, catalog, details
 from mmrl.app.plugins.resolve import Listed
 from mmrl.app.toml.did_you_mean import did_you_mean
@@ -25,10 +26,29 @@ def listing(kind: str | None) -> Iterator[str]:
         width = min(max((len(row.name) for row in rows), default=0), 28)
         for row in rows:
             yield from columns(row.name, row.summary, width)
-            for field, text in details(row.file).items() if kind == "rewards" else ():
-                yield from columns(f"{'':<4}{field.lower():<8}", text, 16)
+            for field, text in fields_of(row, kind):
+                yield from columns(f"{'':<4}{field:<8}", text, 16)
+        if kind == "algorithms":
+            yield from not_here()
     if not kind:
         yield f"also: mmrl ls {', mmrl ls '.join(MORE)}"
+
+
+def fields_of(row: Listed, kind: str | None) -> Iterator[tuple[str, str]]:
+    """More lines under a name, where one kind is listed: of rewards what they need, of algorithms whether they work."""
+    if kind == "rewards":
+        yield from ((field.lower(), text) for field, text in details(row.file).items())
+    if kind == "algorithms":
+        card = cards()[row.name]
+        yield "status", card.status
+        yield from (("twin", f"{one.verdict} ({one.task})") for one in card.evidence)
+
+
+def not_here() -> Iterator[str]:
+    yield ""
+    yield "not now"
+    for why, methods in not_now():
+        yield from textwrap.wrap(f"{why}: {', '.join(methods)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def rows_of(kind: str) -> list[Listed]:

@@ -1,6 +1,7 @@
 """`mmrl show`: an algorithm or a run, every value with its range and origin, every part with its file; all that has settings."""
 
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.commands.things import all_names, things_called
 from mmrl.app.commands.unset import unset_rows
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
+from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.config.ranges import ranges_below, ranges_of_config
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
+from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table, dotted_key, leaves
@@ -72,6 +75,8 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield ""
     yield document.strip()
     yield ""
+    yield from card_lines(name, assembly)
+    yield ""
     ranges = dict(ranges_below(assembly.algorithm, ("algorithm",)))
     rows = [
         (key := dotted_key(path), str(value), ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
@@ -80,6 +85,14 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield from columns(rows)
     yield ""
     yield from part_lines(assembly)
+
+
+def card_lines(name: str, assembly: Assembly) -> Iterator[str]:
+    """The card of a preset, and what it changes, costs and needs as it stands, within 80 columns."""
+    made = assembly.algorithm
+    facts = [("changes", changes(made)), ("costs", costs(made)), ("needs", needs(made))]
+    for word, text in [*cards()[name].lines(), *facts]:
+        yield from textwrap.wrap(f"{word:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def part_lines(assembly: Assembly) -> list[str]:

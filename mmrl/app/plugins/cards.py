@@ -1,0 +1,142 @@
+"""Cards of the algorithms: what a preset's own words do not say, read from files beside the presets without loading torch.
+
+A card has `idea` (a sentence after the preset's first), `source` (of SOURCES), `when` and `avoid` (when to take it and when not),
+and where there is something to say `bugs` (of the official code, and where mmrl does otherwise).
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.plugins.catalog import documents, paper
+
+FOLDER = Path(__file__).resolve().parents[2] / "algorithms" / "presets" / "cards"
+NOT_NOW = FOLDER / "not_now.toml"
+EVIDENCE = FOLDER / "evidence.json"
+SOURCES = {
+    "code": "the authors' code was read",
+    "paper": "the paper's formulas; the authors' code was not to be had",
+    "2nd": "summaries and re-implementations of others",
+    "reading": "formulas that are partly our reading",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A method against its plain twin on a task made for its claim."""
+
+    task: str
+    claim: str
+    measured: str
+    without: str
+    """What the twin has in place of the idea."""
+    with_it: tuple[float, ...]
+    """One number per seed."""
+    twin: tuple[float, ...]
+    verdict: str
+    """ahead, level or behind."""
+
+    @property
+    def text(self) -> str:
+        ours, theirs = (sum(values) / len(values) for values in (self.with_it, self.twin))
+        word = {"ahead": "ahead of", "level": "level with", "behind": "behind"}[self.verdict]
+        return (
+            f"{word} its twin ({self.without}) where {self.claim}: {self.measured} {ours:.2f} against {theirs:.2f}, "
+            f"{len(self.with_it)} seeds"
+        )
+
+
+@dataclass(frozen=True)
+class Card:
+    """One algorithm."""
+
+    name: str
+    sentence: str
+    """The first line of the preset's document."""
+    idea: str
+    source: str
+    when: str
+    avoid: str
+    bugs: str
+    paper: str
+    missing: str
+    """What of the paper is not implemented; empty where all of it is."""
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def status(self) -> str:
+        return f"partial: without {self.missing}" if self.missing else "works"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Words and texts, the evidence last."""
+        yield "idea", f"{self.sentence} {self.idea}".strip()
+        texts = {"use when": self.when, "not when": self.avoid, "status": self.status, "source": SOURCES.get(self.source, "")}
+        yield from ((word, text) for word, text in {**texts, "official": self.bugs}.items() if text)
+        for one in self.evidence:
+            yield "evidence", one.text
+
+
+@cache
+def cards() -> dict[str, Card]:
+    """Every algorithm's card by its name, in the order of `mmrl ls algorithms`; `faults` says what they lack."""
+    written, found = tables(), evidence()
+    return {name: card(name, text, written.get(name, {}), found.get(name, ())) for name, (text, _) in documents().items()}
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """The files' tables by preset."""
+    files = [file for file in sorted(FOLDER.glob("*.toml")) if file.name != NOT_NOW.name]
+    return {name: table for file in files for name, table in read(file).items()}
+
+
+def card(name: str, document: str, table: Mapping[str, str], found: tuple[Evidence, ...]) -> Card:
+    own = {key: table.get(key, "") for key in ("idea", "source", "when", "avoid", "bugs")}
+    sentence = document.strip().splitlines()[0]
+    return Card(name, sentence, **own, paper=paper(document), missing=missing_part(document), evidence=found)
+
+
+def faults() -> list[str]:
+    """Presets without a card, cards without a preset, and cards that lack something, as sentences."""
+    written, presets = tables(), documents()
+    found = [f"{name} is the card of no preset: remove it, or write the preset" for name in written if name not in presets]
+    for name in presets:
+        lacking = [key for key in ("idea", "source", "when", "avoid") if not written.get(name, {}).get(key)]
+        if lacking:
+            found.append(f"the card of {name} lacks {', '.join(lacking)}: write it in a file of {FOLDER.name}/")
+        elif written[name]["source"] not in SOURCES:
+            source = written[name]["source"]
+            found.append(f"the card of {name} has the source {source!r}: choose one of {', '.join(SOURCES)}")
+    return found
+
+
+def missing_part(document: str) -> str:
+    """The text after `Not implemented:`, up to the end of its sentence."""
+    flat = " ".join(document.split())
+    found = re.search(r"Not implemented: (.*?)\.(?= [A-Z]|$)", flat)
+    return found[1] if found else ""
+
+
+def evidence() -> dict[str, tuple[Evidence, ...]]:
+    """Results of `python -m tests.evidence` by method."""
+    if not EVIDENCE.exists():
+        return {}
+    found: dict[str, tuple[Evidence, ...]] = {}
+    for line in json.loads(EVIDENCE.read_text(encoding="utf-8")):
+        facts = {key: line[key] for key in ("task", "claim", "measured", "without", "verdict")}
+        one = Evidence(with_it=tuple(line["with_it"]), twin=tuple(line["twin"]), **facts)
+        found[line["method"]] = (*found.get(line["method"], ()), one)
+    return found
+
+
+def not_now() -> list[tuple[str, tuple[str, ...]]]:
+    """Why, and the methods that are not here for it."""
+    return [(table["why"], tuple(table["methods"])) for table in read(NOT_NOW).values()]
+
+
+def read(file: Path) -> dict[str, Any]:
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,160 @@
+"""`mmrl arena`: what is refused before anything is loaded, places by intervals, and a contest that was killed."""
+
+import json
+import math
+import signal
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.arena.contest import TASKS, Contest, check_prompts, resolve_run
+from mmrl.app.commands.arena.lane import Lane, Point
+from mmrl.app.commands.arena.ranking import half_width, is_clearly_better, standings
+from mmrl.app.commands.arena.words import contest_of
+from tests.support.launcher import started
+
+
+def contest(*methods: str, task: str = "grounding", **more: object) -> Contest:
+    return Contest(task, methods, 5.0, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("grounding", "grpo", 5.0, "0,x", None, []), r"--seeds is '0,x': write whole numbers with commas"),
+        (("grounding", "", 5.0, "0", None, []), r"an arena needs at least one method"),
+        (("grounding", "grpo", 5.0, "", None, []), r"an arena needs at least one seed"),
+        (("grounding", "grpo,grpo", 5.0, "0", None, []), r"--methods names grpo twice"),
+        (("grounding", "grpo", 5.0, "0,0", None, []), r"--seeds names 0 twice"),
+        (("grounding", "grpo", 5.0, "-1", None, []), r"seeds are 0 or more"),
+        (("grounding", "grpo", 0.0, "0", None, []), r"budget_s"),
+        (("chess", "grpo", 5.0, "0", None, []), r"there is no task 'chess': choose one of grounding, video, t2i"),
+    ],
+)
+def test_words_that_make_no_contest_are_refused(words: tuple, told: str):
+    with pytest.raises(ValueError, match=told):
+        contest_of(*words)
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "told"),
+    [
+        ("grqo", "grounding", r"there is no method 'grqo': did you mean 'grpo'\?.* or give a TOML file"),
+        ("flow_grpo", "grounding", r"flow_grpo is a method of image generators, .* or --task t2i"),
+        ("grpo", "t2i", r"grpo is a method of models that write, .* or --task grounding or video"),
+        ("mm_upt", "grounding", r"'mm_upt', a method that trains on the reward 'majority_vote'"),
+        ("missing.toml", "grounding", r"the method missing.toml is not there"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_refused_by_its_config(method: str, task: str, told: str):
+    with pytest.raises((ValueError, FileNotFoundError), match=told):
+        resolve_run(contest(method, task=task), method, 0)
+
+
+def test_a_method_that_cannot_work_with_the_prompts_is_refused_before_a_model_is_loaded():
+    asked = contest("temp_samp_r1", overrides=("data.size=8",))
+    with pytest.raises(ValueError, match=r"temp_samp_r1 cannot take part in the task grounding: prompt .* leave it out"):
+        check_prompts(asked, [resolve_run(asked, "temp_samp_r1", 0)])
+
+
+@pytest.mark.parametrize("key", ["data.size = 8", "seed = 3", 'policy.model = "x"', "reward = []"])
+def test_a_file_may_not_change_the_task(tmp_path: Path, key: str):
+    file = tmp_path / "mine.toml"
+    file.write_text(key, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine.toml: .* belongs to the task, which is the same for all methods"):
+        resolve_run(contest(str(file)), str(file), 0)
+
+
+def test_a_file_of_changes_is_a_method(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('prompts_per_step = 3\n[algorithm]\npreset = "gspo"\nminibatches = 2\n[optimizer]\nlr = 1e-5\n')
+    found = resolve_run(contest(str(file)), str(file), 1)
+    assert found.name == "mine" and found.config.algorithm.preset == "gspo"
+    assert (found.config.algorithm.algorithm.minibatches, found.config.optimizer.lr) == (2, 1e-5)
+    assert (found.config.prompts_per_step, found.config.seed) == (3, 1)
+
+
+def test_all_methods_get_as_many_samples_per_step():
+    sizes = [resolve_run(contest(name), name, 0).config for name in ("grpo", "dapo", "reinforce_pp")]
+    assert [one.prompts_per_step * one.algorithm.algorithm.group_size for one in sizes] == [128] * 3
+    assert {one.optimizer.lr_schedule for one in sizes} == {"constant"}
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "mix_grpo", "temp_flow_grpo", "branch_mix_grpo", "diffusion_nft"])
+def test_methods_for_generators_are_cut_to_the_small_model(name: str):
+    made = resolve_run(contest(name, task="t2i"), name, 0).config.algorithm.algorithm
+    assert made.schedule is not None and made.schedule.at(0).num_steps <= 10
+    assert all(getattr(term, "low", 1e-2) == 1e-2 for _, term in made.objective)
+
+
+def lanes(folder: Path, **finals: tuple[float, ...]) -> list[Lane]:
+    found = [Lane(folder / name / f"seed-{seed}", name, seed) for name, values in finals.items() for seed in range(len(values))]
+    for lane in found:
+        lane.folder.mkdir(parents=True)
+        lane.add(Point(0.0, 0, {"eval/total": 0.1}))
+        lane.add(Point(5.0, 7, {"eval/total": finals[lane.label][lane.seed]}))
+    return found
+
+
+def test_a_place_counts_those_that_are_clearly_better(tmp_path: Path):
+    made = lanes(tmp_path, low=(0.1, 0.2, 0.3), high=(0.5, 0.6, 0.7), noisy=(0.1, 0.9, 0.3))
+    table = standings(made, "eval/total", 5.0)
+    assert [(one.label, one.place) for one in table] == [("high", 1), ("noisy", 1), ("low", 2)]
+    assert table[0].half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-5)
+    assert table[0].curve == [(0.0, pytest.approx(0.1)), (5.0, pytest.approx(0.6))] and table[0].steps == 7
+
+
+def test_one_seed_claims_nothing(tmp_path: Path):
+    table = standings(lanes(tmp_path, a=(0.9,), b=(0.1,)), "eval/total", 5.0)
+    assert [one.place for one in table] == [1, 1] and math.isnan(table[0].half_width)
+    assert not is_clearly_better({0: 0.9}, {0: 0.1}) and math.isnan(half_width([1.0]))
+
+
+def test_a_run_that_failed_has_no_place(tmp_path: Path):
+    made = lanes(tmp_path, a=(0.2, 0.2), b=(0.4, 0.4))
+    (made[2].folder / "failed.txt").write_text("no group is informative")
+    (made[3].folder / "failed.txt").write_text("no group is informative")
+    table = standings(made, "eval/total", 5.0)
+    assert [(one.label, one.place) for one in table] == [("a", 1), ("b", 0)]
+    assert table[1].failures == ["no group is informative"] * 2
+
+
+def test_a_torn_last_line_counts_for_nothing(tmp_path: Path):
+    lane = lanes(tmp_path, a=(0.2,))[0]
+    with lane.points_file.open("a") as file:
+        file.write('{"seconds": 9, "st')
+    assert [point.seconds for point in lane.points()] == [0.0, 5.0]
+    lane.add(Point(6.0, 8, {"eval/total": 0.3}))
+    assert [point.seconds for point in lane.points()] == [0.0, 5.0, 6.0]
+
+
+@pytest.mark.slow
+def test_a_contest_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path):
+    """Killed in the third step of the second run, whose checkpoint is of the second step."""
+    whole, broken = tmp_path / "one" / "whole", tmp_path / "two" / "broken"
+    for folder in (whole, broken):
+        folder.parent.mkdir()
+    assert started("tests.support.arena_runs", whole, processes=1).returncode == 0
+    killed = started("tests.support.arena_runs", broken, 6, processes=1)
+    assert killed.returncode == -signal.SIGKILL
+    assert "2 runs (2 methods, 1 seeds) of 4 seconds: 8 s of training. Besides, 2 evaluations of 4 prompts" in killed.stderr
+    assert [len(Lane(broken / name / "seed-0", name, 0).points()) for name in ("grpo", "rloo")] == [3, 2]
+    again = started("tests.support.arena_runs", broken, processes=1)
+    assert again.returncode == 0, again.stderr
+    assert "1 are done, 2 s are left" in again.stderr
+    points = [
+        [(folder / name / "seed-0" / "points.jsonl").read_text() for name in ("grpo", "rloo")] for folder in (whole, broken)
+    ]
+    assert points[0] == points[1]
+    found = json.loads((broken / "arena.json").read_text())
+    assert found["rows"] == json.loads((whole / "arena.json").read_text())["rows"] and len(found["rows"]) == 2
+    page = (broken / "arena.html").read_text()
+    assert "Equal compute: 4 seconds of training" in page and "://" not in page and not list(broken.rglob("checkpoints"))
+    other = started("tests.support.arena_runs", whole, processes=1)
+    assert other.returncode == 0 and "2 are done, 0 s are left" in other.stderr
+
+
+def test_the_tasks_rewards_add_up_to_one():
+    for name, task in TASKS.items():
+        method = task.base
+        assert sum(reward.weight for reward in resolve_run(contest(method, task=name), method, 0).config.reward) == 1
