@@ -1,4 +1,6 @@
-"""Cards of the algorithms: what a preset's own words do not say, read from files beside the presets without loading torch.
+"""Cards of the algorithms: what a preset's own words do not say, read without loading torch.
+
+presets/cards/X.toml holds the cards of presets/X.py.
 
 A card has `idea` (a sentence after the preset's first), `source` (of SOURCES), `when` and `avoid` (when to take it and when not),
 and where there is something to say `bugs` (of the official code, and where mmrl does otherwise).
@@ -89,8 +91,8 @@ def cards() -> dict[str, Card]:
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """The files' tables by preset."""
-    files = [file for file in sorted(FOLDER.glob("*.toml")) if file.name != NOT_NOW.name]
+    """The files' tables by preset; a file of cards stands for the presets of the same name, if these are there."""
+    files = [file for file in sorted(FOLDER.glob("*.toml")) if (FOLDER.parent / f"{file.stem}.py").is_file()]
     return {name: table for file in files for name, table in read(file).items()}
 
 

@@ -18,8 +18,12 @@ def test_every_preset_has_a_card():
 
 
 def test_a_card_of_nothing_and_a_preset_without_one_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "more.toml").write_text('[mine]\nidea = "So."\n[grpo]\nidea = "a"\nsource = "hearsay"\nwhen = "b"\navoid = "c"\n')
-    monkeypatch.setattr(cards, "FOLDER", tmp_path)
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "more.py").touch()
+    (tmp_path / "cards" / "more.toml").write_text(
+        '[mine]\nidea = "So."\n[grpo]\nidea = "a"\nsource = "hearsay"\nwhen = "b"\navoid = "c"\n'
+    )
+    monkeypatch.setattr(cards, "FOLDER", tmp_path / "cards")
     found = cards.faults()
     assert "mine is the card of no preset: remove it, or write the preset" in found
     assert "the card of grpo has the source 'hearsay': choose one of code, paper, 2nd, reading" in found
