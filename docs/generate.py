@@ -181,7 +181,7 @@ def overview_lines() -> Iterator[str]:
     yield "| method | changes | costs | needs | status | its claim |\n|---|---|---|---|---|---|"
     for name, one in cards().items():
         made = PRESETS[name]
-        told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "tested elsewhere"
+        told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "no row"
         cells = (changes(made), costs(made), needs(made), one.status, told)
         yield f"| [{name}](#{name}) | {' | '.join(map(cell, cells))} |"
     yield "\n### Not now\n\n| methods | why |\n|---|---|"
