@@ -1,4 +1,4 @@
-"""What an algorithm changes, costs and needs, in a few words, read off its parts."""
+"""The changes, costs and needs of an algorithm in a few words, read off its parts."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def cost_words(algorithm: Algorithm) -> Iterator[str]:
 
 
 def needs(algorithm: Algorithm) -> str:
-    """What must be there: rewards, views, groups."""
+    """All that must be there: rewards, views, groups."""
     return "; ".join(need_words(algorithm)) or "nothing special"
 
 

@@ -75,7 +75,7 @@ def check_folder(contest: Contest, folder: Path) -> None:
 
 
 def cost(contest: Contest, lanes: Sequence[Lane], configs: dict[tuple[str, int], Resolved]) -> str:
-    """What the contest costs, said before it starts."""
+    """The cost of the contest, said before it starts."""
     left = [lane for lane in lanes if not lane.is_finished(contest.budget_s)]
     seconds = sum(lane.seconds_left(contest.budget_s) for lane in lanes)
     prompts = next(iter(configs.values())).config.evaluation.num_prompts
@@ -107,7 +107,7 @@ def first_point(lanes: Any) -> Point | None:
 
 
 def words(contest: Contest) -> list[str]:
-    """What the table says, and what it does not."""
+    """All that the table says, and that it does not."""
     found = [
         f"Equal compute: {contest.budget_s:g} seconds of training per run (of all cores of the process on a CPU, of the wall on "
         "a GPU); evaluations are not counted.",

@@ -32,12 +32,12 @@ class Standing:
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % t-interval over the seeds; NaN with fewer than two."""
+        """Half of the 95 % t-interval over the seeds; NaN with fewer than two."""
         return half_width([*self.finals.values()])
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of the t-interval of the mean."""
+    """Half of the t-interval of the mean."""
     if len(values) < 2:
         return math.nan
     mean = sum(values) / len(values)
