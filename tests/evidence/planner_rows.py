@@ -76,7 +76,8 @@ ROWS = [
     with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
-    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG),
+    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG,
+        changes={"samples": 2_500}),
     Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
         replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
 ]  # fmt: skip
