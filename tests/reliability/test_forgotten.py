@@ -86,7 +86,6 @@ def helped(name: str) -> Callable[[], Trainer]:
     def make() -> Trainer:
         watched = RewardRunner([NamedReward("letter", right_letter)])
         held_out = Evaluator(FakeTextPolicy(), prompts()[:2], watched, EvaluationSettings(), "greedy")
-        held_out = Evaluator(FakeTextPolicy(), prompts()[:2], RewardRunner([]), EvaluationSettings(), "greedy")
         data = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
         return helped_trainer(PLANNERS[name], data, evaluator=held_out)
 
