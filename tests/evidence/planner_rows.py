@@ -77,7 +77,7 @@ ROWS = [
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
     Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG,
-        short=True),
+        changes={"samples": 2_500}),
     Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
         replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
 ]  # fmt: skip
