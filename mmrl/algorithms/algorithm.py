@@ -1,6 +1,6 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Never, TypeVar, cast
 
@@ -32,7 +32,8 @@ from mmrl.core.protocols import (
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.remembering import Adapting, Replaying, Restoring, Tempering
-from mmrl.core.types import Batch, Counts, Reading, Rollouts, Scope, Scores
+from mmrl.core.true_answers import ChecksPrompts
+from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
 Part = TypeVar("Part")
@@ -213,6 +214,13 @@ class Algorithm:
             shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping),
             objective=tuple((coef, part_with_length(term, max_new_tokens)) for coef, term in self.objective),
         )
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raises ValueError for a prompt that a part cannot work with; names the prompt and the remedy."""
+        parts = [part for part in (*self.importance, *self.shaping) if isinstance(part, ChecksPrompts)]
+        for prompt in prompts if parts else ():
+            for part in parts:
+                part.check_prompt(prompt)
 
     def check(self, policy: Policy[Never]) -> None:
         """Refuse at build time what would train on nonsense.

@@ -32,6 +32,9 @@ class TimeSampler:
     """Shift of uniform and logit_normal times; 1 = none."""
     reach: PositiveShare = 1.0
     """The part of the way from noise to data that times are taken from: discrete ones have sigma >= 1 - reach."""
+    shared: bool = False
+    """The samples of a prompt are noised with the same noise at the same times, so that their errors can be compared in pairs
+    (DPO of image generators, arXiv:2311.12908)."""
 
     __post_init__ = check_ranges
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, Share, check_ranges
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
-from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.core.true_answers import answer_text
+from mmrl.core.types import Prompt, Reading, Rollouts, Scores, Status
 
 NAME = "reference_probability"
 
@@ -34,6 +35,10 @@ class ReferenceProbability:
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (REFERENCE_PROBABILITY, BASE_PROBABILITY) if self.debias else (REFERENCE_PROBABILITY,)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises ValueError for a prompt whose true answer is no text and no number."""
+        answer_text(prompt)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward of this name is there already."""

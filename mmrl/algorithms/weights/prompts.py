@@ -35,6 +35,10 @@ class Difficulty:
         values = torch.tensor([self._of(group.prompt) for group, _ in batch.rollouts.samples()])
         return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
 
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises ValueError for a prompt without a number in that column."""
+        self._of(prompt)
+
     def _of(self, prompt: Prompt) -> float:
         value = prompt.columns.get(self.column)
         if not isinstance(value, int | float):
@@ -94,13 +98,21 @@ class SmallTarget:
         return min(max((self.reference / share) ** self.power, self.least), self.most)
 
     def _share(self, group: Group, sample: Sample) -> float:
-        answer = group.prompt.answer
-        boxes = cast(Sequence[object], answer if isinstance(answer, tuple | list) else (answer,))
         size = sample.media_sizes[0] if sample.media_sizes else None
-        areas = [box.to("norm1", size).area for box in boxes if isinstance(box, Rectangle)]
-        if len(areas) < len(boxes) or not areas:
+        boxes = self._boxes(group.prompt)
+        return sum(box.to("norm1", size).area for box in boxes) / len(boxes)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises ValueError for a prompt whose answer is no box."""
+        self._boxes(prompt)
+
+    def _boxes(self, prompt: Prompt) -> Sequence[Rectangle]:
+        answer = prompt.answer
+        given = cast(Sequence[object], answer if isinstance(answer, tuple | list) else (answer,))
+        boxes = [box for box in given if isinstance(box, Rectangle)]
+        if len(boxes) < len(given) or not boxes:
             raise ValueError(
-                f"prompt {group.prompt.id!r} has the answer {answer!r}, and SmallTarget weighs rollouts by the size of true "
+                f"prompt {prompt.id!r} has the answer {answer!r}, and SmallTarget weighs rollouts by the size of true "
                 "boxes: take a data set whose answers are boxes, or remove it from algorithm.importance"
             )
-        return sum(areas) / len(areas)
+        return boxes

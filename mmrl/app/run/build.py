@@ -89,6 +89,7 @@ def build(
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out = held_out_prompts(config, plug_ins.held_out)
     sampler = plug_ins.sampler(train_prompts, config.seed)
+    config.algorithm.algorithm.check_prompts(first_prompts(train_prompts))
     config = with_local_model(config, ranks)
     modality = modality_of(config.policy)
     firsts = first_prompts(train_prompts)

@@ -135,11 +135,15 @@ def trace_of_noised(
     conditions: Sequence[Condition],
     prompt_index: Int[Tensor, " n"],
 ) -> FlowTrace:
-    """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone."""
-    assert sigma_plan.plan.forward is not None
-    n, k = len(samples), sigma_plan.plan.forward.count
-    generators = [generator_of(seed, sample, "noised") for seed, sample in keys]
-    sigma = torch.stack([sigma_plan.plan.forward.draw(sigma_plan.sigmas, generator) for generator in generators])
+    """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone.
+
+    With `TimeSampler.shared` they depend on the seed alone.
+    """
+    times = sigma_plan.plan.forward
+    assert times is not None
+    n, k = len(samples), times.count
+    generators = [generator_of(seed, 0 if times.shared else sample, "noised") for seed, sample in keys]
+    sigma = torch.stack([times.draw(sigma_plan.sigmas, generator) for generator in generators])
     noise = torch.stack([torch.randn(k, *samples.shape[1:], generator=generator) for generator in generators])
     rows = torch.arange(n)[:, None].expand(n, k)
     after = n + torch.arange(n * k).view(n, k)

@@ -305,6 +305,23 @@ def policy_velocity_before(policy: FlowPolicy, trace: FlowTrace, rollouts: Rollo
         return policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY]
 
 
+def test_samples_of_a_prompt_can_be_noised_alike(tiny):
+    policy = make(tiny("sd3"))
+    found: dict[bool, tuple[Tensor, Tensor, Tensor]] = {}
+    for shared in (False, True):
+        plan = Forward(num_steps=4, times=TimeSampler("rollout", count=3, shared=shared)).at(0)
+        rollouts = policy.rollout(requests(count=2), plan)
+        values = policy.read(rollouts.trace, [TARGET_VELOCITY, SIGMA], rollouts.action_mask)
+        trace = trace_of(rollouts)
+        found[shared] = trace.latents[trace.after], values[SIGMA], values[TARGET_VELOCITY]
+    noise, sigma, target = found[True]
+    assert torch.equal(noise[0], noise[1]) and torch.equal(sigma[0], sigma[1])
+    assert not torch.equal(target[0], target[1]), "the samples themselves differ"
+    assert not torch.equal(noise[0], noise[2]), "and so does the noise of another prompt"
+    # the first sample of a prompt is noised as without sharing
+    assert torch.equal(noise[0], found[False][0][0]) and not torch.equal(found[False][0][0], found[False][0][1])
+
+
 def test_noise_and_times_of_copies_belong_to_the_sample(tiny):
     policy = make(tiny("sd3"))
     both = policy.rollout(requests(count=3), NFT)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PROBABILITY, LOGPROBS, REFERENCE_PROBABILITY
+from mmrl.core.true_answers import answer_text
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
-from mmrl.policies.text.looks.rewritten import answer_of
 from mmrl.policies.text.looks.rhythm import RHYTHM, local_and_global, middle_layers
 from mmrl.policies.text.policy import TextPolicy
 from tests.support.text_policies import make, picture, text_trace
@@ -110,10 +110,10 @@ def test_true_answers_are_read_in_place_of_given_ones(policy: TextPolicy):
                 torch.testing.assert_close(found[4 * i + k, 0], expected, atol=2e-5, rtol=0)
 
 
-def test_prompts_without_a_written_truth_are_refused(policy: TextPolicy):
+def test_prompts_without_a_written_truth_are_refused():
     for answer in (None, ("a", "b"), True, "  "):
         with pytest.raises(ValueError, match=r"prompt 'x' has the answer .*needs a text or a number: give the data set answers"):
-            answer_of(Prompt("x", answer=answer))
+            answer_text(Prompt("x", answer=answer))
 
 
 def test_models_that_cannot_show_attention_do_not_offer_it(tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch):

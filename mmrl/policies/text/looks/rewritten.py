@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
-from mmrl.core.types import Prompt
+from mmrl.core.true_answers import answer_text
 from mmrl.policies.text.answer_tokens import OPEN, reaching
+from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.trace import TextTrace
 
 REFERENCE, BASE = REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity
@@ -43,7 +44,7 @@ def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]]
     Raises:
         ValueError: a prompt without a true answer that is a text or a number.
     """
-    truths = [token_ids(tokenizer, answer_of(prompt.prompt)) for prompt in trace.prompts]
+    truths = [token_ids(tokenizer, truth_of(prompt)) for prompt in trace.prompts]
     bare, written, found = token_ids(tokenizer, OPEN), list[list[int]](), list[bool]()
     for row, length in zip(trace.tokens.tolist(), trace.lengths.tolist(), strict=True):
         before = up_to_answer(row[:length], tokenizer, lambda tokens: decode([list(tokens)])[0])
@@ -75,16 +76,6 @@ def token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def answer_of(prompt: Prompt | None) -> str:
-    """The true answer as a model would write it.
-
-    Raises:
-        ValueError: there is none, or it is no text and no number.
-    """
-    answer, name = (None, "?") if prompt is None else (prompt.answer, prompt.id)
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        raise ValueError(
-            f"prompt {name!r} has the answer {answer!r}, and the probability of the true answer needs a text or a number: give "
-            "the data set answers that can be written, or take another method"
-        )
-    return str(answer).strip()
+def truth_of(encoded: Encoded) -> str:
+    assert encoded.prompt is not None
+    return answer_text(encoded.prompt)
