@@ -74,7 +74,9 @@ class FakeTextPolicy:
     length: int = 4
     shadows: frozenset[str] = frozenset({"ref"})
     ema_decay: float = 0.9
-    offers: frozenset[str] = frozenset({"logprobs", "entropy", "group_divergence", "answer_mask"})
+    offers: frozenset[str] = frozenset(
+        {"logprobs", "entropy", "group_divergence", "answer_mask", "attention_distance", "attention_influence"}
+    )
     views: Mapping[str, View] = field(default_factory=dict)
     nets: dict[str, nn.Module] = field(default_factory=dict)
     accelerator: Any = None
@@ -201,6 +203,9 @@ class FakeTextPolicy:
                 "entropy": lambda logprobs=logprobs: -(logprobs.exp() * logprobs).sum(-1),
                 "group_divergence": lambda x=torch.where(mask[..., None], logprobs, uniform): disagreement(x).expand(mask.shape),
                 "answer_mask": lambda: (torch.arange(mask.shape[1]) == 0).float().expand(mask.shape),
+                # the first letter is looked at, and the others look back at it
+                "attention_distance": lambda: torch.arange(mask.shape[1]).float().expand(mask.shape),
+                "attention_influence": lambda: (torch.arange(mask.shape[1]) == 0).float().expand(mask.shape),
             }[reading.quantity]()
         return out
 
