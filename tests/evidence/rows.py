@@ -2,6 +2,5 @@
 
 from tests.evidence import flow_rows, planner_rows, sampler_rows, text_rows, video_rows
 
-FILES = (text_rows, video_rows, flow_rows, planner_rows, sampler_rows)
-ROWS = [row for file in FILES for row in file.ROWS]
-ELSEWHERE = {name: reason for file in FILES for name, reason in file.ELSEWHERE.items()}
+ROWS = [*text_rows.ROWS, *planner_rows.ROWS, *video_rows.ROWS, *flow_rows.ROWS, *sampler_rows.ROWS]
+ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **flow_rows.ELSEWHERE, **sampler_rows.ELSEWHERE}

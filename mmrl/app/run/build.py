@@ -16,7 +16,7 @@ import torch
 
 from mmrl import __version__
 from mmrl.algorithms.planners.base import ChecksPrompts
-from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind
+from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward, as_table
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
@@ -25,7 +25,7 @@ from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
-from mmrl.core.protocols import Callback, Policy, View
+from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
@@ -88,8 +88,7 @@ def build(
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out = held_out_prompts(config, plug_ins.held_out)
-    sampler = plug_ins.sampler(train_prompts, config.seed)
-    config.algorithm.algorithm.check_prompts(first_prompts(train_prompts))
+    sampler = sampler_over(train_prompts, plug_ins, config)
     config = with_local_model(config, ranks)
     modality = modality_of(config.policy)
     firsts = first_prompts(train_prompts)
@@ -124,6 +123,16 @@ def build(
     records = build_records(config, run, space, ranks, watchers)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
+
+
+def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> PromptSampler:
+    """Who draws the prompts.
+
+    Raises:
+        ValueError: prompts that the sampler or a part of the algorithm cannot work with.
+    """
+    config.algorithm.algorithm.check_prompts(first_prompts(prompts))
+    return plug_ins.sampler(prompts, config.seed)
 
 
 def look_before(config: RunConfig, ranks: Ranks) -> None:
