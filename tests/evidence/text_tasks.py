@@ -57,6 +57,7 @@ GUESS = TextTask(
     (("letter", first_letter),),
     mean_first_letter,
 )
+FEW_SAMPLES = replace(GUESS, name="few_samples", claim=f"{GUESS.claim}; few samples may be drawn", samples=1_500)
 ALL_WRONG = TextTask(
     "all_wrong",
     "one sample in three hundred is right, so that nearly all groups are wrong altogether",

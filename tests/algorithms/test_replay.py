@@ -1,0 +1,209 @@
+"""Rows of earlier steps: what the buffer keeps, what planners ask for, and what a run makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.replay import Kept, RowBuffer
+from mmrl.algorithms.samplers.base import Shuffled, Streamed
+from mmrl.core.protocols import PromptSampler
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
+from mmrl.core.types import Group, Prompt, Revision, Sample, Seen, StoredRow
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.trainer import Trainer
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.rows import scores
+from tests.support.trainers import at_most_one, make_trainer
+
+STATE = ("aepo", "ares", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "ssr")
+
+
+def kept(prompt: str, group: int, step: int = 1, advantage: float = 1.0) -> Kept:
+    row = StoredRow((0, 4), (-0.5, -0.25), step, 1.0, advantage, False, Seen(4, 0.5, 0.57))
+    return Kept(prompt, group, row)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+
+
+def test_a_buffer_keeps_the_newest_rows():
+    buffer = RowBuffer(capacity=3, per_prompt=2)
+    buffer.add([kept("a", i) for i in range(3)], 1)
+    assert [one.group for one in buffer.rows] == [1, 2]
+    buffer.add([kept("b", 7, step=2), kept("b", 8, step=2)], 2)
+    assert [one.group for one in buffer.rows] == [2, 7, 8]
+    buffer.add([], 3, max_age=2)
+    assert [one.group for one in buffer.rows] == [7, 8]
+    assert [row.step for row in buffer.of("b")] == [2, 2]
+
+
+def test_a_buffer_comes_back_as_it_was():
+    buffer, again = RowBuffer(8), RowBuffer(8)
+    rows = [kept("a", 1), Kept("b", 2, StoredRow((3,), (), 2, 0.5, -1.0, True))]
+    rows = [rows[0], rows[1]._replace(row=replace(rows[1].row, logprobs=(-0.125,)))]
+    buffer.begin(prompts(), "letters")
+    buffer.add(rows, 2)
+    again.begin(prompts(), "letters")
+    again.load_state_dict(buffer.state_dict())
+    assert again.rows == rows and again.step == 2
+
+
+def test_rows_of_another_vocabulary_are_refused():
+    buffer, other = RowBuffer(8), RowBuffer(8)
+    buffer.begin(prompts(), "letters")
+    buffer.add([kept("a", 1)], 1)
+    other.begin(prompts(), "syllables")
+    with pytest.raises(ValueError, match="holds 1 rows of another vocabulary than this policy's: resume with the model"):
+        other.load_state_dict(buffer.state_dict())
+
+
+def test_a_row_without_its_prompt_is_refused():
+    buffer = RowBuffer(8)
+    buffer.begin(prompts(), "letters")
+    with pytest.raises(ValueError, match="an answer to prompt 'gone', which the data do not have"):
+        buffer.request(kept("gone", 1), -1)
+
+
+def groups_with(totals: Sequence[Sequence[float]]) -> tuple[list[Group], Any, torch.Tensor]:
+    groups = [Group(i, Prompt(str(i)), tuple(Sample() for _ in own)) for i, own in enumerate(totals)]
+    flat = torch.tensor([x for own in totals for x in own])
+    return groups, scores(flat[:, None]), torch.tensor([i for i, own in enumerate(totals) for _ in own])
+
+
+def revised(planner: ReplayInformative | ReplayGroups, totals: Sequence[Sequence[float]]) -> Revision:
+    planner.begin(prompts(), "letters")
+    planner.first([], 2, 0, 5)
+    return planner.revise(*groups_with(totals), wanted=len(totals), round_index=0)
+
+
+def test_as_many_rows_come_back_as_groups_without_spread_have():
+    planner = ReplayInformative()
+    planner.buffer.add([kept("0", 1, advantage=0.0), kept("1", 1, advantage=3.0), kept("2", 1, advantage=-3.0)], 1)
+    asked = revised(planner, [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]).requests
+    assert len(asked) == 3 and len({request.group_id for request in asked}) == 3
+    assert all(request.role == "replayed" and request.count == 1 and request.group_id < 0 for request in asked)
+    assert {request.prompt.id for request in asked} <= {"1", "2"}, "weights are |A| + 1e-4"
+    assert not revised(planner, [[0.0, 1.0]]).requests
+
+
+def test_old_groups_come_back_whole_and_make_up_their_share():
+    planner = ReplayGroups(share=0.5)
+    planner.buffer.add([kept("0", 3), kept("0", 3), kept("1", 4), kept("1", 4)], 1)
+    asked = revised(planner, [[0.0, 1.0]]).requests
+    assert len(asked) == 2 and len({request.group_id for request in asked}) == 1
+
+
+def test_log_probabilities_may_be_evaluated_anew():
+    planner = ReplayInformative(keep_old=False)
+    planner.buffer.add([kept("0", 1)], 1)
+    (request,) = revised(planner, [[1.0]]).requests
+    assert request.stored is not None and request.stored.logprobs == ()
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_resumed_is_uninterrupted(name: str, tmp_path: Path):
+    def fresh() -> Trainer:
+        return make_trainer(PRESETS[name], at_most_one, steps=5, prompts_per_step=8)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    for _ in range(5):
+        whole.step()
+    for _ in range(3):
+        first.step()
+    Checkpoints(tmp_path).save(3, first.state_dict(), Ranks())
+    second.load_state_dict(Checkpoints(tmp_path).load())
+    for _ in range(2):
+        second.step()
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_a_checkpoint_without_what_a_part_remembered_is_refused():
+    state = make_trainer(PRESETS["grpo"]).state_dict()
+    state["planner"] = {}
+    with pytest.raises(ValueError, match=r"lacks what algorithm\.advantage \(NearEntropy\) remembered"):
+        make_trainer(replace(PRESETS["dcpo"], objective=PRESETS["grpo"].objective)).load_state_dict(state)
+
+
+def test_two_runs_of_one_preset_share_no_memory():
+    first, second = (make_trainer(PRESETS["spo"], at_most_one, prompts_per_step=8) for _ in range(2))
+    first.step()
+    assert first.state_dict()["parts"]["advantage"]["prompts"]
+    assert not second.state_dict()["parts"]["advantage"]["prompts"]
+
+
+def test_a_replayed_row_keeps_its_record_and_fresh_ones_alone_are_measured():
+    trainer = make_trainer(PRESETS["remix"], steps=4, prompts_per_step=8, lr=5e-2)
+    trainer.step()
+    collected = trainer.collect()
+    rollouts, old = collected.rollouts, collected.rollouts.replayed()
+    assert int(old.sum()) == 5 * 8, "two fifths of thirteen groups"
+    frozen = trainer.reader.read(rollouts, check=True)
+    noted, mask = rollouts.recorded[ROLLOUT_LOGPROBS], rollouts.action_mask
+    assert torch.equal(frozen[OLD_LOGPROBS][mask], noted[mask])
+    moved = ((frozen[START_LOGPROBS] - noted).abs() * mask).amax(1)
+    assert float(moved[~old].max()) < 1e-5 < float(moved[old].mean())
+
+
+def test_no_row_of_an_earlier_step_reaches_metrics_or_the_sampler():
+    shown: list[int] = []
+
+    class Listening(Shuffled):
+        def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+            shown.append(sum(map(len, totals)))
+
+    trainer = make_trainer(PRESETS["remix"], prompts_per_step=8, sampler=Listening(prompts()))
+    lengths = [trainer.step()["rollout/actions"] for _ in range(3)]
+    assert shown == [64, 64, 64] and max(lengths) <= 64 * 4
+
+
+def test_a_stream_of_prompts_cannot_be_replayed_from():
+    with pytest.raises(ValueError, match="ReplayGroups finds the prompts of earlier rows again, but Hidden does not hold all"):
+        make_trainer(PRESETS["remix"], sampler=Hidden())
+
+
+class Hidden:
+    """A sampler that holds no prompts."""
+
+    def __init__(self) -> None:
+        self.inner: PromptSampler = Streamed(prompts())
+
+    def draw(self, num_prompts: int) -> list[Prompt]:
+        return self.inner.draw(num_prompts)
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_dropped_rows_stay_in_what_a_group_was_like():
+    class DropsOne(ReplayInformative):
+        def revise(self, groups: Any, scores: Any, group_ids: Any, wanted: int, round_index: int) -> Revision:
+            return Revision(drop_samples=frozenset({(groups[0].id, 0)}) if round_index == 0 else frozenset())
+
+    trainer = make_trainer(replace(PRESETS["grpo"], planner=DropsOne()), right_letter, prompts_per_step=4)
+    collected = trainer.collect()
+    first, other = collected.rollouts.groups[:2]
+    assert first.seen is not None and first.seen.size == 8 and other.seen is None
+    assert first.seen.mean == pytest.approx(sum(right_letter(first)) / 8)
+
+
+def test_previous_is_where_the_step_before_began():
+    policy = FakeTextPolicy()
+    trainer = make_trainer(PRESETS["remix"], policy=policy, prompts_per_step=8)
+    began: list[torch.Tensor] = []
+    for _ in range(3):
+        began.append(torch.cat([p.detach().flatten() for p in policy.nets["policy"].parameters()]))
+        trainer.step()
+    assert torch.equal(torch.cat([p.flatten() for p in policy.nets["previous"].parameters()]), began[2])
+    assert not torch.equal(began[1], began[2])

@@ -1,0 +1,90 @@
+"""A real vision-language model takes up rows of an earlier step, reads at other temperatures, and keeps older weights."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Request, StoredRow
+from tests.support.text_policies import ids_of, logprobs, make, mixed, prompts
+
+
+@pytest.fixture(scope="module")
+def policy(tiny: Any) -> Any:
+    return make(tiny("qwen2_5_vl"), ("previous",))
+
+
+def stored(rollouts: Any, row: int) -> Request:
+    group, sample = list(rollouts.samples())[row]
+    tokens = ids_of(sample)
+    noted = tuple(rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(tokens)].tolist())
+    return Request(group.prompt, 1, 99, role="replayed", stored=StoredRow(tokens, noted, truncated=sample.truncated))
+
+
+def test_a_stored_row_is_the_same_row_again(policy: Any):
+    first = policy.rollout(mixed())
+    again = policy.rollout([stored(first, 1), Request(prompts()[3], 2, 5, seed=3)])
+    ((_, before), (group, after)) = (list(rollouts.samples())[i] for rollouts, i in ((first, 1), (again, 0)))
+    assert (after.text, after.token_ids, after.truncated) == (before.text, before.token_ids, before.truncated)
+    assert after.role == "replayed" and group.id == 99
+    length = len(ids_of(after))
+    assert torch.equal(again.recorded[ROLLOUT_LOGPROBS][0, :length], first.recorded[ROLLOUT_LOGPROBS][1, :length])
+    assert torch.allclose(logprobs(policy, again)[0, :length], logprobs(policy, first)[1, :length], atol=2e-5)
+
+
+def test_without_its_record_a_stored_row_is_unknown(policy: Any):
+    request = stored(policy.rollout(mixed()), 0)
+    assert request.stored is not None
+    again = policy.rollout([replace(request, stored=replace(request.stored, logprobs=()))])
+    assert bool(again.recorded[ROLLOUT_LOGPROBS][again.action_mask].isnan().all())
+
+
+@pytest.mark.parametrize("change", [{"stored": None}, {"count": 2}, {"role": "policy"}])
+def test_half_a_stored_row_is_refused(policy: Any, change: dict[str, Any]):
+    request = replace(stored(policy.rollout(mixed()), 0), **change)
+    with pytest.raises(ValueError, match=r"replays a row of an earlier step: give Request\.stored, role 'replayed' and count 1"):
+        policy.rollout([request])
+
+
+def test_a_reading_at_a_temperature_divides_the_logits(policy: Any):
+    rollouts = policy.rollout(mixed())
+    mask, hot = rollouts.action_mask, LOGPROBS._replace(temperature=2.0)
+    found = policy.read(rollouts.trace, [LOGPROBS, hot], mask)
+    by_hand = policy.read(replace(rollouts.trace, temperature=torch.full_like(rollouts.trace.temperature, 2.0)), [LOGPROBS], mask)
+    assert torch.equal(found[hot], by_hand[LOGPROBS])
+    assert not torch.allclose(found[hot], found[LOGPROBS])
+
+
+def test_rows_of_another_temperature_are_drawn_with_it_and_read_at_the_runs(policy: Any):
+    cold = [replace(request, temperature=1e-3, seed=i) for i, request in enumerate(mixed())]
+    first, second = policy.rollout(cold), policy.rollout([replace(request, seed=request.seed + 50) for request in cold])
+    assert [s.text for _, s in first.samples()] == [s.text for _, s in second.samples()], "nearly greedy, whatever the seed"
+    assert all(sample.temperature == 1e-3 for _, sample in first.samples())
+    assert bool((first.trace.temperature == 1.0).all())
+    assert bool(first.recorded[ROLLOUT_LOGPROBS][first.action_mask].isnan().all())
+
+
+def test_previous_weights_lag_one_step(tiny: Any):
+    policy = make(tiny("qwen2_5_vl"), ("previous",))
+    rollouts = policy.rollout(mixed()[:2])
+    seen: list[Any] = []
+    for _ in range(3):
+        seen.append(logprobs(policy, rollouts).detach())
+        with torch.no_grad():
+            for weight in policy.parameters():
+                weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(seen))))
+        policy.advance()
+        policy.end_step()
+    previous = policy.read(rollouts.trace, [PREVIOUS_LOGPROBS], rollouts.action_mask)[PREVIOUS_LOGPROBS]
+    assert torch.allclose(previous, seen[2], atol=1e-5) and not torch.allclose(previous, seen[1], atol=1e-3)
+    fresh = make(tiny("qwen2_5_vl"), ("previous",))
+    fresh.load_state_dict(policy.state_dict())
+    again = fresh.read(rollouts.trace, [PREVIOUS_LOGPROBS], rollouts.action_mask)[PREVIOUS_LOGPROBS]
+    assert torch.allclose(again, previous, atol=1e-6)
+
+
+def test_a_vocabulary_has_a_name_of_its_own(tiny: Any):
+    names = {make(tiny(family)).vocabulary for family in ("qwen2_5_vl", "gemma3")}
+    assert len(names) == 2
