@@ -7,6 +7,7 @@ import pytest
 
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware
+from mmrl.algorithms.samplers.tracked import Prioritized
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 
@@ -16,6 +17,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "Bandit/td": lambda seed=0: Bandit(PROMPTS, seed),
     "Bandit/ucb": lambda seed=0: Bandit(PROMPTS, seed, rule="ucb", temperature=0.1),
     "Thompson": lambda seed=0: Thompson(PROMPTS, seed),
+    "Prioritized": lambda seed=0: Prioritized(PROMPTS, seed),
     "VarianceAware": lambda seed=0: VarianceAware(PROMPTS, seed),
     "Curriculum": lambda seed=0: Curriculum(PROMPTS, seed, edges=(0.2,), draws_per_stage=3),
 }
@@ -81,6 +83,15 @@ def test_samples_without_a_total_are_no_evidence():
     part = Thompson(PROMPTS)
     part.observe(PROMPTS[:1], [[float("nan"), 1.0]])
     assert (part.right[0], part.wrong[0]) == (0.8 + 1, 0.8)
+
+
+def test_a_tracked_sampler_prefers_what_is_uncertain_and_draws_no_prompt_twice():
+    """Weights are sqrt(v (1 - v)) + 0.05, v of sure prompts falls to nearly 1: mixed ones come more than twice as often."""
+    part = Prioritized(PROMPTS, least=0.01)
+    drawn = run(part, 60)
+    assert all(len(set(step)) == len(step) for step in drawn)
+    assert part.weight(0) > 2 * part.weight(NUM - 1)
+    assert share_of_mixed(drawn[30:]) > 0.15
 
 
 def test_a_curriculum_opens_stage_by_stage():

@@ -78,15 +78,19 @@ def groups_with(totals: Sequence[Sequence[float]]) -> tuple[list[Group], Any, to
     return groups, scores(flat[:, None]), torch.tensor([i for i, own in enumerate(totals) for _ in own])
 
 
-def revised(planner: ReplayInformative | ReplayGroups, totals: Sequence[Sequence[float]]) -> Revision:
+def fill(planner: ReplayInformative | ReplayGroups, rows: Sequence[Kept]) -> None:
     planner.begin(prompts(), "letters")
+    planner.buffer.add(rows, 1)
+
+
+def revised(planner: ReplayInformative | ReplayGroups, totals: Sequence[Sequence[float]]) -> Revision:
     planner.first([], 2, 0, 5)
     return planner.revise(*groups_with(totals), wanted=len(totals), round_index=0)
 
 
 def test_as_many_rows_come_back_as_groups_without_spread_have():
     planner = ReplayInformative()
-    planner.buffer.add([kept("0", 1, advantage=0.0), kept("1", 1, advantage=3.0), kept("2", 1, advantage=-3.0)], 1)
+    fill(planner, [kept("0", 1, advantage=0.0), kept("1", 1, advantage=3.0), kept("2", 1, advantage=-3.0)])
     asked = revised(planner, [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]).requests
     assert len(asked) == 3 and len({request.group_id for request in asked}) == 3
     assert all(request.role == "replayed" and request.count == 1 and request.group_id < 0 for request in asked)
@@ -96,14 +100,14 @@ def test_as_many_rows_come_back_as_groups_without_spread_have():
 
 def test_old_groups_come_back_whole_and_make_up_their_share():
     planner = ReplayGroups(share=0.5)
-    planner.buffer.add([kept("0", 3), kept("0", 3), kept("1", 4), kept("1", 4)], 1)
+    fill(planner, [kept("0", 3), kept("0", 3), kept("1", 4), kept("1", 4)])
     asked = revised(planner, [[0.0, 1.0]]).requests
     assert len(asked) == 2 and len({request.group_id for request in asked}) == 1
 
 
 def test_log_probabilities_may_be_evaluated_anew():
     planner = ReplayInformative(keep_old=False)
-    planner.buffer.add([kept("0", 1)], 1)
+    fill(planner, [kept("0", 1)])
     (request,) = revised(planner, [[1.0]]).requests
     assert request.stored is not None and request.stored.logprobs == ()
 

@@ -25,7 +25,7 @@ ROWS = [
     Row("ares", PRESETS["ares"], replace(PRESETS["ares"], advantage=GROUP), "advantages of grpo", tasks.HARD),
     Row("remix", PRESETS["remix"],
         replace(PRESETS["remix"], planner=Once(), objective=((1.0, Clip()), (0.04, ReferenceKL()))),
-        "rows of this step alone, KL to the base", tasks.FEW_SAMPLES, short=True),
+        "rows of this step alone, KL to the base", tasks.FEW_SAMPLES),
     Row("ssr", PRESETS["ssr"], replace(PRESETS["ssr"], planner=Once()), "rows of this step alone", tasks.TOO_EASY,
-        changes={"prompts_per_step": 12}, short=True),
+        changes={"prompts_per_step": 12, "samples": 5_000}),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.planners.hints import Scaffold
-from mmrl.algorithms.presets import text_planners, video
+from mmrl.algorithms.presets import text_planners, text_state, video
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
@@ -24,7 +24,7 @@ from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
-from tests.support.trainers import make_trainer
+from tests.support.trainers import at_most_one, make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
 
@@ -63,6 +63,9 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     told = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
     for name, algorithm in PLANNERS.items():
         yield name, partial(helped_trainer, algorithm, told)
+    for name, algorithm in text_state.PRESETS.items():
+        if algorithm.scope != "batch":
+            yield name, partial(make_trainer, algorithm, at_most_one, prompts_per_step=8)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)

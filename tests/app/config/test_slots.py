@@ -75,6 +75,7 @@ def test_every_shipped_part_has_one_slot():
         "Bandit",
         "Curriculum",
         "Mixture",
+        "Prioritized",
         "Shuffled",
         "Streamed",
         "Thompson",
