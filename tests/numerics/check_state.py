@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages.on_top import Bold
 from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip, uncertainty
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
+from mmrl.algorithms.segments import cutpoints, segment_advantages
 from mmrl.algorithms.tracker import memory_share
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Prompt
@@ -114,3 +115,12 @@ def spo_tracker(vector: Vector) -> None:
         known = part.visits.prompts["0"]
         close([known.right, known.wrong], [visit["alpha"], visit["beta"]], what=f"evidence {i}")
         close(known.weight(params["eps"]), visit["prompt_weight"], what=f"weight {i}")
+
+
+@check("spo_segment_chain")
+def spo_segment_chain(vector: Vector) -> None:
+    probabilities, sure = vector.inputs["probabilities"], vector.params["prob_threshold"]
+    for case in vector.outputs["cases"]:
+        assert cutpoints(probabilities, case["interval"], sure) == case["cutpoints"]
+        found = segment_advantages(probabilities, case["cutpoints"], case["values"], vector.inputs["score"], sure)
+        close(found, case["advantages"], what=f"interval {case['interval']}")

@@ -54,6 +54,7 @@ VIDEO = sorted(video.PRESETS)
 HELPED = replace(text_planners.PRESETS["scaf_grpo"], planner=Scaffold(after=1))
 PLANNERS = {name: HELPED if name == "scaf_grpo" else preset for name, preset in text_planners.PRESETS.items()}
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
+STATE = sorted(name for name, algorithm in text_state.PRESETS.items() if algorithm.scope != "batch")
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
@@ -63,9 +64,8 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     told = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in prompts()]
     for name, algorithm in PLANNERS.items():
         yield name, partial(helped_trainer, algorithm, told)
-    for name, algorithm in text_state.PRESETS.items():
-        if algorithm.scope != "batch":
-            yield name, partial(make_trainer, algorithm, at_most_one, prompts_per_step=8)
+    for name in STATE:
+        yield name, partial(make_trainer, text_state.PRESETS[name], at_most_one, prompts_per_step=8)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)

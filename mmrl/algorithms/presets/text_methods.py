@@ -140,13 +140,13 @@ Group-Relative REINFORCE Is Secretly an Off-Policy Algorithm (REC-OneSide-NoIS),
 grow 20 steps old); with one it is REINFORCE. Not implemented: samples from earlier steps.
 """
 
-r2vpo = replace(grpo, objective=((1.0, VarianceBound(rate=0.1)),), minibatches=4)
+r2vpo = replace(grpo, objective=((1.0, VarianceBound()),), minibatches=4)
 """No clip: the second moment of the ratio about 1 is held down by a penalty.
 
 R2VPO: Ratio-Variance Regularized Policy Optimization, arXiv:2601.03320.
-The multiplier begins at 0.04 and follows the ratios by dual ascent, whose rate 0.1 and bound 0.01 are ours. 4 updates per step
-are ours; with one nothing is penalized. For replayed samples set `algorithm.planner.kind = "ReplayGroups"`. Nothing else is left
-out.
+The multiplier stays at 0.04; `algorithm.objective.0.rate = 0.1` moves it by dual ascent, whose rate and bound were not found. 4
+updates per step are ours; with one nothing is penalized. For replayed samples set `algorithm.planner.kind = "ReplayGroups"`.
+Nothing else is left out.
 """
 
 nft_text = replace(

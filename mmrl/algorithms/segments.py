@@ -1,0 +1,32 @@
+"""Credit by segments of a completion, whose values are those of continuations from where they end (SPO, arXiv:2505.23564).
+
+The formulas of its chain form alone: no planner draws the continuations yet. Not to be confused with single-stream SPO.
+"""
+
+from collections.abc import Sequence
+
+SURE = 0.9
+"""The probability from which on an action is no decision."""
+
+
+def cutpoints(probabilities: Sequence[float], interval: int = 5, sure: float = SURE) -> list[int]:
+    """The last actions of the prefixes to value: those before every `interval`-th unsure action; -1 is the prompt alone."""
+    return [i - 1 for i, probability in enumerate(probabilities) if probability < sure][::interval]
+
+
+def segment_advantages(
+    probabilities: Sequence[float], cuts: Sequence[int], values: Sequence[float], reward: float, sure: float = SURE
+) -> list[float]:
+    """Value at the end of an action's segment less that at its beginning; 0 before the first cut and for sure actions.
+
+    Args:
+        probabilities: of a completion's actions when they were sampled.
+        cuts: rising, as from `cutpoints`.
+        values: mean rewards of the continuations from each cut; the last segment ends at `reward`.
+    """
+    found = [0.0] * len(probabilities)
+    ends, after = [*cuts[1:], len(probabilities) - 1], [*values[1:], reward]
+    for begin, end, before, then in zip(cuts, ends, values, after, strict=True):
+        for i in range(begin + 1, end + 1):
+            found[i] = then - before if probabilities[i] < sure else 0.0
+    return found
