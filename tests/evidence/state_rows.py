@@ -28,5 +28,5 @@ ROWS = [
         replace(PRESETS["remix"], planner=Once(), objective=((1.0, Clip()), (0.04, ReferenceKL()))),
         "rows of this step alone, KL to the base", tasks.FEW_SAMPLES),
     Row("ssr", PRESETS["ssr"], replace(PRESETS["ssr"], planner=Once()), "rows of this step alone", tasks.TOO_EASY,
-        changes={"prompts_per_step": 12, "samples": 5_000}),
+        changes={"prompts_per_step": 12, **FEW}),
 ]  # fmt: skip
