@@ -152,7 +152,7 @@ def test_a_replayed_row_keeps_its_record_and_fresh_ones_alone_are_measured():
     frozen = trainer.reader.read(rollouts, check=True)
     noted, mask = rollouts.recorded[ROLLOUT_LOGPROBS], rollouts.action_mask
     assert torch.equal(frozen[OLD_LOGPROBS][mask], noted[mask])
-    moved = ((frozen[START_LOGPROBS] - noted).abs() * mask).amax(1)
+    moved = torch.where(mask, frozen[START_LOGPROBS] - noted, 0.0).abs().amax(1)
     assert float(moved[~old].max()) < 1e-5 < float(moved[old].mean())
 
 
