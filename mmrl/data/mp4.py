@@ -65,7 +65,7 @@ def read_mp4(path: Path) -> tuple[NDArray[np.uint8], float]:
         with av.open(str(path)) as file:
             frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
             fps = float(file.streams.video[0].average_rate or 0)
-    except (av.error.FFmpegError, IndexError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise ValueError(f"{path} cannot be read as a video ({error}): convert it to H.264") from None
     if not frames:
         raise ValueError(f"{path} holds no picture: take another file")
