@@ -65,11 +65,11 @@ def read_mp4(path: Path) -> tuple[NDArray[np.uint8], float]:
         with av.open(str(path)) as file:
             frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
             fps = float(file.streams.video[0].average_rate or 0)
-    except (av.FFmpegError, IndexError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise ValueError(f"{path} cannot be read as a video ({error}): convert it to H.264") from None
     if not frames:
         raise ValueError(f"{path} holds no picture: take another file")
-    return np.stack(frames), fps
+    return np.stack(frames).astype(np.uint8), fps
 
 
 def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> Path:
