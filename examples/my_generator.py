@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AuraFlowPipeline, AuraFlowTransformer2DModel
+from diffusers.models.transformers.auraflow_transformer_2d import AuraFlowTransformer2DModel
+from diffusers.pipelines.aura_flow.pipeline_aura_flow import AuraFlowPipeline
 from torch import Tensor
 from transformers import UMT5Config, UMT5EncoderModel
 

@@ -1,7 +1,8 @@
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
-from diffusers import DDIMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from mmrl.flow.diffusion_table import table_of
@@ -16,6 +17,11 @@ from mmrl.flow.sigmas import (
     StaticShift,
     spacing_of,
     truncated_timesteps,
+)
+
+DDIMScheduler, DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler = (
+    getattr(import_module("diffusers"), name)
+    for name in ("DDIMScheduler", "DPMSolverMultistepScheduler", "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler")
 )
 
 

@@ -1,9 +1,9 @@
 """The newer families, each against its pipeline's own call: latents, pictures, readings, gradients and exports."""
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
-import diffusers
 import pytest
 import torch
 
@@ -20,7 +20,7 @@ def test_it_is_its_pipeline_with_an_adapter_saved_and_loaded(tiny, name, tmp_pat
     case = CASES[name]
     policy = policy_of(tiny, case)
     policy.save(tmp_path)
-    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tiny(case.model))
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(case.model))
     plain = told(pipeline, case, noise_of(policy, case.plan, 1), case.output)
     pipeline.load_lora_weights(str(tmp_path))
     assert gap(policy, case, pipeline) < case.bound
@@ -56,5 +56,5 @@ def test_a_saved_adapter_is_a_start_and_a_saved_pipeline_a_model(tiny, name, tmp
     torch.testing.assert_close(latents(started, requests(count=1), case.plan), expected)
     whole = policy_of(tiny, case, lora=None)
     whole.save(tmp_path / "model")
-    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "model")
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path / "model")
     assert gap(whole, case, pipeline) < case.bound

@@ -175,7 +175,7 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
         if prompts is None:
             loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
             prompts = [loaded[i] for i in range(4)]  # type: ignore[index]
-            modality_of(resolved.config.policy).check_prompts(prompts)
+            modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
         try:
             algorithm.planner.first(prompts, algorithm.group_size, 0, 0)
             for view in algorithm.views.values():

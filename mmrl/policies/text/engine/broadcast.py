@@ -202,7 +202,7 @@ def address_toward(url: str) -> str:
         raise EngineDownError(f"{url} cannot be reached ({error})") from None
 
 
-def look_at(posted: "Future[object]") -> None:
+def look_at(posted: "Future[list[str]]") -> None:
     """Raise what the server answered, if it has given up."""
     if posted.done():
         posted.result()
