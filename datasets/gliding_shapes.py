@@ -10,7 +10,7 @@ import numpy as np
 
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
-from mmrl.data.gliding import HELD_OUT, TRAIN
+from mmrl.data.drawn.gliding import HELD_OUT, TRAIN
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Share, check_ranges
-from mmrl.data.gliding import REACH, WAYS, Glide
+from mmrl.data.drawn.gliding import REACH, WAYS, Glide
 from mmrl.data.shapes import COLOURS, PAPER, SHAPES, ideal_mask
 from mmrl.serving.media import clip_of
 
@@ -107,7 +107,7 @@ def _glide(prompt: Prompt) -> Glide:
     except KeyError as error:
         raise ValueError(f"prompt {prompt.id!r} has no column {error}: take prompts of the data set 'gliding_shapes'") from None
     if glide.colour not in COLOURS or glide.shape not in SHAPES or glide.way not in WAYS:
-        raise ValueError(f"prompt {prompt.id!r} asks for {glide.caption!r}, which nobody can draw here: see mmrl.data.gliding")
+        raise ValueError(f"prompt {prompt.id!r} asks for {glide.caption!r}, which nobody can draw: see mmrl.data.drawn.gliding")
     return glide
 
 

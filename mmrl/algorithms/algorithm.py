@@ -1,6 +1,6 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Never, TypeVar, cast
 
@@ -236,17 +236,7 @@ class Algorithm:
         missing = sorted({reading.quantity for reading in asked} - policy.offers)
         if missing:
             raise ValueError(f"the algorithm reads {missing}; {type(policy).__name__} offers {sorted(policy.offers)}")
-        tempered = [reading for reading in asked if reading.temperature is not None]
-        if tempered and not (isinstance(policy, Tempering) and policy.reads_at_temperatures):
-            raise ValueError(
-                f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
-                f"{type(policy).__name__} cannot: take another algorithm.preset"
-            )
-        if isinstance(self.planner, Replaying) and not isinstance(policy, Restoring):
-            raise ValueError(
-                f"{type(self.planner).__name__} trains rows of earlier steps again, token by token, and "
-                f"{type(policy).__name__} writes no tokens: take another algorithm.planner"
-            )
+        refuse_missing_ability(self, asked, policy)
         looking = [(part, part.reads) for part in (self.aggregation, *self.importance, *self.shaping)]
         for part, reads in [*looking, (self.advantage, self.advantage_reads)]:
             moving = [reading.quantity for reading in reads if reading.model == "policy"]
@@ -308,3 +298,18 @@ def part_with_length(part: Part, length: int) -> Part:
     if isinstance(part, NeedsLength) and part.length is None:
         return cast(Part, part.with_length(length))
     return part
+
+
+def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:
+    """Raise ValueError where a reading's temperature or rows of earlier steps ask more than the policy can do."""
+    tempered = [reading for reading in readings if reading.temperature is not None]
+    if tempered and not (isinstance(policy, Tempering) and policy.reads_at_temperatures):
+        raise ValueError(
+            f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
+            f"{type(policy).__name__} cannot: take another algorithm.preset"
+        )
+    if isinstance(algorithm.planner, Replaying) and not isinstance(policy, Restoring):
+        raise ValueError(
+            f"{type(algorithm.planner).__name__} trains rows of earlier steps again, token by token, and "
+            f"{type(policy).__name__} writes no tokens: take another algorithm.planner"
+        )

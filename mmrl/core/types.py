@@ -156,7 +156,7 @@ class Rollouts:
         """True for rows that were cut before they ended."""
         return torch.tensor([sample.truncated for _, sample in self.samples()], dtype=torch.bool)
 
-    def replayed(self) -> Bool[Tensor, " n"]:
+    def is_replayed(self) -> Bool[Tensor, " n"]:
         """True for rows that an earlier step sampled."""
         return torch.tensor([sample.role == "replayed" for _, sample in self.samples()], dtype=torch.bool)
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.data import shapes
-from mmrl.data.shape_edits import Edits
+from mmrl.data.drawn.shape_edits import Edits
 from mmrl.tiny import generator
 from mmrl.tiny.generator import Progress, WarmStart, encode_images, pass_colours, teach_autoencoder
 from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mmrl.data.digit_text import Prints
-from mmrl.data.gliding import Glides
+from mmrl.data.drawn.gliding import Glides
 from mmrl.data.shapes import Sketches
 from mmrl.tiny import clip_generator, clips, editor, generator, grounding
 

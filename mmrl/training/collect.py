@@ -257,7 +257,7 @@ def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]
     """The rollouts whose groups say what all their samples were like, where that is not what their rows say."""
     if not gone and not stored:
         return rollouts
-    totals, replayed = scores.total(), rollouts.replayed()
+    totals, replayed = scores.total(), rollouts.is_replayed()
     groups: list[Group] = []
     for group in rollouts.groups:
         rows = rollouts.group_ids == group.id
@@ -271,7 +271,7 @@ def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]
 def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
     """The rows that the policy as it is sampled in this step, without those of earlier steps or another temperature."""
     heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
-    other = rollouts.replayed() | heated
+    other = rollouts.is_replayed() | heated
     if not bool(other.any()):
         return rollouts, scores
     rows = (~other).nonzero()[:, 0]

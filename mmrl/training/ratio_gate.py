@@ -156,7 +156,7 @@ class RatioGate:
 
     def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, most: float = math.inf) -> float:
         # weights that are gone sampled replayed rows
-        noted = noted.masked_fill(rollouts.replayed()[:, None], math.nan)
+        noted = noted.masked_fill(rollouts.is_replayed()[:, None], math.nan)
         gap = Gap.between(rollouts.action_mask, noted, evaluated)
         worst = max(self.ranks.gather(gap.worst))
         total, count = self.ranks.sum([gap.total, int(gap.compared.sum())])
@@ -216,7 +216,7 @@ class RatioGate:
 
     def _check_rollouts(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, bound: float) -> None:
         """The ratio of a whole rollout is the mean over its actions, with their signs."""
-        known = rollouts.action_mask & ~noted.isnan() & ~rollouts.replayed()[:, None]
+        known = rollouts.action_mask & ~noted.isnan() & ~rollouts.is_replayed()[:, None]
         mean = torch.where(known, evaluated - noted, 0.0).sum(1) / known.sum(1).clamp(min=1)
         worst = max(self.ranks.gather(float(mean.abs().max()) if len(mean) else 0.0))
         if worst > bound:

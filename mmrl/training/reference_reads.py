@@ -53,7 +53,9 @@ class ReferenceReads:
             self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
         if sampled is not None and OLD_LOGPROBS in wanted:
             # a replayed row was sampled by weights that are gone: its record is all that is known of them
-            noted = sampled if self.algorithm.old == "recorded" else sampled.masked_fill(~rollouts.replayed()[:, None], torch.nan)
+            noted = (
+                sampled if self.algorithm.old == "recorded" else sampled.masked_fill(~rollouts.is_replayed()[:, None], torch.nan)
+            )
             read[OLD_LOGPROBS] = torch.where(noted.isnan(), 0.0 if trusted else read[OLD_LOGPROBS], noted)
         return {reading: recorded[reading] if reading in recorded else read[reading] for reading in wanted}
 

@@ -147,7 +147,7 @@ def test_a_replayed_row_keeps_its_record_and_fresh_ones_alone_are_measured():
     trainer = make_trainer(PRESETS["remix"], steps=4, prompts_per_step=8, lr=5e-2)
     trainer.step()
     collected = trainer.collect()
-    rollouts, old = collected.rollouts, collected.rollouts.replayed()
+    rollouts, old = collected.rollouts, collected.rollouts.is_replayed()
     assert int(old.sum()) == 5 * 8, "two fifths of thirteen groups"
     frozen = trainer.reader.read(rollouts, check=True)
     noted, mask = rollouts.recorded[ROLLOUT_LOGPROBS], rollouts.action_mask

@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.app.commands import demo
 from mmrl.app.commands.export import export
-from mmrl.data.shape_edits import INSTRUCTIONS
+from mmrl.data.drawn.shape_edits import INSTRUCTIONS
 
 
 @pytest.mark.evidence

@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.app.commands import demo
 from mmrl.app.commands.export import export
-from mmrl.data.gliding import HELD_OUT, Glides
+from mmrl.data.drawn.gliding import HELD_OUT, Glides
 from mmrl.tiny.clip_generator import WarmStart, warm_start
 
 

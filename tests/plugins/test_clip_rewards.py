@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.data.gliding import GLIDES, HELD_OUT, TRAIN, Glide, Glides, as_bytes, draw
+from mmrl.data.drawn.gliding import GLIDES, HELD_OUT, TRAIN, Glide, Glides, as_bytes, draw
 from mmrl.serving.media import change_of, clip_of
 
 GLIDE = Glide("red", "square", "left")

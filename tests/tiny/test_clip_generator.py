@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.data.gliding import Glides
+from mmrl.data.drawn.gliding import Glides
 from mmrl.tiny import clip_generator
 from mmrl.tiny.clip_generator import WarmStart, build, decode_beyond, encode_captions, encode_clips, fingerprint, warm_start
 

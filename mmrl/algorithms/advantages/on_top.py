@@ -1,4 +1,4 @@
-"""What is made of an advantage that is computed first."""
+"""Advantages made of another one, which is computed first."""
 
 from dataclasses import dataclass, field
 

@@ -98,7 +98,7 @@ class Chart:
 
 
 def text_of(file: Path) -> str:
-    """What a file of a run holds; nothing where a run of an earlier version has none."""
+    """The text of a run's file; empty where a run of an earlier version has none."""
     return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 

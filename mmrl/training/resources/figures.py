@@ -26,7 +26,7 @@ class UpdateFigures:
         noted = micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         if not self.first or noted is None or LOGPROBS not in live or not bool(micro_batch.share.any()):
             return
-        known = micro_batch.rollouts.action_mask & noted.isfinite() & ~micro_batch.rollouts.replayed()[:, None]
+        known = micro_batch.rollouts.action_mask & noted.isfinite() & ~micro_batch.rollouts.is_replayed()[:, None]
         self.sums["gap"] += float((live[LOGPROBS].detach() - noted)[known].abs().sum())
         self.sums["compared"] += int(known.sum())
 

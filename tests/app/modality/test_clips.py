@@ -19,7 +19,7 @@ from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
-from mmrl.data.gliding import GLIDES, as_bytes, draw
+from mmrl.data.drawn.gliding import GLIDES, as_bytes, draw
 from mmrl.data.mp4 import read_mp4, write_mp4
 from tests.support.flow_runs import Make, with_preset
 

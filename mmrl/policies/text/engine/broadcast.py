@@ -141,7 +141,7 @@ class BroadcastSync:
                 f"{client.url}: {problems[0]}: open that machine's ports to this one's, or set policy.engine.sync = \"file\""
             )
         try:
-            cards = read_cards(place.named(store))
+            cards = read_cards(place.share_of(store))
         except RuntimeError as error:
             raise EngineDownError(f"{client.url}: its workers did not say what they are ({first_line(error)})") from None
         self.joined[client.url] = self.join_as(client, store, place, cards)
@@ -208,7 +208,7 @@ def look_at(posted: "Future[list[str]]") -> None:
         posted.result()
 
 
-def reason_of(error: BaseException, posted: "Future[object]") -> str:
+def reason_of(error: BaseException, posted: "Future[list[str]] | Future[object]") -> str:
     """The server's own words about a failure where it says something soon, else those of this side."""
     try:
         answer = posted.result(END_S)

@@ -42,7 +42,7 @@ class Place:
     bundle: int = BUNDLE
     """Bytes that travel at once; a larger tensor travels alone."""
 
-    def named(self, store: Torch) -> Torch:
+    def share_of(self, store: Torch) -> Torch:
         """The part of a store that is this group's."""
         return dist.PrefixStore(self.name, store)
 
@@ -128,7 +128,7 @@ class WeightGroup:
 
     def __init__(self, store: Torch, place: Place, kind: str, seat: Seat) -> None:
         self.kind, self.seat, self.place = kind, seat, place
-        named, span = place.named(store), timedelta(seconds=place.seconds)
+        named, span = place.share_of(store), timedelta(seconds=place.seconds)
         named.set(f"here/{seat.rank}", "")
         # the store waits a shorter time than a transfer may take
         named.wait([f"here/{rank}" for rank in range(seat.size)])
@@ -260,7 +260,7 @@ class Receiver:
             self.host = own_address(place.host, place.port, place.join_s)
             span = timedelta(seconds=place.join_s)
             self.store = dist.TCPStore(place.host, place.port, is_master=False, timeout=span, wait_for_workers=False)
-            place.named(self.store).set(
+            place.share_of(self.store).set(
                 f"worker/{self.rank}", json.dumps(asdict(Card.of(self.device)) | {"workers": self.workers})
             )
         except (OSError, RuntimeError) as error:

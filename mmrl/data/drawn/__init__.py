@@ -1,0 +1,1 @@
+"""Shapes for the demos of editing and of clips, drawn and judged."""
