@@ -14,7 +14,7 @@ Licence: own code Apache-2.0; the picture reward's see there
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from mmrl.serving.media import change_of, clip_of, frames_of
 class OverFrames:
     """A picture reward's score of a clip. ValueError for samples without a clip, or without a picture reward."""
 
-    picture: Any = None
+    picture: Callable[..., Any] | None = None
     """A reward of pictures: `picture.use = "pick_score"`, with its own settings beside."""
     frames: Count = 4
     """At most so many frames of each clip are scored; over = "first" takes one."""

@@ -15,7 +15,7 @@ Licence: own code Apache-2.0
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, nan
 from typing import Any
@@ -38,7 +38,7 @@ QUESTION = (
 class PairwiseWinRate:
     """Win rates within the group. ValueError for fewer than two samples, or without scorer and server."""
 
-    scorer: Any = None
+    scorer: Callable[..., Any] | None = None
     """A reward; or anything with compare(group, pairs) -> {pair: share of the first, None where it failed}."""
     server: Endpoint | None = None
     """The server that compares two pictures: see `[reward.server]`; None: `scorer` does."""

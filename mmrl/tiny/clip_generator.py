@@ -244,7 +244,7 @@ def encode_captions(pipeline: HubObject, captions: Sequence[str], length: int) -
 
 
 @torch.no_grad()
-def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Tensor, "n c f h w"]:
+def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Tensor, "n c g h w"]:
     """Latents as the transformer sees them."""
     mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
     return torch.cat([(vae.encode(chunk).latent_dist.mode() - mean) / std for chunk in clips.split(64)])

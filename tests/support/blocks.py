@@ -102,7 +102,17 @@ def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
     for name in ("cat", "dog"):
         Image.new("RGB", (32, 32), "blue").save(folder / "pictures" / f"{name}.png")
         (folder / "pictures" / f"{name}.txt").write_text(f"a {name}")
+    lay_edits(folder)
     (folder / "spec.toml").write_text('port = 8500\n[[reward]]\nuse = "format"\n')
+
+
+def lay_edits(folder: Path) -> None:
+    """A picture, what to do to it, and its mask."""
+    for name in ("room.jpg", "chair.png", "empty_room.jpg"):
+        Image.new("RGB", (64, 48), "white").save(folder / name)
+    row = {"image": "room.jpg", "instruction": "remove the chair", "mask": "chair.png", "target": "empty_room.jpg"}
+    for name in ("edits.jsonl", "edits_test.jsonl"):
+        (folder / name).write_text(json.dumps(row) + "\n")
 
 
 def lay_coco(folder: Path) -> None:

@@ -79,7 +79,7 @@ def warn_of_guidance(policy: FlowPolicyConfig, default: float) -> None:
         )
 
 
-def warn_of_idle_network(boundary: float | None, plans: Sequence[tuple[RolloutPlan, Float[Tensor, " t1"]]]) -> None:
+def warn_of_idle_network(boundary: float | None, plans: Sequence[tuple[RolloutPlan, Float[Tensor, " _"]]]) -> None:
     """Say so where one of two networks trains at no step, so that its adapter stays as it is; `plans` come with their sigmas."""
     if boundary is None or any(plan.forward is not None for plan, _ in plans):
         return
