@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.keys import check_slip
 from mmrl.app.toml.objects import make
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.ranges import PositiveShare, check_ranges
@@ -71,6 +72,9 @@ def read_data_tables(given: object, path: KeyPath, table: Table, draws: bool = T
     if not isinstance(given, list | tuple) or not given or not all(isinstance(one, Mapping) for one in given):
         return None
     entries: Sequence[Mapping[str, object]] = list(given)
+    for word in ("name", "weight"):
+        for i, one in enumerate(entries if any(word in entry for entry in entries) else ()):
+            check_slip(one, word, (*path, str(i)), table)
     sources = [make(SourceConfig, one, (*path, str(i)), table) for i, one in enumerate(entries)]
     sources = [replace(one, name=one.name or default_name(one.use)) for one in sources]
     names = [one.name for one in sources]

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
 from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
@@ -16,8 +16,8 @@ from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
-from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import read, refuse_missing, settings, typed_value
+from mmrl.app.toml.keys import check_keys, check_slip
+from mmrl.app.toml.objects import fields_of, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
@@ -126,12 +126,21 @@ def reward_of(
     if style:
         return lambda: adapters.adapt(style, function, given | values_inside(inside), table.at(path))
     adapters.refuse_foreign(function, use, table.at(path))
+    for key, value in given.items():
+        if isinstance(value, Mapping) and is_for_a_reward(function, key):
+            check_slip(value, "use", (*path, key), table)
     values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
     check_keys(inside, known_keys(function), path, table)
     if inspect.isclass(function):
         refuse_missing(function, [*values, *inside], path, table)
         return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
     return lambda: partial(function, **values, **values_inside(inside)) if args else function
+
+
+def is_for_a_reward(function: PlugIn, key: str) -> bool:
+    """Is a setting of a reward another reward?"""
+    hint = fields_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
+    return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
 
 
 def known_keys(function: PlugIn) -> list[str]:

@@ -252,8 +252,11 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     add_engine_defaults(table)
     check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
     ready: dict[str, object] = {"algorithm": assemble(table)}
-    if isinstance(table.values.get("policy"), Mapping):
-        policy = ready["policy"] = read_policy(table.values["policy"], table)
+    given = table.values.get("policy", {})
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{table.at(('policy',))} is {given!r}, and must be a table: write [policy] with kind and model")
+    if given:
+        policy = ready["policy"] = read_policy(given, table)
         ready |= by_modality(policy, table)
     data = read_data_tables(table.values.get("data"), ("data",), table)
     config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})

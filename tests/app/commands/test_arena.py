@@ -41,7 +41,7 @@ def test_words_that_make_no_contest_are_refused(words: tuple, told: str):
     [
         ("grqo", "grounding", r"there is no method 'grqo': did you mean 'grpo'\?.* or give a TOML file"),
         ("flow_grpo", "grounding", r"flow_grpo is a method of image generators .* or --task t2i"),
-        ("grpo", "t2i", r"grpo is a method of models that write, .* or --task grounding or video"),
+        ("grpo", "t2i", r"grpo is a method of models that write .* or --task grounding or video"),
         ("mm_upt", "grounding", r"'mm_upt', a method that trains on the reward 'majority_vote'"),
         ("missing.toml", "grounding", r"the method missing.toml is not there"),
     ],

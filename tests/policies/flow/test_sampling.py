@@ -234,7 +234,7 @@ def test_groups_that_do_not_fill_trees_are_refused(tiny):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "LTXPipeline"}, "is not known here: use one of FluxPipeline"),
+        ({"_class_name": "LTXPipeline"}, "is a LTXPipeline, which is not known here: use one of Flux2KleinPipeline, "),
         ({"scheduler": ["diffusers", "DDIMScheduler"]}, "comes with the scheduler DDIMScheduler"),
     ],
 )
