@@ -43,8 +43,9 @@ class OverFrames:
     __post_init__ = check_ranges
 
     def to(self, device: str) -> None:
-        if hasattr(self.picture, "to"):
-            self.picture.to(device)
+        picture: Any = self.picture
+        if hasattr(picture, "to"):
+            picture.to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if self.picture is None:

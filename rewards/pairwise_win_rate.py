@@ -59,8 +59,9 @@ class PairwiseWinRate:
         pairs = schedule(len(group.samples), self.opponents)
         if self.server is not None:
             return list(win_rates(len(group.samples), pairs, _ask_judge(self.server, self.template, group, pairs)))
-        if hasattr(self.scorer, "compare"):
-            return list(win_rates(len(group.samples), pairs, self.scorer.compare(group, pairs)))
+        scorer: Any = self.scorer
+        if hasattr(scorer, "compare"):
+            return list(win_rates(len(group.samples), pairs, scorer.compare(group, pairs)))
         scores = _scores(self.scorer, group)
         if all(score is None for score in scores):
             return [None] * len(scores)
