@@ -2,11 +2,11 @@
 
 import pytest
 
-from mmrl.algorithms.presets import text, text_methods, text_state
+from mmrl.algorithms.presets import text, text_methods, text_more, text_state
 from mmrl.training.optim import OptimizerSettings
 from tests.support.trainers import at_most_one, make_trainer
 
-PRESETS = text.PRESETS | text_methods.PRESETS
+PRESETS = text.PRESETS | text_methods.PRESETS | {"attention_rhythm": text_more.attention_rhythm}
 WITH_STATE = text_state.PRESETS
 STEPS = 40
 BOUND = 0.15

@@ -230,8 +230,9 @@ class FakeTextPolicy:
 
     @torch.no_grad()
     def end_step(self) -> None:
-        self.nets["previous"].load_state_dict(self.nets["start"].state_dict())
-        self.nets["start"].load_state_dict(self.nets["policy"].state_dict())
+        for follower, leader in (("previous", "start"), ("start", "policy")):
+            for slow, live in zip(self.nets[follower].parameters(), self.nets[leader].parameters(), strict=True):
+                slow.copy_(live)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: net.state_dict() for name, net in self.nets.items()}

@@ -35,7 +35,7 @@ def test_presets_are_listed_and_shown():
     assert listed["tw_grpo"].endswith("(arXiv:2505.24718)")
     text = description("deepvideo_r1", ["algorithm.planner.window=50"])
     assert "algorithm.planner.window" in text and "AdvantageRegression" in text
-    assert "memory" not in text
+    assert "planner.memory" not in text
 
 
 def test_every_part_has_a_kind():
