@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -174,7 +175,7 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
         algorithm = deepcopy(resolved.config.algorithm.algorithm)
         if prompts is None:
             loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
-            prompts = [loaded[i] for i in range(4)]  # type: ignore[index]
+            prompts = [*islice(loaded, 4)]
             modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
         try:
             algorithm.planner.first(prompts, algorithm.group_size, 0, 0)
