@@ -1,6 +1,7 @@
 """The first requests of a step, kept for its later rounds. Groups come to a planner without media; these requests have them."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Remembering:
+class Remembering(ABC):
     """A planner that asks for every prompt once, and may look at these requests in later rounds of the step."""
 
     asked: Asked = field(default_factory=Asked, init=False, compare=False, repr=False)
@@ -53,9 +54,9 @@ class Remembering:
         rewards = {group.id: [float(total) for total in totals[group_ids == group.id]] for group in groups}
         return self.look(groups, rewards, round_index)
 
+    @abstractmethod
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Decide after a round. `rewards` are totals in the order of the samples that were not dropped, NaN where one failed."""
-        raise NotImplementedError
 
     def state_dict(self) -> State:
         """Nothing: requests are those of the step that is sampled."""
