@@ -7,8 +7,6 @@ decoded and encoded as every policy does it, so the model learns from the frames
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -21,7 +19,6 @@ from torch import Tensor, nn
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
-from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
 from mmrl.data import moving, mp4, scenes
@@ -31,6 +28,7 @@ from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.grounding import cosine, muon_and_adamw
+from mmrl.tiny.keep import keep
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
@@ -109,24 +107,13 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
         folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
         progress: called after every step.
     """
-    folder = cache_folder() / f"tiny-clips-{fingerprint(settings)}" if folder is None else folder
-    if (folder / "config.json").exists():
-        return note_use(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
+
+    def make(unfinished: Path) -> None:
         policy = watcher(build(unfinished, settings.seed, settings.style))
         teach(policy, lessons(policy, settings), settings, progress)
         policy.save(unfinished)
-        unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except OSError:
-        # another process finished the same folder first
-        if not (folder / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return note_new(folder)
+
+    return keep(folder, f"tiny-clips-{fingerprint(settings)}", "config.json", make)
 
 
 def watcher(folder: Path) -> TextPolicy:

@@ -10,8 +10,6 @@ import hashlib
 import inspect
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,9 +22,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.tiny import pipelines
+from mmrl.tiny.keep import keep
 from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.vlms import HubObject
 
@@ -104,24 +102,13 @@ def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progre
         folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
         progress: called after every step.
     """
-    folder = cache_folder() / f"tiny-{settings.name}-{fingerprint(settings)}" if folder is None else folder
-    if (folder / "model_index.json").exists():
-        return note_use(folder)
-    pipeline = build(settings)
-    teach(pipeline, settings, progress)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
+
+    def make(unfinished: Path) -> None:
+        pipeline = build(settings)
+        teach(pipeline, settings, progress)
         pipeline.save_pretrained(unfinished)
-        unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except OSError:
-        # another process finished the same folder first
-        if not (folder / "model_index.json").exists():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return note_new(folder)
+
+    return keep(folder, f"tiny-{settings.name}-{fingerprint(settings)}", "model_index.json", make)
 
 
 def fingerprint(settings: WarmStart) -> str:

@@ -8,8 +8,6 @@ learning. The model answers as Qwen3-VL does: `[{"bbox_2d": [x1, y1, x2, y2]}]`,
 import hashlib
 import json
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -22,11 +20,11 @@ from torch import Tensor, nn
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.boxes.parsing import format_box
-from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.repeating import bit_for_bit
 from mmrl.data import scenes
 from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
 from mmrl.tiny import tokenizer as tokenizers
+from mmrl.tiny.keep import keep
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
 
@@ -89,25 +87,14 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
         folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
         progress: called after every step.
     """
-    folder = cache_folder() / f"tiny-grounding-{fingerprint(settings)}" if folder is None else folder
-    if (folder / "config.json").exists():
-        return note_use(folder)
-    model, processor = _build(settings.seed)
-    teach(model, processor, settings, progress)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    try:
+
+    def make(unfinished: Path) -> None:
+        model, processor = _build(settings.seed)
+        teach(model, processor, settings, progress)
         model.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
-        unfinished.chmod(0o755)
-        unfinished.rename(folder)
-    except OSError:
-        # another process finished the same folder first
-        if not (folder / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return note_new(folder)
+
+    return keep(folder, f"tiny-grounding-{fingerprint(settings)}", "config.json", make)
 
 
 def fingerprint(settings: WarmStart) -> str:
