@@ -57,6 +57,12 @@ def test_a_method_that_cannot_work_with_the_prompts_is_refused_before_a_model_is
         check_prompts(asked, [resolve_run(asked, "temp_samp_r1", 0)])
 
 
+@pytest.mark.parametrize(("task", "method"), [("grounding", "grpo"), ("video", "tw_grpo"), ("t2i", "flow_grpo")])
+def test_a_task_is_looked_at_before_its_model_is_taught(task: str, method: str):
+    asked = contest(method, task=task, overrides=("data.size=8",))
+    check_prompts(asked, [resolve_run(asked, method, 0)])
+
+
 @pytest.mark.parametrize("key", ["data.size = 8", "seed = 3", 'policy.model = "x"', "reward = []"])
 def test_a_file_may_not_change_the_task(tmp_path: Path, key: str):
     file = tmp_path / "mine.toml"

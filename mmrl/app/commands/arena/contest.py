@@ -165,7 +165,8 @@ def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> N
 
 
 def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
-    """Refuse methods whose planner or views cannot work with the task's prompts, before a model is loaded.
+    """Refuse methods whose planner or views cannot work with the task's prompts, before a model is loaded, and prompts that a model
+    of the user's own cannot be shown; the task's own model was taught on them.
 
     Raises:
         ValueError: names the method and what it lacks.
@@ -176,7 +177,8 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
         if prompts is None:
             loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
             prompts = [*islice(loaded, 4)]
-            modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
+            if contest.model is not None:
+                modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
         try:
             algorithm.planner.first(prompts, algorithm.group_size, 0, 0)
             for view in algorithm.views.values():
