@@ -80,7 +80,7 @@ def place(page: str, name: str, body: str) -> str:
     found = [match for match in MARKS.finditer(page) if match["name"] == name]
     if len(found) != 1:
         raise ValueError(
-            f"{PAGE.name} has {len(found)} places for the table {name!r}: write `<!-- table {name} -->` and "
+            f"the page has {len(found)} places for the table {name!r}: write `<!-- table {name} -->` and "
             "`<!-- /table -->` there once"
         )
     start, end = found[0].span("body")
