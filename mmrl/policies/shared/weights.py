@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import OwnState, gathered
-from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, switch_adapters
 from mmrl.policies.shared.sharding import reshard
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Weights:
         trainable = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
         self.named = {name.removeprefix(prefix): weight for name, weight in trainable}
         self.shadows = {name: Shadow.of(list(self.named.values()), rest) for name in wanted}
+        self._is_bare: tuple[list[int], bool] | None = None
         self.num_updates = 0
         self.active = "policy"
         """Which weights the module holds now: policy, ref or ema."""
@@ -150,16 +152,28 @@ class Weights:
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
         """Saves the adapter's share of every forward, and copying."""
-        with switch_adapters(adapter_layers(self.module.modules()), False), torch.no_grad():
+        with switch_adapters(self._adapters, False), torch.no_grad():
             yield
+
+    @cached_property
+    def _adapters(self) -> list[AdaptedLayer]:
+        return adapter_layers(self.module.modules())
 
     def _reference_is_bare(self) -> bool:
         """Is the reference the model without its adapter, as with a fresh one, which adds nothing?"""
+        # Values are looked at once for each time they were written: on a GPU every look waits for all work before it.
+        versions = [weight._version for weight in self._outer]
+        if self._is_bare is None or self._is_bare[0] != versions:
+            self._is_bare = versions, bool(versions) and not any(bool(weight.any()) for weight in self._outer)
+        return self._is_bare[1]
+
+    @cached_property
+    def _outer(self) -> list[Tensor]:
+        """The outer matrices of the reference's adapters; none where anything else trains too, or weights are sharded."""
         if self.sharded or not all(".lora_A." in name or ".lora_B." in name for name in self.named):
-            return False
+            return []
         copies = dict(zip(map(id, self.named.values()), self.shadows["ref"].weights, strict=True))
-        outer = [copies.get(id(weight), weight) for name, weight in self.module.named_parameters() if "lora_B" in name]
-        return bool(outer) and not any(bool(weight.any()) for weight in outer)
+        return [copies.get(id(weight), weight) for name, weight in self.module.named_parameters() if "lora_B" in name]
 
     def follow(self) -> None:
         """Count an update, and let the average follow it."""
@@ -189,6 +203,8 @@ class Weights:
             ValueError: the state belongs to other weights or shadows.
         """
         load_state(state, self.named, self.shadows)
+        # Loaded through .data, which no version tells of.
+        self._is_bare = None
         self.num_updates = int(state.get("num_updates", 0))
 
 

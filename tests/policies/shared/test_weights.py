@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
 from mmrl.policies.shared.weights import Weights
@@ -105,3 +106,27 @@ def test_other_trained_weights_are_part_of_the_reference():
     net = nn.Sequential(Adapted(), nn.Linear(2, 2))
     with Weights(net, {"ref"}, 0.9).swapped_in("ref"):
         assert not net[0]._disable_adapters
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often a program asks whether anything is not 0."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._overloadpacket is torch.ops.aten.any
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_adapters_of_a_reference_are_looked_at_again_only_when_they_were_written():
+    weights = Weights(nn.Sequential(Adapted(), Adapted()), {"ref"}, 0.9)
+    moved = {name: torch.ones_like(weight) for name, weight in weights.named.items()}
+    state = {**weights.state_dict(), "shadows": {"ref": moved}}
+    with Looks() as looks:
+        for _ in range(3):
+            with weights.swapped_in("ref"):
+                assert all(layer._disable_adapters for layer in weights.module)
+        assert looks.count == 2
+        weights.load_state_dict(state)
+        with weights.swapped_in("ref"):
+            assert not any(layer._disable_adapters for layer in weights.module)
