@@ -194,6 +194,10 @@ class Examples:
     groups: Sequence[Group]
     scores: Scores
     """A row per sample, in the order of groups and their samples; `scores.total()` adds rewards up."""
+    parts: Sequence[Mapping[str, float]] = ()
+    """Per row, "<reward>/<part>" -> number; empty where nobody kept them."""
+    also: Mapping[str, "Examples"] = field(default_factory=dict[str, "Examples"])
+    """Held-out prompts answered in the further ways of `[[evaluation.also]]`, by their names."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Held-out prompts, scored with the weights as they are."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.spans import in_span
-from mmrl.core.types import Group, Prompt, Request, Scores
+from mmrl.core.types import Examples, Group, Prompt, Request, Scores
 from mmrl.training.diversity import diversity
 from mmrl.training.measure import mean
 from mmrl.training.rewards import GroupScores, RewardRunner
@@ -19,6 +19,8 @@ from mmrl.training.rewards import GroupScores, RewardRunner
 Weights = Literal["live", "ema"]
 MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
 """How requests call these weights."""
+MOST_KINDS = 64
+"""Values of a column that a table can tell apart."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class EvaluationSettings:
     """Samples per prompt, averaged."""
     seed: Seed = 1234
     """Seed of what evaluations draw, the same every time."""
+    by: tuple[str, ...] = ()
+    """Columns of the prompts whose every value gets figures of its own, such as split; `source` is the `[[data]]` table."""
     weights: Weights = "live"
     """ema: an average of them, which the run then keeps even if its algorithm has no use for one."""
 
@@ -47,6 +51,9 @@ class Variant:
     """Its metrics are eval/<name>/..."""
     sampling: object = None
     weights: Weights = "live"
+
+
+Answered = list[tuple[Group, GroupScores]]
 
 
 class Evaluator:
@@ -72,36 +79,44 @@ class Evaluator:
         self.prompts = first_of_each(prompts, settings.num_prompts)
 
     @in_span("evaluate")
-    def run(self, step: int) -> tuple[dict[str, float], list[Group], Scores]:
+    def run(self, step: int) -> tuple[dict[str, float], Examples]:
         """Metrics eval/<reward>[/<part>], eval/total and (text) eval/completion_length or (several pictures of a prompt)
-        eval/diversity, of several sources eval/source/<source>/..., the same of every variant as eval/<variant>/...; then groups
-        and scores of all ranks.
+        eval/diversity, of several sources eval/source/<source>/..., of the columns in `by` eval/by/<column>/<value>/..., the same
+        of every variant as eval/<variant>/...; then groups and scores of all ranks.
         """
-        metrics, groups, scores = self.answer(self.sampling, self.settings.weights)
+        metrics, examples = self.answer(self.sampling, self.settings.weights)
+        also: dict[str, Examples] = {}
         for variant in self.variants:
-            found = self.answer(variant.sampling, variant.weights)[0]
+            found, also[variant.name] = self.answer(variant.sampling, variant.weights)
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
-        return metrics, groups, scores
+        return metrics, replace(examples, also=also)
 
-    def answer(self, sampling: object, weights: Weights) -> tuple[dict[str, float], list[Group], Scores]:
+    def answer(self, sampling: object, weights: Weights) -> tuple[dict[str, float], Examples]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
-        numbered = list(enumerate(self.prompts))[self.ranks.rank :: self.ranks.world]
-        groups: list[Group] = []
-        tables: list[GroupScores] = []
-        # As often on all ranks, though some may have nothing left: sharded weights need all of them.
-        for start in range(0, self.ranks.most(len(numbered)), self.settings.batch_size):
-            chunk = numbered[start : start + self.settings.batch_size]
-            requests = [self.request(i, weights) for i, _ in chunk]
-            rollouts = self.policy.rollout(requests, sampling)
-            groups += rollouts.groups
-            tables += self.rewards.score(rollouts.groups)
-        pairs = [pair for part in self.ranks.gather(list(zip(groups, tables, strict=True))) for pair in part]
+        mine = [pair for chunk in self.chunks(sampling, weights) for pair in chunk]
+        pairs = [pair for part in self.ranks.gather(mine) for pair in part]
         pairs.sort(key=lambda pair: pair[0].id)
-        groups, tables = [group for group, _ in pairs], [table for _, table in pairs]
-        scores = Scores(
-            self.rewards.names, torch.cat([t.values for t in tables]), torch.cat([t.status for t in tables]), self.rewards.weights
-        )
-        return self.metrics(groups, tables, scores), groups, scores
+        examples = self.examples(pairs)
+        return self.metrics(examples.groups, [table for _, table in pairs], examples.scores), examples
+
+    def chunks(self, sampling: object, weights: Weights, start: int = 0) -> Iterator[Answered]:
+        """This rank's answers, chunk by chunk of `batch_size` prompts on every rank, from prompt `start` on.
+
+        Whoever begins again where a chunk ended, on as many ranks, samples the same prompts together.
+        """
+        numbered = range(start, len(self.prompts))[self.ranks.rank :: self.ranks.world]
+        # As often on all ranks, though some may have nothing left: sharded weights need all of them.
+        for first in range(0, self.ranks.most(len(numbered)), self.settings.batch_size):
+            requests = [self.request(i, weights) for i in numbered[first : first + self.settings.batch_size]]
+            rollouts = self.policy.rollout(requests, sampling)
+            yield list(zip(rollouts.groups, self.rewards.score(rollouts.groups), strict=True))
+
+    def examples(self, pairs: Answered) -> Examples:
+        """Answers in the order given, as whoever watches sees them."""
+        names, tables = self.rewards.names, [table for _, table in pairs]
+        values, status = torch.cat([table.values for table in tables]), torch.cat([table.status for table in tables])
+        parts = [parts for table in tables for parts in table.parts]
+        return Examples([group for group, _ in pairs], Scores(names, values, status, self.rewards.weights), parts)
 
     def request(self, i: int, weights: Weights) -> Request:
         """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""
@@ -119,19 +134,53 @@ class Evaluator:
         spread = diversity(groups)
         return (
             metrics
-            | of_sources(groups, scores)
+            | of_kinds("eval/source", [group.prompt.source for group in groups for _ in group.samples], scores)
+            | self._by_columns(groups, scores)
             | ({"eval/completion_length": mean(lengths)} if lengths else {})
             | ({"eval/diversity": mean(spread)} if spread else {})
         )
 
+    def _by_columns(self, groups: Sequence[Group], scores: Scores) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for column in self.settings.by:
+            kinds = [kind_of(group.prompt, column) for group in groups for _ in group.samples]
+            metrics |= of_kinds(f"eval/by/{column}", kinds, scores)
+        return metrics
 
-def of_sources(groups: Sequence[Group], scores: Scores) -> dict[str, float]:
-    """eval/source/<source>/<reward> and .../total where the prompts are of several sources."""
-    sources = [group.prompt.source for group in groups for _ in group.samples]
+
+def kind_of(prompt: Prompt, column: str) -> str:
+    """The value of a prompt's column as a word of metrics and tables; empty where it has none."""
+    if column == "source" and column not in prompt.columns:
+        return prompt.source
+    value = prompt.columns.get(column)
+    return "" if value is None else str(value).replace("/", "|").strip()
+
+
+def check_columns(prompts: Sequence[Prompt], by: Sequence[str]) -> None:
+    """Look whether held-out prompts have the columns that figures are told apart by.
+
+    Raises:
+        ValueError: none has one of them, or nearly every prompt has a value of its own.
+    """
+    for column in by:
+        values = [value for prompt in prompts if (value := kind_of(prompt, column))]
+        if not values:
+            known = sorted({name for prompt in prompts for name in prompt.columns})
+            there = f"they have {', '.join(known)}" if known else "they have no columns"
+            raise ValueError(f"evaluation.by names the column {column!r}, which no held-out prompt has: {there}")
+        if len(set(values)) > MOST_KINDS:
+            raise ValueError(
+                f"evaluation.by names the column {column!r}, which has {len(set(values))} different values: tables of more than "
+                f"{MOST_KINDS} kinds say nothing; take a column that sorts prompts, such as split"
+            )
+
+
+def of_kinds(prefix: str, kinds: Sequence[str], scores: Scores) -> dict[str, float]:
+    """<prefix>/<kind>/<reward> and .../total for every kind; `kinds` has one word per row, empty for rows of none."""
     metrics: dict[str, float] = {}
-    for source in dict.fromkeys(filter(None, sources)):
-        own = scores.take(torch.tensor([i for i, one in enumerate(sources) if one == source]))
+    for kind in dict.fromkeys(filter(None, kinds)):
+        own = scores.take(torch.tensor([i for i, one in enumerate(kinds) if one == kind]))
         answered = [k for k in range(len(own.names)) if bool(own.values[:, k].isfinite().any())]
-        metrics |= {f"eval/source/{source}/{own.names[k]}": mean(own.values[:, k].tolist()) for k in answered}
-        metrics[f"eval/source/{source}/total"] = mean(own.total().tolist())
+        metrics |= {f"{prefix}/{kind}/{own.names[k]}": mean(own.values[:, k].tolist()) for k in answered}
+        metrics[f"{prefix}/{kind}/total"] = mean(own.total().tolist())
     return metrics

@@ -240,10 +240,10 @@ class Trainer:
         if self.evaluator is None:
             return
         with self._interruptible():
-            metrics, groups, scores = self.evaluator.run(self.index)
-        self.health.after_evaluation(self.index, groups, scores)
+            metrics, examples = self.evaluator.run(self.index)
+        self.health.after_evaluation(self.index, examples.groups, examples.scores)
         self._latest = {**self._latest, **metrics}
-        self.callbacks.after_evaluation(self.index, metrics, Examples(groups, scores))
+        self.callbacks.after_evaluation(self.index, metrics, examples)
 
     def save(self, before: State | None = None, final: bool = False) -> None:
         """Write a checkpoint; `before` replaces what has moved on since, and a `final` one is on disk when this returns."""
@@ -298,8 +298,7 @@ class Trainer:
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
         self.health.after_step(self.index, metrics)
         shown = self.index == 1 or self._due(self.settings.samples_every)
-        rollouts = collected.rollouts
-        self._examples = Examples(rollouts.groups, in_group_order(scores, rollouts)) if shown else None
+        self._examples = examples_of(collected, scores) if shown else None
 
 
 def tell_sampler(sampler: PromptSampler, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
@@ -314,6 +313,13 @@ def share_averages(totals: dict[str, float]) -> dict[str, float]:
     """Divide measures by the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
     share = totals.pop("policy/share")
     return {name: value if name == "loss" else value / (share or 1.0) for name, value in totals.items()}
+
+
+def examples_of(collected: Collected, scores: Scores) -> Examples:
+    """A step's groups for whoever watches, with their scores after shaping and the parts of their rewards."""
+    groups = collected.rollouts.groups
+    parts = [part for group in groups for part in collected.tables[group.id].parts]
+    return Examples(groups, in_group_order(scores, collected.rollouts), parts)
 
 
 def in_group_order(scores: Scores, rollouts: Rollouts) -> Scores:

@@ -18,6 +18,7 @@ from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
+from mmrl.core.waiting import start
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -36,6 +37,8 @@ ConfigName = Annotated[
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
 ]
 Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a card, such as 24GB (default: this machine's).")]
+WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena"}
+"""Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
@@ -48,6 +51,8 @@ def main() -> None:
         os.environ[TRACEBACK] = "1"
     print_loading()
     hush_libraries()
+    if sys.stderr.isatty() and WITH_MODELS & {*sys.argv[1:2]}:
+        start.begin()
     try:
         app()
     except BaseException as error:  # noqa: BLE001 - whatever is no sentence is raised again
@@ -58,11 +63,11 @@ def main() -> None:
 
 
 def print_loading() -> None:
-    """Print on stderr which models are about to be loaded, so that nobody waits for minutes without a word."""
+    """Print on stderr what is waited for, so that nobody waits for minutes without a word; of several processes the first does."""
     loading = logging.getLogger("mmrl.loading")
     loading.setLevel(logging.INFO)
     loading.propagate = False
-    loading.handlers = [logging.StreamHandler()]
+    loading.handlers = [logging.StreamHandler() if os.environ.get("RANK", "0") == "0" else logging.NullHandler()]
 
 
 def hush_libraries() -> None:

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.app.files import replace_text
-from mmrl.app.report.charts import Series, line_chart
+from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired_changes, read_rows
-from mmrl.app.report.page import Chart, environment
+from mmrl.app.report.page import environment
 from mmrl.app.report.words import number, signed
 from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward

@@ -21,6 +21,7 @@ from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same
+from mmrl.app.run.origins import write_choices
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback, State
@@ -141,6 +142,7 @@ def run_job(
                     tell_changes(run, step, changes)
             elif ranks.is_main:
                 RunDir.create(run.path)
+                write_choices(run, resolved)
             if ranks.is_main:
                 configs.save(replace(job.config, output=str(run.path)), run.config_file)
                 console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)

@@ -29,6 +29,17 @@ class Series:
     style: str
     dots: bool = False
     """Few, exact points (evaluations) rather than a noisy curve."""
+    bounds: Sequence[tuple[float, float]] = ()
+    """The ends of an interval at every step, drawn as a band; NaN where there is none. Empty: no band."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of curves with its title."""
+
+    title: str
+    svg: Markup
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,11 +64,13 @@ def line_chart(series: Sequence[Series], label: str, x_name: str = "step") -> Ma
     if not points:
         return Markup('<p class="empty">No finite value was recorded.</p>')
     steps, values = [s for s, _ in points], [v for _, v in points]
+    values += [end for one in drawn for ends in one.bounds for end in ends if math.isfinite(end)]
     y_ticks = ticks(*with_span(min(values), max(values)), 5)
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if float(t).is_integer() and min(steps) <= t <= max(steps)]
     x = Scale(*range_with_width(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    body = [axes(x, y, x_ticks, y_ticks, x_name=x_name), *(curve(one, x, y) for one in drawn)]
+    bands = [band(one, x, y) for one in drawn]
+    body = [axes(x, y, x_ticks, y_ticks, x_name=x_name), *bands, *(curve(one, x, y) for one in drawn)]
     return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
 
 
@@ -118,6 +131,22 @@ def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float],
     return Markup("".join(parts))
 
 
+def band(one: Series, x: Scale, y: Scale) -> Markup:
+    """The intervals of a curve, as an area where neighbouring steps have one and as a bar at each step."""
+    known = [
+        (x(step), y(low), y(high))
+        for step, (low, high) in zip(one.steps, one.bounds, strict=False)
+        if math.isfinite(low) and math.isfinite(high)
+    ]
+    if not known:
+        return Markup("")
+    bars = "".join(f'<line class="ci {one.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>' for at, a, b in known)
+    edge = [(at, low) for at, low, _ in known] + [(at, high) for at, _, high in reversed(known)]
+    corners = " ".join(f"{at:.1f},{level:.1f}" for at, level in edge)
+    area = f'<polygon class="ci {one.style}" points="{corners}"/>' if len(known) > 1 else ""
+    return Markup(f"{area}{bars}")
+
+
 def curve(one: Series, x: Scale, y: Scale) -> Markup:
     """The line, its moving average when it is long, and its points when they are few; each point says its value."""
     values = list(one.values)
@@ -139,6 +168,8 @@ def curve(one: Series, x: Scale, y: Scale) -> Markup:
 def legend(one: Series) -> Markup:
     window = smoothing(one)
     note = Markup(" <small>(thick: mean of {} points)</small>").format(window) if window > 1 else ""
+    if any(math.isfinite(low) for low, _ in one.bounds):
+        note += Markup(" <small>(band: 95 % interval)</small>")
     return Markup('<span class="key"><i class="swatch {}{}"></i>{}{}</span>').format(
         one.style, " round" if one.dots else "", one.name, note
     )

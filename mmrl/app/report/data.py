@@ -4,157 +4,21 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any
 
-import numpy as np
-
-from mmrl.answers.boxes.box import SPACES, Box, iou_matrix, is_inside
-from mmrl.answers.boxes.detection import point_in_box
-from mmrl.answers.boxes.parsing import parse_boxes
-from mmrl.answers.spans.interval import Interval, union_iou
-from mmrl.app.run.folder import JsonLines, Line, RunDir, read_lines, told_changes
-from mmrl.app.run.sample_files import first_size
-from mmrl.core.types import MediaSize
+from mmrl.app.report.figures import Change, paired_changes
+from mmrl.app.report.rows import Row
+from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, read_lines, told_changes
 
 TRAIN, EVAL = "train", "eval"
-K = TypeVar("K")
-NUM_RESAMPLES = 2000
-LEAST_PROMPTS = 10
-"""With fewer no interval is drawn and nothing is said to rise or fall: a bootstrap of so few is far too narrow."""
-Kind = Literal["iou", "share", "reward", "part"]
-"""iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a samples file."""
-
-    line: Line
-    space: str | None
-    """How its completion writes boxes; None: it has none."""
-
-    @property
-    def prompt(self) -> str:
-        return str(self.line["prompt"])
-
-    @property
-    def text(self) -> str:
-        return self.line["completion"] or ""
-
-    @property
-    def total(self) -> float:
-        return math.nan if self.line["total"] is None else float(self.line["total"])
-
-    @property
-    def size(self) -> MediaSize | None:
-        return first_size(self.line["media_sizes"], self.line["media"])
-
-    @cached_property
-    def truth(self) -> list[Box]:
-        """In pixels of the file."""
-        return [Box(*corners) if label is None else Box(*corners, label=label) for *corners, label in self.line["answer_boxes"]]
-
-    @cached_property
-    def predicted(self) -> list[Box]:
-        """Read from the completion, in pixels of the file."""
-        size = self.size
-        if size is None or self.space not in SPACES or not self.truth:
-            return []
-        return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self.text, self.space))]
-
-    @property
-    def spans(self) -> "Spans | None":
-        """The true spans and those of the completion; None where the answer is no span."""
-        told = self.line.get("spans")
-        if told is None:
-            return None
-        truth, predicted = ([Interval(start, end) for start, end in told[name]] for name in ("truth", "predicted"))
-        return Spans(told["seconds"], truth, predicted)
-
-    @property
-    def outside(self) -> bool:
-        """True if a predicted box lies beyond the picture."""
-        return self.size is not None and not all(is_inside(box, self.size) for box in self.predicted)
-
-    @cached_property
-    def iou(self) -> float:
-        """Best matching of predicted and true boxes, divided by the larger number: missing and surplus boxes count 0.
-
-        All of it is 0 when a predicted box lies beyond the picture.
-
-        For spans of time, of the times that all of them cover. NaN when the prompt has neither true box nor span, or the size of
-        its picture or the space of its boxes is unknown.
-        """
-        if self.spans is not None:
-            return union_iou(self.spans.predicted, self.spans.truth)
-        if not self.truth or self.size is None or self.space not in SPACES:
-            return math.nan
-        if not self.predicted or self.outside:
-            return 0.0
-        from scipy.optimize import linear_sum_assignment
-
-        overlaps = iou_matrix(self.predicted, self.truth).numpy()
-        rows, columns = linear_sum_assignment(overlaps, maximize=True)
-        return float(overlaps[rows, columns].sum()) / max(len(self.predicted), len(self.truth))
-
-    @property
-    def hits(self) -> float:
-        """Share of the true boxes that hold the centre of a predicted one; 0 and NaN as for iou, NaN for spans."""
-        if self.spans is not None:
-            return math.nan
-        if math.isnan(self.iou) or not self.predicted or self.outside:
-            return self.iou
-        return mean(float(any(point_in_box(box.center, true) for box in self.predicted)) for true in self.truth)
-
-
-class Spans(NamedTuple):
-    """In seconds of a clip that lasts `seconds`."""
-
-    seconds: float
-    truth: list[Interval]
-    predicted: list[Interval]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number that every sample has; NaN where it has none."""
-
-    name: str
-    kind: Kind
-    value: Callable[[Row], float]
-
-
-@dataclass(frozen=True)
-class Change:
-    """One figure over the same held-out prompts before and after (or in one run and another).
-
-    `low` and `high` bound the difference: a 95 % bootstrap interval; NaN below LEAST_PROMPTS prompts.
-    """
-
-    name: str
-    before: float
-    after: float
-    low: float
-    high: float
-    num_prompts: int
-    kind: Kind
-
-    @property
-    def difference(self) -> float:
-        return self.after - self.before
-
-    @property
-    def has_interval(self) -> bool:
-        return math.isfinite(self.low)
-
-    @property
-    def clear(self) -> bool:
-        """There is an interval, and it excludes no change."""
-        return self.low > 0 or self.high < 0
+BOX_SIZE = "box size"
+"""The table by the area of the true box."""
+SIZES = ("small", "medium", "large")
+LEAST_MOVE = 0.01
+"""A smaller difference between two answers is none."""
 
 
 @dataclass(frozen=True)
@@ -303,58 +167,64 @@ def changes(data: RunData) -> list[Change]:
     return paired_changes(by_prompt(data.before), by_prompt(data.after))
 
 
-def figures(rows: Sequence[Row]) -> list[Figure]:
-    """Mean IoU, hits, Acc@0.5 of boxes, R@0.3 to 0.7 of spans, total reward, and each reward where there are several."""
-    names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
-    return [
-        Figure("Mean IoU", "iou", lambda row: row.iou),
-        Figure("Hits", "share", lambda row: row.hits),
-        Figure("Acc@0.5", "share", lambda row: math.nan if row.spans else indicator(row.iou, row.iou >= 0.5)),
-        *(Figure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
-        Figure("Reward", "reward", lambda row: row.total),
-        *(Figure(name, "part", lambda row, name=name: score(row, name)) for name in names if len(names) > 1),
-    ]
-
-
-def paired_changes(before: Mapping[K, list[Row]], after: Mapping[K, list[Row]]) -> list[Change]:
-    """Every figure that both sides know, over the prompts (keys) that both have; samples of a prompt are averaged first."""
-    prompts = [prompt for prompt in before if prompt in after]
-    found: list[Change] = []
-    for figure in figures([row for prompt in prompts for row in (*before[prompt], *after[prompt])]):
-        both = [(mean(map(figure.value, before[p])), mean(map(figure.value, after[p]))) for p in prompts]
-        kept = np.array([pair for pair in both if all(map(math.isfinite, pair))])
-        if len(kept):
-            low, high = bootstrap(kept[:, 1] - kept[:, 0]) if len(kept) >= LEAST_PROMPTS else (math.nan, math.nan)
-            found.append(
-                Change(figure.name, float(kept[:, 0].mean()), float(kept[:, 1].mean()), low, high, len(kept), figure.kind)
-            )
+def also_changes(data: RunData) -> dict[str, list[Change]]:
+    """The same of every further way to answer (`[[evaluation.also]]`), by its name."""
+    found: dict[str, list[Change]] = {}
+    for name in data.run.also_names():
+        split = also_split(name)
+        steps = data.run.sample_steps(split)
+        first, last = (read_rows(data.run, split, some, data.box_space) for some in (steps[:1], steps[1:][-1:]))
+        found[name] = paired_changes(by_prompt(first), by_prompt(last))
     return found
 
 
-def recall(row: Row, least: float) -> float:
-    return float(row.iou >= least) if row.spans else math.nan
+def all_changes(data: RunData) -> list[Change]:
+    """The figures of every way to answer; those of further ways begin with its name."""
+    also = [replace(one, name=f"{name}: {one.name}") for name, own in also_changes(data).items() for one in own]
+    return [*changes(data), *also]
 
 
-def indicator(iou: float, holds: bool) -> float:
-    return float(holds) if math.isfinite(iou) else math.nan
+def regressions(data: RunData) -> list[tuple[Row, Row]]:
+    """The held-out prompts whose answer became worse, by total reward or else by IoU, worst first."""
+    moved = [(moved_by(before, after), before, after) for before, after in pairs(data)]
+    worse = sorted((one for one in moved if one[0] < -LEAST_MOVE), key=lambda one: one[0])
+    return [(before, after) for _, before, after in worse]
 
 
-def score(row: Row, name: str) -> float:
-    value = row.line["scores"].get(name)
-    return math.nan if value is None else float(value)
+def moved_by(before: Row, after: Row) -> float:
+    """The change of the IoU where both have one, else of the total reward; NaN where a side has neither."""
+    by_iou = after.iou - before.iou
+    return by_iou if math.isfinite(by_iou) else after.total - before.total
 
 
-def mean(values: Any) -> float:
-    """The mean of the finite values; NaN when there are none."""
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
+def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
+    """The changes of every kind of held-out prompts: a table per column of `[evaluation] by`, and one by the size of boxes."""
+    settings = data.config.get("evaluation", {})
+    named = settings.get("by", []) if isinstance(settings, Mapping) else []
+    columns = [*(str(name) for name in named), *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
+    before, after = by_prompt(data.before), by_prompt(data.after)
+    found: list[tuple[str, dict[str, list[Change]]]] = []
+    for column in columns:
+        of = {prompt: kind_of_row(rows[0], column) for prompt, rows in before.items()}
+        tables: dict[str, list[Change]] = {}
+        for kind in in_order(set(of.values()) - {""}):
+            own = {prompt: rows for prompt, rows in before.items() if of[prompt] == kind}
+            tables[kind] = [one for one in paired_changes(own, after) if one.kind != "part"]
+        found.append((column, {kind: own for kind, own in tables.items() if own}))
+    return [(column, tables) for column, tables in found if tables]
 
 
-def bootstrap(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of the mean over prompts drawn with replacement; the differences are paired by prompt."""
-    draws = np.random.default_rng(seed).integers(len(differences), size=(NUM_RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[draws].mean(1), [0.025, 0.975])
-    return float(low), float(high)
+def kind_of_row(row: Row, column: str) -> str:
+    """The value of a column of the prompt as a word; empty where it has none."""
+    if column == BOX_SIZE:
+        return row.box_size
+    value = row.line.get("columns", {}).get(column, row.line.get("source", "") if column == "source" else None)
+    return "" if value is None else str(value).strip()
+
+
+def in_order(words: Iterable[str]) -> list[str]:
+    """Sizes from small to large, everything else by the alphabet."""
+    return sorted(words, key=lambda word: (SIZES.index(word) if word in SIZES else len(SIZES), word))
 
 
 def column(lines: Sequence[Line], name: str) -> tuple[list[float], list[float]]:

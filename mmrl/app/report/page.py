@@ -13,39 +13,34 @@ from markupsafe import Markup
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.files import replace_text
-from mmrl.app.report import words
-from mmrl.app.report.charts import Series, histogram, line_chart
+from mmrl.app.report.curves import curves, health, others, reward_histogram
 from mmrl.app.report.data import (
-    EVAL,
-    LEAST_PROMPTS,
-    TRAIN,
     Change,
     Row,
     RunData,
-    Spans,
+    also_changes,
     changes,
     column,
     extremes,
+    kinds,
     load,
-    mean,
+    moved_by,
     pairs,
-    read_rows,
+    regressions,
 )
-from mmrl.app.report.timing import phases, time_band
+from mmrl.app.report.figures import LEAST_PROMPTS
+from mmrl.app.report.rows import Spans, mean
+from mmrl.app.report.timing import phases, step_line, time_band
 from mmrl.app.report.words import number, percent, points, signed
-from mmrl.app.run.folder import CHANGED
-from mmrl.app.run.trackers import duration, is_reward
+from mmrl.app.run.origins import read_choices
+from mmrl.app.run.trackers import duration
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
 NUM_EXTREMES = 4
+NUM_REGRESSIONS = 6
 MOST_CLIP_BYTES = 400_000
 """Of a clip inside the page; larger ones stay beside the samples, and the page shows their strips."""
-MAX_FILES = 40
-"""Samples files read for a curve; of more, so many are picked evenly."""
-DIVERSITY = ("train/diversity", "eval/diversity")
-HELD_OUT_LENGTH = "eval/completion_length"
-"""Tokens of held-out completions, even where a reward is called length."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +85,6 @@ class Film:
     predicted: list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Chart:
-    title: str
-    svg: Markup
-    note: str = ""
-
-
 def text_of(file: Path) -> str:
     """The text of a run's file; empty where a run of an earlier version has none."""
     return file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -113,6 +101,7 @@ def write_report(run: Path | str) -> Path:
     figures = changes(data)
     both = pairs(data)
     best, worst = extremes(data, NUM_EXTREMES)
+    worse = regressions(data)
     page = (
         environment()
         .get_template("report.html.j2")
@@ -126,6 +115,12 @@ def write_report(run: Path | str) -> Path:
             verdict=verdict(figures),
             training=training_change(data) if not figures else None,
             pairs=[Pair(data, before, after) for before, after in both[:NUM_PAIRS]],
+            regressions=[Pair(data, before, after) for before, after in worse[:NUM_REGRESSIONS]],
+            num_worse=len(worse),
+            kinds=kinds(data),
+            also=also_changes(data),
+            choices=read_choices(data.run),
+            step_line=step_line(data.train),
             num_pairs=len(both),
             has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
             has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),
@@ -179,7 +174,7 @@ class Pair:
         self.before, self.after = Example(data, before), Example(data, after)
         self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
         self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
-        self.change = self.values[1] - self.values[0]
+        self.change = moved_by(before, after)
 
     @property
     def direction(self) -> str:
@@ -294,83 +289,3 @@ def training_change(data: RunData) -> tuple[float, float, int] | None:
         return None
     size = max(1, len(values) // 10)
     return mean(values[:size]), mean(values[-size:]), size
-
-
-def curves(data: RunData) -> list[Chart]:
-    """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
-    charts = [both_splits(data, "Reward", "reward/total", "eval/total"), iou_chart(data)]
-    for name in reward_names(data):
-        twin = f"eval/{name}"
-        charts.append(both_splits(data, name, f"reward/{name}", "" if twin == HELD_OUT_LENGTH else twin))
-    charts.append(None if data.draws else both_splits(data, "Tokens per completion, held out", "", HELD_OUT_LENGTH))
-    charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
-    return [chart for chart in charts if chart is not None]
-
-
-def reward_names(data: RunData) -> list[str]:
-    """Names of the rewards that training or evaluation logged, without their parts."""
-    names = [name for line in (*data.train, *data.evals) for name in line]
-    held_out = [
-        n for n in names if n.startswith("eval/") and n.count("/") == 1 and n not in ("eval/total", HELD_OUT_LENGTH, DIVERSITY[1])
-    ]
-    return list(dict.fromkeys(name.partition("/")[2] for name in (*filter(is_reward, names), *held_out)))
-
-
-def both_splits(data: RunData, title: str, train: str, held_out: str) -> Chart | None:
-    series = [
-        Series(label, *points, style, dots)
-        for label, points, style, dots in (
-            ("training", column(data.train, train), TRAIN, False),
-            ("held out", column(data.evals, held_out), EVAL, True),
-        )
-        if points[0]
-    ]
-    return Chart(title, line_chart(series, f"{title} over training steps")) if series else None
-
-
-def iou_chart(data: RunData) -> Chart | None:
-    """Mean IoU of the samples that were kept, by the same definition as the headline."""
-    series: list[Series] = []
-    for split, name, dots in ((TRAIN, "training samples", False), (EVAL, "held out", True)):
-        steps = data.run.sample_steps(split)
-        steps = steps[:: max(1, -(-len(steps) // MAX_FILES))]
-        means = [mean(row.iou for row in read_rows(data.run, split, [step], data.box_space)) for step in steps]
-        if any(map(math.isfinite, means)):
-            series.append(Series(name, [float(step) for step in steps], means, split, dots))
-    return Chart("Mean IoU", line_chart(series, "Mean IoU over training steps")) if series else None
-
-
-def health_words(data: RunData) -> words.Words:
-    return words.HEALTH_OF_PICTURES if data.draws else words.HEALTH_OF_TEXTS
-
-
-def health(data: RunData) -> list[Chart]:
-    return [
-        Chart(title, line_chart([Series("training", *column(data.train, metric), TRAIN)], f"{title} over training steps"), note)
-        for title, metric, note in health_words(data)
-        if column(data.train, metric)[0]
-    ]
-
-
-def others(data: RunData) -> list[Chart]:
-    """Every metric that no other chart shows; parts of rewards with their held-out twin."""
-    shown = {"step", CHANGED, "reward/total", "reward/length", "reward/diversity", DIVERSITY[0]}
-    shown |= {metric for _, metric, _ in health_words(data)} | set(words.NOT_OF_PICTURES if data.draws else ())
-    shown |= {f"reward/{name}" for name in reward_names(data)}
-    names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
-    charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]
-    return [chart for chart in charts if chart is not None]
-
-
-def reward_histogram(data: RunData) -> Chart | None:
-    """Total rewards of the first and last samples kept: held-out ones, else those of training."""
-    for split, first, last in (("held-out", data.before, data.after), ("training", data.first_train, data.last_train)):
-        if first:
-            groups = [
-                (f"step {rows[0].line['step']}", [row.total for row in rows], style)
-                for rows, style in ((first, "a"), (last, "b"))
-                if rows
-            ]
-            title = f"Rewards of {split} samples, first and last" if last else f"Rewards of {split} samples"
-            return Chart(title, histogram(groups, title))
-    return None

@@ -22,16 +22,18 @@ from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, mo
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
-from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
+from mmrl.app.run.services import AccelerateTrackers
+from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
-from mmrl.core.sources import Sources, StreamedSources
+from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
+from mmrl.core.waiting import waiting
 from mmrl.data.validate import Report, check
 from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.evaluate import Evaluator
+from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.state import seed
 from mmrl.training.trainer import Records, Trainer
@@ -85,7 +87,8 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+        with waiting("loading rewards"):
+            loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out = held_out_prompts(config, plug_ins.held_out)
     sampler = sampler_over(train_prompts, plug_ins, config)
@@ -103,7 +106,7 @@ def build(
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
-    with ranks.main_first(to_fetch):
+    with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
         policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
     algorithm.check(policy)
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
@@ -239,7 +242,10 @@ def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> S
     if settings.data is None or load is None or settings.num_prompts == 0:
         return None
     prompts = load_prompts(load, f"[evaluation.data] {settings.data.use}")
-    return prompts if isinstance(prompts, Sequence) else list(islice(prompts, settings.num_prompts))
+    prompts = prompts if isinstance(prompts, Sequence) else list(islice(prompts, settings.num_prompts))
+    if settings.by:
+        check_columns(first_of_each(prompts, settings.num_prompts), settings.by)
+    return prompts
 
 
 def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
@@ -258,7 +264,8 @@ def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
     Raises:
         ValueError: listing the first prompts that cannot be trained on.
     """
-    prompts = load()
+    with waiting(f"reading {source}"):
+        prompts = load()
     if not isinstance(prompts, Iterable):
         raise ValueError(
             f"{source} gave {type(prompts).__name__} in place of prompts: return a list or an iterable of mmrl.Prompt"
@@ -282,7 +289,8 @@ def parts_of(prompts: Prompts) -> Mapping[str, Prompts]:
 
 def look_at(prompts: Prompts, source: str) -> Report:
     """The report on a data set's prompts: all of a sequence, the beginning of a stream."""
-    report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
+    with waiting(f"looking at the prompts of {source}"):
+        report = check(prompts, decode=False, max_rows=None if isinstance(prompts, Sequence) else STREAM_LOOK)
     report.source = source
     return report
 

@@ -14,6 +14,7 @@ from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.errors import Terminal, brief
 from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.ranks import Ranks
+from mmrl.core.waiting import start
 
 RUNS = Path("runs")
 
@@ -52,6 +53,7 @@ def idle_terms(made: Assembly) -> str | None:
 @contextmanager
 def distributed_run() -> Iterator[tuple[Any, Ranks]]:
     """Accelerate's processes and devices, and warnings on the terminal; left by all processes together."""
+    start.end()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     from transformers.utils.logging import disable_progress_bar

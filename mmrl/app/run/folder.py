@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,11 @@ class RunDir:
         return self.path / "started_in.txt"
 
     @property
+    def settings_file(self) -> Path:
+        """Who chose which settings."""
+        return self.path / "settings.json"
+
+    @property
     def samples(self) -> Path:
         return self.path / "samples"
 
@@ -123,9 +129,14 @@ class RunDir:
     def samples_file(self, split: str, step: int) -> Path:
         return self.samples / f"{split}-{step:06d}.jsonl"
 
+    def also_names(self) -> list[str]:
+        """The further ways in which held-out prompts were answered, of which there are samples."""
+        found = {file.stem.rpartition("-")[0] for file in self.samples.glob(also_split("*-*.jsonl"))}
+        return sorted(name.removeprefix(also_split("")) for name in found)
+
     def sample_steps(self, split: str) -> list[int]:
         """The steps at which samples of this split were written, ascending."""
-        return sorted(int(file.stem.rsplit("-", 1)[1]) for file in self.samples.glob(f"{split}-*.jsonl"))
+        return sorted(int(file.stem.rsplit("-", 1)[1]) for file in self.samples.glob(f"{escape(split)}-*.jsonl"))
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """One more line of metrics.jsonl, on disk when this returns. Numbers that JSON lacks become "NaN", "Infinity"."""
@@ -166,6 +177,11 @@ class RunDir:
             yield
         finally:
             logger.removeHandler(handler)
+
+
+def also_split(name: str) -> str:
+    """The split under which samples of one of `[[evaluation.also]]` are kept."""
+    return f"also.{name}"
 
 
 class WarningsFile(logging.Handler):

@@ -1,11 +1,11 @@
 """samples/<split>-<step>.jsonl: one line per sample, and the pictures beside them, small and each stored once.
 
-A line holds step, split, group, sample, prompt (its id), text, completion, total (null when no weighted reward answered),
-scores and status by reward name, truncated, role, answer, answer_boxes ([x1, y1, x2, y2, label] in pixels of the file),
-box_space (how the completion's boxes are written), spans (true and predicted spans of time, null where the answer is none),
-columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares), media ({kind, file, width,
-height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in
-media, or null; a video also has clip, its .mp4 file beside the strip).
+A line holds step, split, group, sample, prompt (its id), source, text, completion, total (null when no weighted reward
+answered), scores and status by reward name, parts ("<reward>/<part>" by name), truncated, role, answer, answer_boxes
+([x1, y1, x2, y2, label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted
+spans of time, null where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what
+`mmrl sample` compares), media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width,
+seen_height]), image and video (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the strip).
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,15 +26,17 @@ from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
-from mmrl.app.run.folder import Line, RunDir
-from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status, Video
+from mmrl.app.run.folder import Line
+from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
 from mmrl.data.mp4 import write_once
 from mmrl.data.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, Plan
 
 MAX_SIDE = 512
-"""Pixels on the long side of a stored picture."""
+"""Pixels on the long side of a stored picture of a prompt, or of a clip's strip."""
+MOST_DRAWN = 1024
+"""The same of a picture that a model drew."""
 SHARP_SIDE = 256
 """Pictures up to this side are kept as PNG: JPEG would smear what little there is."""
 STRIP_FRAMES = 4
@@ -45,25 +47,35 @@ CLIP_AREA = 96 * 96
 """Pixels of such a frame at most."""
 
 
+@runtime_checkable
+class MediaFolder(Protocol):
+    """Whoever keeps the pictures of samples in a folder called media."""
+
+    @property
+    def media(self) -> Path: ...
+
+
 def sample_lines(
-    run: RunDir, step: int, groups: Sequence[Group], scores: Scores, split: str, box_space: str | None
+    place: MediaFolder, step: int, examples: Examples, split: str, box_space: str | None, whole: bool = False
 ) -> Iterable[Line]:
-    """The lines of one samples file; pictures are written on the way. `scores` has a row per sample, in order."""
+    """The lines of one samples file; pictures are written on the way, those that were drawn as they are if `whole`."""
+    scores, parts = examples.scores, examples.parts
     totals = scores.total().tolist()
     values, status = scores.values.tolist(), scores.status.tolist()
     row = 0
-    for group in groups:
+    for group in examples.groups:
         prompt = group.prompt
         shared: Line = {
             "step": step,
             "split": split,
             "group": group.id,
             "prompt": prompt.id,
+            "source": prompt.source,
             "text": prompt.text,
             "answer": as_json(prompt.answer, fallback=str),
             "box_space": box_space,
             "columns": {name: as_json(value) for name, value in prompt.columns.items() if is_json(value)},
-            "media": [store(run, media) for media in prompt.media],
+            "media": [store(place, media) for media in prompt.media],
         }
         for index, sample in enumerate(group.samples):
             total = totals[row]
@@ -75,14 +87,15 @@ def sample_lines(
                     n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)
                 },
                 "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
+                "parts": as_json(parts[row]) if parts else {},
                 "truncated": sample.truncated,
                 "digest": digest(sample),
                 "role": sample.role,
                 "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
                 "spans": answer_spans(prompt, sample),
                 "media_sizes": [list(size) for size in sample.media_sizes],
-                "image": None if sample.image is None else store(run, sample.image),
-                "video": None if sample.video is None else store_clip(run, sample),
+                "image": None if sample.image is None else store(place, sample.image, None if whole else MOST_DRAWN),
+                "video": None if sample.video is None else store_clip(place, sample),
             }
             row += 1
 
@@ -133,28 +146,31 @@ def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> M
     return None
 
 
-def store(run: RunDir, media: object) -> Line:
+def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Line:
     """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
 
     What cannot be drawn becomes {kind: "unknown", file: null, what: its type}.
+
+    Args:
+        most: pixels on the long side; None: every pixel is kept as it is.
     """
     frames, kind = frames_of(media)
     if not frames:
         return {"kind": "unknown", "file": None, "what": type(media).__name__}
     width, height = frames[0].size
     picture = frames[0] if kind == "picture" else strip(frames)
-    data, suffix = image_bytes(picture)
+    data, suffix = image_bytes(picture, most)
     name = hashlib.sha256(data).hexdigest()[:20] + suffix
-    run.media.mkdir(parents=True, exist_ok=True)
-    if not (run.media / name).exists():
-        replace_bytes(run.media / name, data)
+    place.media.mkdir(parents=True, exist_ok=True)
+    if not (place.media / name).exists():
+        replace_bytes(place.media / name, data)
     return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
 
 
-def store_clip(run: RunDir, sample: Sample) -> Line:
+def store_clip(place: MediaFolder, sample: Sample) -> Line:
     """A generated video as a strip of frames, and beside it as an .mp4 file where its speed is known and its sides are even."""
-    stored = store(run, sample.video)
-    file = write_clip(run.media, sample)
+    stored = store(place, sample.video)
+    file = write_clip(place.media, sample)
     return stored if file is None else stored | {"clip": f"media/{file.name}"}
 
 
@@ -248,16 +264,17 @@ def strip_of(media: object) -> Image.Image | None:
     return strip(frames) if frames else None
 
 
-def image_bytes(picture: Image.Image) -> tuple[bytes, str]:
-    """At most MAX_SIDE pixels, on white where transparent; PNG when small, else JPEG."""
+def image_bytes(picture: Image.Image, most: int | None = MAX_SIDE) -> tuple[bytes, str]:
+    """At most so many pixels a side, on white where transparent; PNG when small or where every pixel counts, else JPEG."""
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         picture = Image.new("RGB", layer.size, "white")
         picture.paste(layer, mask=layer.getchannel("A"))
     picture = picture.convert("RGB")
-    picture.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    if most is not None:
+        picture.thumbnail((most, most), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    if max(picture.size) <= SHARP_SIDE:
+    if most is None or max(picture.size) <= SHARP_SIDE:
         picture.save(buffer, "PNG", optimize=True)
         return buffer.getvalue(), ".png"
     picture.save(buffer, "JPEG", quality=88)

@@ -1,31 +1,23 @@
-"""Where a run's metrics and examples go: its own files, the terminal, TensorBoard, wandb, trackio."""
+"""Where a run's metrics and examples go: its own files and the terminal."""
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.files import replace_text
-from mmrl.app.run.folder import Line, RunDir, as_text
-from mmrl.app.run.sample_files import frames_of, sample_lines, strip
-from mmrl.core.types import Examples, Group, Scores, Status
+from mmrl.app.run.folder import RunDir, also_split, as_text
+from mmrl.app.run.sample_files import sample_lines
+from mmrl.core.types import Examples, Group, Scores
 from mmrl.training.measure import PHASES
 
 KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("kl", "policy/kl"), ("length", "rollout/length"))
 """What the terminal shows of a step, in this order, where the run has it."""
-NAMES = ("tensorboard", "wandb", "trackio")
-
-Service = Any
-"""A tracker of accelerate: of tensorboard, wandb or trackio, each with calls of its own."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +30,14 @@ class JsonlTracker:
 
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         if examples is not None:
-            self.samples(step, examples.groups, examples.scores, "train")
+            self.write(step, examples, "train")
         self.log(step, metrics)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
         self.log(step, metrics)
-        self.samples(step, examples.groups, examples.scores, "eval")
+        self.write(step, examples, "eval")
+        for name, one in examples.also.items():
+            self.write(step, one, also_split(name))
 
     def after_checkpoint(self, step: int, folder: Path) -> None:
         """The folder says it all."""
@@ -52,160 +46,16 @@ class JsonlTracker:
         self.run.append(step, metrics)
 
     def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
+        self.write(step, Examples(groups, scores), split)
+
+    def write(self, step: int, examples: Examples, split: str) -> None:
+        """The samples file of a step."""
         self.run.samples.mkdir(parents=True, exist_ok=True)
-        lines = sample_lines(self.run, step, groups, scores, split, self.box_space)
+        lines = sample_lines(self.run, step, examples, split, self.box_space)
         replace_text(self.run.samples_file(split, step), "".join(map(as_text, lines)))
 
     def close(self) -> None:
         """Every line is on disk already."""
-
-
-class AccelerateTrackers:
-    """TensorBoard, wandb and trackio through accelerate's trackers, with pictures and completions.
-
-    TensorBoard writes to `<folder>/tensorboard`. The other two show the folder's name as the run's name and obey their own
-    environment variables (WANDB_MODE=offline, TRACKIO_DIR).
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        folder: Path,
-        project: str = "mmrl",
-        config: Mapping[str, object] | None = None,
-        num_examples: int = 8,
-    ) -> None:
-        """`config` is the resolved run config; `num_examples` groups of every samples call are shown.
-
-        Raises:
-            ValueError: a name is unknown, or its package is not installed.
-        """
-        for name in names:
-            if name not in NAMES:
-                raise ValueError(f"tracker {name!r} is unknown: choose among {', '.join(NAMES)}")
-            if importlib.util.find_spec(name) is None:
-                raise ValueError(f'tracker {name!r} needs the package {name}, which is not installed: pip install "mmrl[track]"')
-        self.num_examples = num_examples
-        self.trackers = {name: started(name, folder, project) for name in names}
-        for tracker in self.trackers.values():
-            tracker.store_init_configuration(flat(config or {}))
-
-    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
-        if examples is not None:
-            self.samples(step, examples.groups, examples.scores, "train")
-        self.log(step, metrics)
-
-    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        self.log(step, metrics)
-        self.samples(step, examples.groups, examples.scores, "eval")
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """Weights stay on this machine."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for tracker in self.trackers.values():
-            tracker.log({name: float(value) for name, value in metrics.items()}, step=step)
-
-    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
-        """A table of completions with their scores, and the pictures shown or made, of the first `num_examples` groups."""
-        rows = example_rows(groups[: self.num_examples], scores)
-        pictures = [
-            (f"{split}/{group.prompt.id}/{place}", picture)
-            for group in groups[: self.num_examples]
-            for place, picture in pictures_of(group)
-        ]
-        for name, tracker in self.trackers.items():
-            EXAMPLES[name](tracker, step, split, rows, pictures)
-
-    def close(self) -> None:
-        for tracker in self.trackers.values():
-            tracker.finish()
-
-
-Pictures = Sequence[tuple[str, Image.Image]]
-
-
-def started(name: str, folder: Path, project: str) -> Service:
-    """The running accelerate tracker of this name."""
-    from accelerate.state import PartialState
-    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
-
-    PartialState()
-    if name == "tensorboard":
-        tracker = TensorBoardTracker("tensorboard", folder)
-    elif name == "wandb":
-        tracker = WandBTracker(project, name=folder.resolve().name, dir=str(folder))
-    else:
-        tracker = TrackioTracker(project, name=folder.resolve().name)
-    tracker.start()
-    return tracker
-
-
-def show_in_tensorboard(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
-    tracker.log({f"{split}/completions": markdown_table(rows)}, step=step)
-    for tag, picture in pictures:
-        tracker.log_images({tag: np.asarray(picture)[None]}, step=step, dataformats="NHWC")
-
-
-def show_in_wandb(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
-    if rows:
-        tracker.log_table(f"{split}/completions", columns=list(rows[0]), data=[list(row.values()) for row in rows], step=step)
-    if pictures:
-        tracker.log_images({f"{split}/pictures": [picture for _, picture in pictures]}, step=step)
-
-
-def show_in_trackio(tracker: Service, step: int, split: str, rows: list[Line], pictures: Pictures) -> None:
-    import pandas
-    import trackio  # pyright: ignore[reportMissingImports] - part of the extra [track]
-
-    tracker.log({f"{split}/completions": trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
-    for tag, picture in pictures:
-        tracker.log({tag: trackio.Image(picture, caption=tag)}, step=step)
-
-
-EXAMPLES: dict[str, Callable[[Service, int, str, list[Line], Pictures], None]] = {
-    "tensorboard": show_in_tensorboard,
-    "wandb": show_in_wandb,
-    "trackio": show_in_trackio,
-}
-
-
-def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
-    """One row of plain values per sample of the first groups; `scores` begins with their rows."""
-    totals, values, status = scores.total().tolist(), scores.values.tolist(), scores.status.tolist()
-    samples = [(group, sample) for group in groups for sample in group.samples]
-    return [
-        {"prompt": group.prompt.id, "text": group.prompt.text, "completion": sample.text or "", "total": total}
-        | {name: v if s == Status.OK else None for name, v, s in zip(scores.names, row, states, strict=True)}
-        for (group, sample), total, row, states in zip(samples, totals, values, status, strict=False)
-    ]
-
-
-def pictures_of(group: Group) -> list[tuple[str, Image.Image]]:
-    """The pictures of a prompt and those that its samples made, each with its place in the group.
-
-    Videos are strips, and pictures made of a prompt's picture stand beside it.
-    """
-    shown = [(f"prompt-{i}", media) for i, media in enumerate(group.prompt.media)]
-    source = frames_of(group.prompt.media[0])[0][:1] if group.prompt.media else []
-    made = [(f"sample-{i}", x) for i, sample in enumerate(group.samples) for x in (sample.image, sample.video) if x is not None]
-    found: list[tuple[str, Image.Image]] = []
-    for place, media in shown + made:
-        frames, kind = frames_of(media)
-        if frames:
-            beside = source if kind == "picture" and place.startswith("sample") else []
-            found.append((place, (strip([*beside, *frames]) if beside or kind != "picture" else frames[0]).convert("RGB")))
-    return found
-
-
-def markdown_table(rows: list[Line]) -> str:
-    """TensorBoard shows text as Markdown; cells keep to one line and show HTML as text."""
-    if not rows:
-        return "no samples"
-    escape = {"|": "\\|", "\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
-    cells = [["".join(escape.get(c, c) for c in str(value)) for value in row.values()] for row in rows]
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
@@ -264,10 +114,17 @@ class Progress:
             )
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        """Write the figures above the bar, compared with the first, without rewards' parts."""
-        held_out = {name.removeprefix("eval/"): value for name, value in metrics.items()}
-        shown = [f"{name} {value:.3f}" + self._change(name, value) for name, value in held_out.items() if "/" not in name]
-        self.console.print(f"step {step}  held out: {'  '.join(shown)}", markup=False, highlight=False, soft_wrap=True)
+        """Write the figures above the bar, compared with the first, without rewards' parts; a line for each way to answer."""
+        for way in ("", *examples.also):
+            prefix = f"eval/{way}/" if way else "eval/"
+            own = {name: value for name, value in metrics.items() if name.startswith(prefix)}
+            shown = [
+                f"{name.removeprefix(prefix)} {value:.3f}{self._change(name, value)}"
+                for name, value in own.items()
+                if "/" not in name.removeprefix(prefix)
+            ]
+            text = f"step {step}  held out{f', {way}' if way else ''}: {'  '.join(shown)}"
+            self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def after_checkpoint(self, step: int, folder: Path) -> None:
         """Only the end of a run names its folder."""

@@ -16,7 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of
-from mmrl.app.run.trackers import AccelerateTrackers, JsonlTracker, Progress
+from mmrl.app.run.services import AccelerateTrackers
+from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status

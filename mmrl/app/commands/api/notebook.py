@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from mmrl.app.report.data import Row, changes, load, pairs
+from mmrl.app.report.data import changes, load, pairs
+from mmrl.app.report.rows import Row
 from mmrl.app.run.trackers import duration, figures
 from mmrl.core.types import Examples
 
@@ -142,7 +143,7 @@ def figures_html(folder: Path) -> str:
     table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
     charts = ""
     if find_spec("jinja2") is not None:
-        from mmrl.app.report.page import curves
+        from mmrl.app.report.curves import curves
 
         charts = "".join(f"<div><b>{escape(chart.title)}</b>{chart.svg}</div>" for chart in curves(data))
     shown = [

@@ -16,8 +16,8 @@ from mmrl.app.commands.arena.ranking import Standing, standings
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
-from mmrl.app.report.charts import Series, line_chart
-from mmrl.app.report.page import Chart, environment
+from mmrl.app.report.charts import Chart, Series, line_chart
+from mmrl.app.report.page import environment
 from mmrl.app.report.words import number
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.trackers import duration

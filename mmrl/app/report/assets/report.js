@@ -16,3 +16,24 @@
   });
   bar.hidden = false;
 })();
+(() => {
+  const pictures = [...document.querySelectorAll(".picture")].filter((one) => one.querySelector("img"));
+  if (!pictures.length || typeof HTMLDialogElement === "undefined") return;
+  const dialog = document.createElement("dialog");
+  dialog.className = "zoom";
+  dialog.addEventListener("click", () => dialog.close());
+  document.body.append(dialog);
+  const show = (picture) => {
+    const copy = picture.cloneNode(true);
+    copy.querySelectorAll("video").forEach((video) => video.remove());
+    copy.removeAttribute("tabindex");
+    dialog.replaceChildren(copy);
+    dialog.showModal();
+  };
+  pictures.forEach((picture) => {
+    picture.classList.add("zoomable");
+    picture.tabIndex = 0;
+    picture.addEventListener("click", (event) => { if (!event.target.closest("video")) show(picture); });
+    picture.addEventListener("keydown", (event) => { if (event.key === "Enter") show(picture); });
+  });
+})();

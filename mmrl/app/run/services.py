@@ -1,0 +1,235 @@
+"""TensorBoard, wandb and trackio: the same numbers under the same names, and samples as tables, pictures and clips."""
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mmrl.app.run.folder import Line, RunDir
+from mmrl.app.run.sample_files import frames_of, strip, write_clip
+from mmrl.app.run.trackers import flat
+from mmrl.core.types import Examples, Group, Sample, Scores, Status
+
+NAMES = ("tensorboard", "wandb", "trackio")
+
+Service = Any
+"""A tracker of accelerate: of tensorboard, wandb or trackio, each with calls of its own."""
+
+
+class AccelerateTrackers:
+    """TensorBoard, wandb and trackio through accelerate's trackers, with pictures, clips and completions.
+
+    All get the same numbers under the same names. TensorBoard writes to `<folder>/tensorboard`, and shows clips as strips of
+    frames. The other two show the folder's name as the run's name and obey their own environment variables (WANDB_MODE=offline,
+    TRACKIO_DIR).
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        project: str = "mmrl",
+        config: Mapping[str, object] | None = None,
+        num_examples: int = 8,
+    ) -> None:
+        """`config` is the resolved run config; `num_examples` groups of every samples call are shown.
+
+        Raises:
+            ValueError: a name is unknown, or its package is not installed.
+        """
+        for name in names:
+            if name not in NAMES:
+                raise ValueError(f"tracker {name!r} is unknown: choose among {', '.join(NAMES)}")
+            if importlib.util.find_spec(name) is None:
+                raise ValueError(f'tracker {name!r} needs the package {name}, which is not installed: pip install "mmrl[track]"')
+        self.num_examples, self.media = num_examples, RunDir(folder).media
+        self.trackers = {name: started(name, folder, project) for name in names}
+        for tracker in self.trackers.values():
+            tracker.store_init_configuration(flat(config or {}))
+
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        if examples is not None:
+            self.samples(step, examples.groups, examples.scores, "train")
+        self.log(step, metrics)
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        self.log(step, metrics)
+        self.samples(step, examples.groups, examples.scores, "eval")
+        for name, one in examples.also.items():
+            self.samples(step, one.groups, one.scores, f"eval/{name}")
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """Weights stay on this machine."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self.trackers.values():
+            tracker.log({name: float(value) for name, value in metrics.items()}, step=step)
+
+    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
+        """A table of completions with their scores, and pictures and clips shown or made, of the first `num_examples` groups."""
+        chosen = groups[: self.num_examples]
+        rows = example_rows(chosen, scores)
+        texts = captions(rows)
+        pictures = [
+            Shown(f"{split}/{group.prompt.id}/{place}", picture, text)
+            for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
+            for place, picture, text in pictures_of(group, own)
+        ]
+        clips = [
+            Clip(f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
+            for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
+            for i, sample in enumerate(group.samples)
+            if (file := self.clip_file(sample)) is not None
+        ]
+        for name, tracker in self.trackers.items():
+            EXAMPLES[name](tracker, step, split, Show(rows, pictures, clips))
+
+    def clip_file(self, sample: Sample) -> Path | None:
+        """A generated clip as the file beside the run's samples; None where it is none, or no service would show it."""
+        if sample.video is None or not {"wandb", "trackio"} & set(self.trackers):
+            return None
+        self.media.mkdir(parents=True, exist_ok=True)
+        return write_clip(self.media, sample)
+
+    def close(self) -> None:
+        for tracker in self.trackers.values():
+            tracker.finish()
+
+
+class Shown(NamedTuple):
+    """One picture, and what there is to say about it."""
+
+    tag: str
+    picture: Image.Image
+    caption: str
+
+
+class Clip(NamedTuple):
+    """One .mp4 file, and what there is to say about it."""
+
+    tag: str
+    file: Path
+    caption: str
+
+
+class Show(NamedTuple):
+    """The samples of some groups, as services show them."""
+
+    rows: list[Line]
+    pictures: Sequence[Shown]
+    clips: Sequence[Clip]
+
+
+def started(name: str, folder: Path, project: str) -> Service:
+    """The running accelerate tracker of this name."""
+    from accelerate.state import PartialState
+    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
+
+    PartialState()
+    if name == "tensorboard":
+        tracker = TensorBoardTracker("tensorboard", folder)
+    elif name == "wandb":
+        tracker = WandBTracker(project, name=folder.resolve().name, dir=str(folder))
+    else:
+        tracker = TrackioTracker(project, name=folder.resolve().name)
+    tracker.start()
+    return tracker
+
+
+def show_in_tensorboard(tracker: Service, step: int, split: str, show: Show) -> None:
+    tracker.log({f"{split}/completions": markdown_table(show.rows)}, step=step)
+    for tag, picture, _ in show.pictures:
+        tracker.log_images({tag: np.asarray(picture)[None]}, step=step, dataformats="NHWC")
+
+
+def show_in_wandb(tracker: Service, step: int, split: str, show: Show) -> None:
+    import wandb  # pyright: ignore[reportMissingImports] - part of the extra [track]
+
+    if show.rows:
+        columns, data = list(show.rows[0]), [list(row.values()) for row in show.rows]
+        tracker.log_table(f"{split}/completions", columns=columns, data=data, step=step)
+    if show.pictures:
+        shown = [wandb.Image(picture, caption=caption) for _, picture, caption in show.pictures]
+        tracker.log({f"{split}/pictures": shown}, step=step)
+    if show.clips:
+        moving = [wandb.Video(str(file), caption=caption, format="mp4") for _, file, caption in show.clips]
+        tracker.log({f"{split}/clips": moving}, step=step)
+
+
+def show_in_trackio(tracker: Service, step: int, split: str, show: Show) -> None:
+    import pandas
+    import trackio  # pyright: ignore[reportMissingImports] - part of the extra [track]
+
+    tracker.log({f"{split}/completions": trackio.Table(dataframe=pandas.DataFrame(show.rows))}, step=step)
+    for tag, picture, caption in show.pictures:
+        tracker.log({tag: trackio.Image(picture, caption=caption)}, step=step)
+    for tag, file, caption in show.clips:
+        tracker.log({tag: trackio.Video(str(file), caption=caption, format="mp4")}, step=step)
+
+
+EXAMPLES: dict[str, Callable[[Service, int, str, Show], None]] = {
+    "tensorboard": show_in_tensorboard,
+    "wandb": show_in_wandb,
+    "trackio": show_in_trackio,
+}
+
+
+def captions(rows: Sequence[Line]) -> list[str]:
+    """A sample's prompt and total in one line each: 'a red fox: 0.41'."""
+    totals = ["no total" if not math.isfinite(row["total"]) else f"{row['total']:.3g}" for row in rows]
+    return [f"{row['text'] or row['prompt']}: {total}" for row, total in zip(rows, totals, strict=True)]
+
+
+def in_groups(groups: Sequence[Group], texts: Sequence[str]) -> list[Sequence[str]]:
+    """A text per sample, told apart by group."""
+    ends = list(accumulate(len(group.samples) for group in groups))
+    return [texts[end - len(group.samples) : end] for group, end in zip(groups, ends, strict=True)]
+
+
+def example_rows(groups: Sequence[Group], scores: Scores) -> list[Line]:
+    """One row of plain values per sample of the first groups; `scores` begins with their rows."""
+    totals, values, status = scores.total().tolist(), scores.values.tolist(), scores.status.tolist()
+    samples = [(group, sample) for group in groups for sample in group.samples]
+    return [
+        {"prompt": group.prompt.id, "text": group.prompt.text, "completion": sample.text or "", "total": total}
+        | {name: v if s == Status.OK else None for name, v, s in zip(scores.names, row, states, strict=True)}
+        for (group, sample), total, row, states in zip(samples, totals, values, status, strict=False)
+    ]
+
+
+def pictures_of(group: Group, texts: Sequence[str]) -> list[tuple[str, Image.Image, str]]:
+    """The pictures of a prompt and those that its samples made, each with its place in the group and its caption.
+
+    Videos are strips, and pictures made of a prompt's picture stand beside it.
+    """
+    shown = [(f"prompt-{i}", media, group.prompt.text) for i, media in enumerate(group.prompt.media)]
+    source = frames_of(group.prompt.media[0])[0][:1] if group.prompt.media else []
+    made = [
+        (f"sample-{i}", drawn, texts[i])
+        for i, sample in enumerate(group.samples)
+        for drawn in (sample.image, sample.video)
+        if drawn is not None
+    ]
+    found: list[tuple[str, Image.Image, str]] = []
+    for place, media, text in shown + made:
+        frames, kind = frames_of(media)
+        if frames:
+            beside = source if kind == "picture" and place.startswith("sample") else []
+            whole = strip([*beside, *frames]) if beside or kind != "picture" else frames[0]
+            found.append((place, whole.convert("RGB"), text))
+    return found
+
+
+def markdown_table(rows: list[Line]) -> str:
+    """TensorBoard shows text as Markdown; cells keep to one line and show HTML as text."""
+    if not rows:
+        return "no samples"
+    escape = {"|": "\\|", "\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;"}
+    cells = [["".join(escape.get(c, c) for c in str(value)) for value in row.values()] for row in rows]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
