@@ -15,7 +15,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mmrl.app.report.data import Row, RunData, changes, load, pairs
+from mmrl.app.report.data import RunData, changes, load, pairs
+from mmrl.app.report.rows import Row
 
 WIDTH, EDGE, GAP, LABEL = 1200, 16, 10, 84
 INK, FAINT, PAPER = "#1f2937", "#6b7280", "#ffffff"

@@ -83,6 +83,7 @@ METRICS = (
     Metric("eval/completion_length", "tokens", "Mean length of held-out completions."),
     Metric("eval/diversity", "distance", "How different several pictures of a held-out prompt are."),
     Metric("eval/source/{name}/{name}", "reward", "Mean of a reward, or of the total, over the held-out prompts of one source."),
+    Metric("eval/by/{name}", "reward", "The same of each value of a column in [evaluation] by: eval/by/split/testA/total."),
     Metric("eval/{name}", "reward", "Mean over held-out prompts of a reward, a part of it, or a variant (evaluation.also)."),
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mmrl.answers.boxes.box import Box
-from mmrl.app.commands.compare import compare, write_comparison
+from mmrl.app.commands.comparison.compare import compare, write_comparison
 from mmrl.app.commands.reward import write_gallery
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir

@@ -42,6 +42,10 @@ WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "ar
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
+Answers = Annotated[
+    Path, Argument(metavar="RUN|EVALUATION", help="A run's folder, or the folder or predictions.jsonl of `mmrl eval`.")
+]
+
 
 def main() -> None:
     """Run the command; what is no bug of mmrl becomes one sentence on stderr and exit code 2."""
@@ -63,7 +67,7 @@ def main() -> None:
 
 
 def print_loading() -> None:
-    """Print on stderr what is waited for, so that nobody waits for minutes without a word; of several processes the first does."""
+    """Print on stderr what is waited for, so that nobody looks at a silent terminal; of several processes the first does."""
     loading = logging.getLogger("mmrl.loading")
     loading.setLevel(logging.INFO)
     loading.propagate = False
@@ -161,16 +165,28 @@ def launch(
 
 @app.command("eval")
 def evaluate(
-    name: Annotated[
-        str, Argument(metavar="RUN|CONFIG", help="A run's folder (its newest checkpoint) or a config (the model as it is).")
-    ],
-    overrides: Overrides = None,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[RUN|CONFIG] [KEY=VALUE]...",
+            help="A run's folder (its newest checkpoint) or a config (the model as it is), then overrides.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
     step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
+    task: Annotated[str | None, Option(help="Without a run or config: what the model is asked for, as in `mmrl train`.")] = None,
+    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
+    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
+    reward: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),
+    ] = None,
+    output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
 ) -> None:
-    """Score held-out prompts with a run's model, or with a config's model as it is."""
-    from mmrl.app.commands.train import evaluate as run_evaluation
+    """Answer held-out prompts, keep every sample in predictions.jsonl, and print numbers with their intervals."""
+    from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
 
-    run_evaluation(name, overrides or [], step)
+    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or []))
 
 
 @app.command()
@@ -227,20 +243,21 @@ def report(run: RunFolder) -> None:
     typer.echo(write_report(run))
 
 
-@app.command()
-def compare(
-    first: RunFolder,
-    second: RunFolder,
+@app.command("compare")
+def compare_answers(
+    first: Answers,
+    second: Answers,
     html: Annotated[Path | None, Option(metavar="FILE", help="Also write it as one HTML file, with curves.")] = None,
 ) -> None:
-    """Put two runs side by side: settings that differ, and held-out numbers with their uncertainty."""
-    from mmrl.app.commands import compare as comparing
+    """Put two runs or evaluations side by side: settings that differ, and numbers of the same prompts with a sign test."""
+    from mmrl.app.commands.comparison.compare import compare, write_comparison
+    from mmrl.app.commands.comparison.tables import print_comparison
     from mmrl.app.errors import Terminal
 
-    comparison = comparing.compare(first, second)
-    comparing.print_comparison(comparison, Terminal(markup=True))
+    comparison = compare(first, second)
+    print_comparison(comparison, Terminal(markup=True))
     if html is not None:
-        typer.echo(comparing.write_comparison(comparison, html))
+        typer.echo(write_comparison(comparison, html), err=True)
 
 
 @app.command()

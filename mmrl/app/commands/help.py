@@ -59,9 +59,13 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl launch tiny/image --dry-run",
         "mmrl launch tiny/image cluster.trainers=2",
     ),
-    "eval": ("mmrl eval runs/first", "mmrl eval tiny/image evaluation.num_prompts=4"),
+    "eval": (
+        "mmrl eval runs/first",
+        "mmrl eval tiny/image evaluation.num_prompts=4",
+        "mmrl eval --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --output evals/base",
+    ),
     "report": ("mmrl report runs/first",),
-    "compare": ("mmrl compare runs/first runs/second --html both.html",),
+    "compare": ("mmrl compare runs/first runs/second --html both.html", "mmrl compare evals/base evals/tuned"),
     "arena": (
         "mmrl arena --task grounding --methods grpo,dr_grpo,rloo --budget-seconds 60",
         "mmrl arena --task t2i --methods flow_grpo,./mine.toml --budget-seconds 120 --seeds 0,1,2,3",

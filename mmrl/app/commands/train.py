@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +12,11 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import Terminal, printable
+from mmrl.app.errors import printable
 from mmrl.app.plugins.python_objects import is_of_python
-from mmrl.app.report.data import Change, changes
+from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
+from mmrl.app.report.figures import Change
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
@@ -24,7 +25,7 @@ from mmrl.app.run.launch import check_same
 from mmrl.app.run.origins import write_choices
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import leave_in_order, listen
-from mmrl.core.protocols import Callback, State
+from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
 from mmrl.training.checkpoint import Checkpoints
@@ -260,7 +261,7 @@ def warn_of_idle_terms(job: Job) -> None:
 def announce(run: RunDir) -> None:
     """Numbers before and after on the held-out prompts, and where the report is."""
     try:
-        print_changes(changes(load_run(run.path)))
+        print_changes(all_changes(load_run(run.path)))
         print_report(run)
     except Exception as error:  # noqa: BLE001 - the run is trained and saved, whatever its report does
         text = f"{type(error).__name__}: {error}"
@@ -287,49 +288,3 @@ def print_report(run: RunDir) -> None:
     from mmrl.app.report.page import write_report
 
     console.print(f"report: {write_report(run.path)}", highlight=False)
-
-
-def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
-    """Score held-out prompts with a run's checkpoint, or with a config's model as it is, and print the numbers.
-
-    Raises:
-        ValueError: the config names no held-out prompts, or `step` is given without a run.
-    """
-    run = RunDir.open(name) if Path(name).is_dir() else None
-    if run is None and step is not None:
-        raise ValueError(f"--step {step} needs a run's folder; {name} is a config")
-    resolved = configs.without_engine(configs.load(str(run.config_file) if run else name, overrides))
-    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
-        job = build(resolved, accelerator=accelerator)
-        if job.evaluator is None:
-            missing = resolved.table.at(("evaluation", "data"))
-            raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
-        index = 0
-        if run is not None:
-            state = Checkpoints(run.checkpoints).load(step)
-            job.policy.load_state_dict(wanted_part(state["policy"], job.policy.shadows, run))
-            index = int(state["index"])
-        metrics = job.evaluator.run(index)[0]
-        if ranks.is_main:
-            where = f"{run.path}, step {index}" if run else f"{resolved.config.policy.model} as it is"
-            print_metrics(f"{where}: {len(job.evaluator.prompts)} held-out prompts", metrics)
-    return metrics
-
-
-def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
-    """A policy's state without the averages and references that this evaluation has no use for.
-
-    Raises:
-        ValueError: the run did not keep one that it has.
-    """
-    missing = sorted(shadows - set(state["shadows"]))
-    if missing:
-        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
-    return state | {"shadows": {name: state["shadows"][name] for name in shadows}}
-
-
-def print_metrics(title: str, metrics: Mapping[str, float]) -> None:
-    grid = Grid(title=title, title_justify="left", box=None, show_header=False)
-    for name, value in metrics.items():
-        grid.add_row(name, f"{value:.4f}")
-    Terminal().print(grid)

@@ -186,12 +186,12 @@ def all_changes(data: RunData) -> list[Change]:
 
 def regressions(data: RunData) -> list[tuple[Row, Row]]:
     """The held-out prompts whose answer became worse, by total reward or else by IoU, worst first."""
-    moved = [(moved_by(before, after), before, after) for before, after in pairs(data)]
+    moved = [(change_of(before, after), before, after) for before, after in pairs(data)]
     worse = sorted((one for one in moved if one[0] < -LEAST_MOVE), key=lambda one: one[0])
     return [(before, after) for _, before, after in worse]
 
 
-def moved_by(before: Row, after: Row) -> float:
+def change_of(before: Row, after: Row) -> float:
     """The change of the IoU where both have one, else of the total reward; NaN where a side has neither."""
     by_iou = after.iou - before.iou
     return by_iou if math.isfinite(by_iou) else after.total - before.total

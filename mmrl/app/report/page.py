@@ -19,12 +19,12 @@ from mmrl.app.report.data import (
     Row,
     RunData,
     also_changes,
+    change_of,
     changes,
     column,
     extremes,
     kinds,
     load,
-    moved_by,
     pairs,
     regressions,
 )
@@ -174,7 +174,7 @@ class Pair:
         self.before, self.after = Example(data, before), Example(data, after)
         self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
         self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
-        self.change = moved_by(before, after)
+        self.change = change_of(before, after)
 
     @property
     def direction(self) -> str:

@@ -1,11 +1,17 @@
+import io
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from mmrl.app.commands.compare import compare, print_comparison, write_comparison
+from mmrl.app.commands.comparison.compare import compare, run_names, write_comparison
+from mmrl.app.commands.comparison.tables import print_comparison
+from mmrl.app.config import run as configs
+from mmrl.app.report.words import number, signed
+from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir
 from tests.support.runs import write_run
 
@@ -56,15 +62,94 @@ def test_runs_without_a_common_prompt_say_so(tmp_path: Path) -> None:
     assert result.held_out == [] and "The runs share no held-out prompt, so their evaluations are not compared." in result.notices
 
 
+def printed(two: tuple[RunDir, RunDir], width: int, terminal: bool) -> list[str]:
+    out = io.StringIO()
+    console = Console(width=width, file=out, force_terminal=terminal, color_system=None, highlight=False, legacy_windows=False)
+    print_comparison(compare(two[0].path, two[1].path), console)
+    return out.getvalue().splitlines()
+
+
 def test_it_prints_and_writes_one_file_with_both_curves(two: tuple[RunDir, RunDir], tmp_path: Path) -> None:
-    a, b = two
-    result = compare(a.path, b.path)
-    console = Console(width=200, record=True, file=(tmp_path / "out.txt").open("w"))
-    print_comparison(result, console)
-    text = console.export_text()
-    assert "algorithm.preset" in text and "Held out: the 6 prompts that both evaluated" in text
+    text = "\n".join(printed(two, 200, True))
+    assert "algorithm.preset" in text and "Held out: the 6 prompts that both evaluated" in text and "best b" in text
+    result = compare(two[0].path, two[1].path)
     page = write_comparison(result, tmp_path / "compare.html").read_text()
     assert "http" not in page.replace("http-equiv", "") and page.count("<polyline") >= 2 * len(result.held_out)
+    assert "higher : lower" in page
+
+
+def test_at_eighty_columns_no_number_is_broken(two: tuple[RunDir, RunDir]) -> None:
+    lines = printed(two, 80, True)
+    assert max(map(len, lines)) <= 80
+    result = compare(two[0].path, two[1].path)
+    for one in result.differences:
+        (line,) = [line for line in lines if line.startswith(f"{one.name} ")]
+        ends = [number(one.before), number(one.after), signed(one.difference)]
+        assert line.removeprefix(one.name).split()[:3] == ends and f"{one.higher}:{one.lower}" in line
+    for row in result.training:
+        assert any(line.split()[-3:] == [*map(number, row.last), signed(row.difference)] for line in lines), row.name
+
+
+def test_into_a_pipe_goes_tsv_with_every_digit(two: tuple[RunDir, RunDir]) -> None:
+    lines = [line.split("\t") for line in printed(two, 80, False)]
+    result = compare(two[0].path, two[1].path)
+    assert ["names", *result.names] in lines and ["setting", "steps", "40", "20"] in lines
+    (head,) = [line for line in lines if line[:2] == ["table", "figure"]]
+    found = {line[1]: dict(zip(head, line, strict=True)) for line in lines if line[0] == "held_out"}
+    iou = next(one for one in result.differences if one.name == "Mean IoU")
+    assert float(found["Mean IoU"]["a"]) == iou.before and float(found["Mean IoU"]["difference"]) == iou.difference
+    assert (found["Mean IoU"]["higher"], found["Mean IoU"]["prompts"]) == (str(iou.higher), "6") and found["Mean IoU"][
+        "low"
+    ] == ""
+
+
+def test_two_evaluations_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
+    """Their folders, or the files in them; samples of the further ways to answer are left out."""
+    config = configs.load("tiny/image").config
+    for name, right in (("a", range(4)), ("b", range(3, 14))):
+        place = EvaluationDir(tmp_path / name / "eval")
+        place.begin(Subject(name, "same", 14), config)
+        lines = [prediction(i, float(i in right)) for i in range(14)]
+        place.add("", lines, 14)
+        place.add("other", [prediction(0, 5.0) | {"way": "other"}], 14)
+    result = compare(tmp_path / "a" / "eval", tmp_path / "b" / "eval")
+    (change,) = result.differences
+    assert (change.before, change.after, change.higher, change.lower) == (4 / 14, 11 / 14, 10, 3)
+    # P(at most 3 of 13) = (1 + 13 + 78 + 286) / 8192, twice
+    assert change.sign_p == pytest.approx(2 * 378 / 8192)
+    assert result.names == ("a/eval", "b/eval") and result.settings == [] and result.charts == []
+    assert any("a/eval: The evaluation is not finished" in notice for notice in result.notices)
+    files = compare(*(tmp_path / name / "eval" / "predictions.jsonl" for name in "ab"))
+    assert files.differences == result.differences
+    assert "Curves" not in write_comparison(result, tmp_path / "c.html").read_text()
+
+
+def prediction(i: int, value: float) -> dict[str, Any]:
+    line = {
+        "prompt": f"p{i}",
+        "text": "?",
+        "completion": "x",
+        "total": value,
+        "scores": {"r": value},
+        "way": "",
+        "box_space": None,
+    }
+    return line | {"answer_boxes": [], "media": [], "media_sizes": [], "parts": {}, "columns": {}}
+
+
+def test_what_is_no_evaluation_is_named(tmp_path: Path) -> None:
+    (tmp_path / "predictions.jsonl").write_text('{"prompt": "p"}\n')
+    with pytest.raises(ValueError, match=r"predictions\.jsonl, line 1 has no 'text': give a predictions\.jsonl that"):
+        compare(tmp_path, tmp_path)
+    (tmp_path / "predictions.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has no samples yet"):
+        compare(tmp_path / "predictions.jsonl", tmp_path)
+
+
+def test_names_take_as_many_folders_as_tell_them_apart() -> None:
+    a, b = Path("/runs/one/evaluations/step-3"), Path("/runs/two/evaluations/step-3")
+    assert run_names(a, b) == ("one/evaluations/step-3", "two/evaluations/step-3")
+    assert run_names(a, a) == ("step-3", "step-3")
 
 
 def test_equal_folder_names_are_told_apart(tmp_path: Path) -> None:

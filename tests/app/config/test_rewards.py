@@ -126,9 +126,9 @@ k = 2.0
     assert dict(module.made) == {2.0: 1, 3.0: 1}
     metrics = job.trainer.step()
     assert "reward/unseen" not in metrics and metrics["reward/first"] == metrics["reward/second"]
-    found, _, scores = job.evaluator.run(0)
+    found, examples = job.evaluator.run(0)
     assert found["eval/unseen"] == pytest.approx(1.5 * found["eval/seen"]) and found["eval/seen"] == found["eval/first"]
-    assert scores.weights.tolist()[-2:] == [0, 0]
+    assert examples.scores.weights.tolist()[-2:] == [0, 0]
     trained = sum(weight * found[f"eval/{name}"] for weight, name in ((1.0, "iou"), (0.1, "length"), (0.001, "first")))
     assert found["eval/total"] == pytest.approx(trained)
 

@@ -10,9 +10,10 @@ import torch
 from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.presets.text import PRESETS as TEXT_PRESETS
+from mmrl.app.commands.evaluation.command import evaluate
 from mmrl.app.commands.export import export
 from mmrl.app.commands.show import description
-from mmrl.app.commands.train import TrainArguments, evaluate, run_training
+from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.plugins.catalog import preset_documents

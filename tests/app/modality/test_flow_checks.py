@@ -9,8 +9,9 @@ import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.app.commands.evaluation.command import evaluate
 from mmrl.app.commands.export import export
-from mmrl.app.commands.train import evaluate, run_training
+from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
@@ -167,7 +168,8 @@ def test_one_run_is_evaluated_in_several_ways(make: Make):
     job.policy.net.transformer.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(len(kwargs["hidden_states"])), with_kwargs=True
     )
-    metrics, _, scores = job.evaluator.run(0)
+    metrics, examples = job.evaluator.run(0)
+    scores = examples.scores
     # four pictures: three steps guided, three plain, two guided
     assert seen == [8] * 3 + [4] * 3 + [8] * 2
     for name in ("jpeg_size", "jpeg_size/kb", "total", "diversity"):

@@ -8,11 +8,15 @@ import torch
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands import train
+from mmrl.app.config import run as configs
 from mmrl.app.report.charts import Series, coarse_series, decimals, histogram, line_chart, moving_average, ticks
-from mmrl.app.report.data import EVAL, Row, bootstrap, by_prompt, changes, extremes, load
+from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions
+from mmrl.app.report.figures import bootstrap
 from mmrl.app.report.page import write_report
+from mmrl.app.report.rows import Row
 from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.origins import choices, write_choices
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
 from tests.support.runs import write_run
@@ -310,3 +314,75 @@ def test_a_fault_of_the_report_never_fails_a_trained_run(
     assert warning.startswith("no report: ZeroDivisionError: float division by zero")
     assert warning.endswith(f"mmrl report {run.path} tries again")
     assert len(warning) < 1000
+
+
+def test_held_out_curves_have_bands_where_there_are_prompts_enough(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", num_prompts=12))
+    assert page.count('<polygon class="ci eval"') >= 2 and "band: 95 % interval" in page
+    assert '<polygon class="ci' not in page_of(write_run(tmp_path / "few", num_prompts=9))
+
+
+def test_a_band_is_an_area_and_a_bar_at_each_step() -> None:
+    one = Series("x", [0.0, 1.0, 2.0], [0.5, 0.6, 0.7], "eval", True, [(0.4, 0.6), (0.5, 0.7), (math.nan, math.nan)])
+    text = str(line_chart([one], "x"))
+    (corners,) = re.findall(r'<polygon class="ci eval" points="([^"]*)"', text)
+    assert len(corners.split()) == 4 and text.count('<line class="ci eval"') == 2
+    lowest, highest = (min if i else max for i in (0, 1))
+    heights = [float(pair.split(",")[1]) for pair in corners.split()]
+    assert lowest(heights) <= 184 and highest(heights) >= 10, "the axis holds the ends of the intervals"
+
+
+def run_of_totals(folder: Path, totals: dict[int, list[float]], parts: dict[int, list[float]]) -> RunDir:
+    """Held-out prompts p0, p1, ... with these totals and shares of unread answers by step."""
+    run = RunDir.create(folder)
+    run.config_file.write_text("[evaluation]\nby = ['level']\n")
+    for step, values in totals.items():
+        lines = [
+            {**row("said", []).line, "step": step, "split": "eval", "text": f"question {i}", "box_space": None, "prompt": f"p{i}"}
+            | {"total": value, "scores": {"r": value}, "status": {"r": "ok"}, "answer": None, "image": None, "video": None}
+            | {"parts": {"r/unparsed": parts[step][i]}, "columns": {"level": "easy" if i % 2 else "hard"}}
+            | {"truncated": False, "role": "policy"}
+            for i, value in enumerate(values)
+        ]
+        run.samples_file(EVAL, step).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.metrics_file.touch()
+    return run
+
+
+def test_what_got_worse_comes_first_worst_first(tmp_path: Path) -> None:
+    totals = {0: [0.5, 0.9, 0.5, 0.6], 4: [0.9, 0.1, 0.495, 0.3]}
+    run = run_of_totals(tmp_path / "run", totals, {0: [1.0] * 4, 4: [0.0] * 4})
+    assert [before.prompt for before, _ in regressions(load(run.path))] == ["p1", "p3"], "a change below 0.01 is none"
+    page = page_of(run)
+    worse = page.partition('<section id="regressions">')[2].partition("</section>")[0]
+    assert worse.index("question 1") < worse.index("question 3") and "question 0" not in worse
+    assert page.index('id="regressions"') < page.index('id="gallery"')
+
+
+def test_the_share_of_unread_answers_stands_beside_the_mean_and_kinds_have_tables(tmp_path: Path) -> None:
+    run = run_of_totals(tmp_path / "run", {0: [0.5] * 4, 4: [0.6] * 4}, {0: [1.0] * 4, 4: [1.0, 0.0, 0.0, 0.0]})
+    page = page_of(run)
+    assert re.search(r"unparsed: 100 % → <b>25 %</b>", page)
+    kinds = page.partition('<section id="kinds">')[2].partition("</section>")[0]
+    assert kinds.index("<td>easy</td>") < kinds.index("<td>hard</td>") and "100 % → 50 %" in kinds
+
+
+def test_every_picture_can_be_enlarged_without_anything_from_elsewhere(page: str) -> None:
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    assert "showModal" in script and "dialog.zoom" in page and OUTSIDE.findall(page) == []
+
+
+def test_chosen_settings_are_told_with_what_they_would_have_been(tmp_path: Path) -> None:
+    resolved = configs.load("tiny/image", ["optimizer.lr=5e-4", "algorithm.objective.0.high=0.28"])
+    run = write_run(tmp_path / "run", steps=2, kind="text")
+    write_choices(run, resolved)
+    found = {one.key: one for one in choices(resolved)}
+    assert (found["optimizer.lr"].value, found["optimizer.lr"].usual, found["optimizer.lr"].origin) == (
+        "0.0005",
+        "1e-06",
+        "command line",
+    )
+    assert found["algorithm.objective.0.high"].usual == "0.2" and found["steps"].origin.endswith("configs/tiny/image.toml")
+    assert "policy.model" not in found and "algorithm.preset" not in found and "data.use" not in found
+    page = page_of(run)
+    assert "Chosen settings" in page and "<td>optimizer.lr</td><td>0.0005</td><td>1e-06</td><td>command line</td>" in page

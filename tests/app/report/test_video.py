@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.app.report.data import Row, changes, load
+from mmrl.app.report.data import changes, load
 from mmrl.app.report.page import write_report
+from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import CLIP_FRAMES, answer_spans, frames_of
 from mmrl.app.run.trackers import JsonlTracker

@@ -13,8 +13,9 @@ import pytest
 
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.app.commands.evaluation.command import evaluate
 from mmrl.app.commands.export import export
-from mmrl.app.commands.train import TrainArguments, evaluate, train
+from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.old_names import KEYS, KINDS
 from mmrl.app.report.page import write_report

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.train import TrainArguments, evaluate, run_training
+from mmrl.app.commands.evaluation.command import evaluate
+from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands.compare import compare
+from mmrl.app.commands.comparison.compare import compare
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.report.data import load as load_run

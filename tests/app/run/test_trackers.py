@@ -3,6 +3,7 @@ import io
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mmrl.answers.boxes.box import Box
-from mmrl.app.run.folder import RunDir
+from mmrl.app.report.data import all_changes, load
+from mmrl.app.run.folder import RunDir, also_split
 from mmrl.app.run.sample_files import frames_of
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress
@@ -159,22 +161,29 @@ def test_tensorboard_gets_metrics_pictures_and_completions(tmp_path: Path) -> No
     assert "| p0 | Where? | [1, 2, 3, 4] | 1.0 | 0.5 | 1.0 |" in text and "&lt;b&gt; \\|" in text
 
 
-def test_wandb_gets_metrics_pictures_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through a stand-in module: the real package is not among the test requirements."""
+def stand_in(monkeypatch: pytest.MonkeyPatch, started: dict[str, Any] | None = None) -> list[tuple[dict[str, Any], int]]:
+    """A module in the place of wandb, which is not among the test requirements; returns what it is told."""
     logged: list[tuple[dict[str, Any], int]] = []
-    started: dict[str, Any] = {}
+    started = {} if started is None else started
     wandb = types.ModuleType("wandb")
     wandb.__spec__ = importlib.util.spec_from_loader("wandb", None)
     run = types.SimpleNamespace(log=lambda values, step: logged.append((values, step)), finish=lambda: logged.append(({}, -1)))
     names = {
         "init": lambda **settings: started.update(settings) or run,
         "config": types.SimpleNamespace(update=lambda values, allow_val_change: started.update(config=values)),
-        "Image": lambda picture: picture.size,
+        "Image": lambda picture, caption: (picture.size, caption),
+        "Video": lambda file, caption, format: (Path(file).suffix, Path(file).read_bytes()[4:8], caption, format),
         "Table": lambda columns, data, dataframe: (columns, data),
     }
     for name, value in names.items():
         setattr(wandb, name, value)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+    return logged
+
+
+def test_wandb_gets_metrics_pictures_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: dict[str, Any] = {}
+    logged = stand_in(monkeypatch, started)
     tracker = AccelerateTrackers(["wandb"], tmp_path / "run-7", "shop", {"a": {"b": 1}})
     tracker.log(3, {"loss": 1.5})
     tracker.samples(3, groups(), SCORES, "eval")
@@ -183,7 +192,39 @@ def test_wandb_gets_metrics_pictures_and_a_table(tmp_path: Path, monkeypatch: py
     assert logged[0] == ({"loss": 1.5}, 3) and logged[-1] == ({}, -1)
     columns, data = logged[1][0]["eval/completions"]
     assert columns == ["prompt", "text", "completion", "total", "iou", "short"] and data[1][4] is None and len(data) == 3
-    assert logged[2] == ({"eval/pictures": [(1000, 500), (8, 8)]}, 3)
+    assert logged[2] == ({"eval/pictures": [((1000, 500), "Where?"), ((8, 8), "Draw: 0.25")]}, 3)
+
+
+def test_services_get_clips_as_files_and_every_way_to_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = stand_in(monkeypatch)
+    tracker = AccelerateTrackers(["wandb", "tensorboard"], tmp_path / "run")
+    frames = np.stack([np.full((32, 48, 3), level, dtype=np.uint8) for level in (0, 80, 160, 240)])
+    group = Group(0, Prompt("p0", "a wave"), (Sample(video=frames, fps=4.0), Sample(video=frames[::-1], fps=4.0)))
+    scores = SCORES.take(torch.tensor([0, 2]))
+    tracker.after_evaluation(5, {"eval/total": 0.5}, Examples([group], scores, also={"plain": Examples([group], scores)}))
+    tracker.close()
+    clips = next(values["eval/clips"] for values, _ in logged if "eval/clips" in values)
+    assert clips == [(".mp4", b"ftyp", "a wave: 1", "mp4"), (".mp4", b"ftyp", "a wave: 0.25", "mp4")]
+    assert {"eval/plain/clips", "eval/plain/completions"} <= {name for values, _ in logged for name in values}
+    assert len(list((tmp_path / "run" / "samples" / "media").glob("*.mp4"))) == 2
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert "eval/p0/sample-0" in events.Tags()["images"] and "eval/total" in events.Tags()["scalars"]
+
+
+def test_samples_of_every_way_to_answer_are_kept(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    shown = Examples(groups(), SCORES, [{"iou/hit": 1.0}, {}, {}])
+    for step in (0, 5):
+        JsonlTracker(run).after_evaluation(step, {"eval/total": 0.5}, replace(shown, also={"no guidance [1]": shown}))
+    assert run.also_names() == ["no guidance [1]"] and run.sample_steps("eval") == [0, 5]
+    assert run.sample_steps(also_split("no guidance [1]")) == [0, 5]
+    lines = [json.loads(line) for line in run.samples_file("eval", 5).read_text().splitlines()]
+    assert [line["parts"] for line in lines] == [{"iou/hit": 1.0}, {}, {}]
+    found = {one.name for one in all_changes(load(run.path))}
+    assert {"Reward", "no guidance [1]: Reward"} <= found
+    run.truncate(0)
+    assert run.sample_steps(also_split("no guidance [1]")) == [0]
 
 
 def test_missing_and_unknown_trackers_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +254,20 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
         "step 7/10  reward 0.5  2.0 prompts/s  50 actions/s  6 s left",
         "step 10/10  reward 0.5  2.0 prompts/s  50 actions/s  0 s left",
         "step 10  held out: iou 0.500 (+0.250)  total 0.250 (-0.250)",
+    ]
+
+
+def test_progress_has_a_line_for_every_way_to_answer() -> None:
+    out = io.StringIO()
+    progress = Progress(5, 4, Console(file=out))
+    shown = Examples(groups(), SCORES, also={"plain": Examples(groups(), SCORES)})
+    for step, value in ((0, 0.25), (5, 0.5)):
+        progress.after_evaluation(step, {"eval/total": value, "eval/plain/total": value / 2, "eval/plain/iou/hit": 1.0}, shown)
+    assert out.getvalue().splitlines() == [
+        "step 0  held out: total 0.250",
+        "step 0  held out, plain: total 0.125",
+        "step 5  held out: total 0.500 (+0.250)",
+        "step 5  held out, plain: total 0.250 (+0.125)",
     ]
 
 

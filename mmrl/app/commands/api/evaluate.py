@@ -1,27 +1,20 @@
 """`mmrl.evaluate`: score prompts with a model as it is, or with a run's newest checkpoint."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from mmrl.app.commands.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
 from mmrl.app.commands.api.run import Run
-from mmrl.app.commands.train import wanted_part
-from mmrl.app.config.plug_ins import read_plug_ins
-from mmrl.app.config.run import Resolved, resolve, without_engine
-from mmrl.app.modality.registry import modality_of
+from mmrl.app.commands.evaluation.prepare import ask, prepare
+from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.plugins.python_objects import offer
-from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import Table, Values
 from mmrl.core.types import Examples
-from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
-from mmrl.training.evaluate import Evaluator
-from mmrl.training.rewards import RewardRunner
-from mmrl.training.state import seed
 
 SOURCE = "mmrl.evaluate"
 
@@ -83,28 +76,8 @@ def run_of(policy: object) -> RunDir | None:
 
 def score(resolved: Resolved, run: RunDir | None) -> Evaluation:
     """Build what evaluation needs, without an algorithm, and score."""
-    config = without_engine(resolved).config
+    config = resolved.config
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
-        seed(config.seed)
-        plug_ins = read_plug_ins(resolved)
-        with ranks.main_first():
-            loaded = load_rewards(plug_ins.rewards)
-            prompts = held_out_prompts(config, plug_ins.held_out) or []
-        config = with_local_model(config, ranks)
-        modality = modality_of(config.policy)
-        modality.check_prompts(config.policy, prompts)
-        space = modality.box_space(config.policy)
-        output = modality.output_of(config.policy)
-        rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
-        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
-        policy.prepare(accelerator)
-        step = 0
-        if run is not None:
-            state = Checkpoints(run.checkpoints).load()
-            policy.load_state_dict(wanted_part(state["policy"], policy.shadows, run))
-            step = int(state["index"])
-        settings = replace(config.evaluation, num_prompts=min(config.evaluation.num_prompts, len(prompts)))
-        sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
-        evaluator = Evaluator(policy, prompts, rewards, settings, sampling, ranks, variants)
-        metrics, groups, scores = evaluator.run(step)
-    return Evaluation(metrics, Examples(groups, scores))
+        asked = ask(resolved, ranks, run)
+        metrics, examples = prepare(asked, ranks, accelerator).evaluator.run(asked.step)
+    return Evaluation(metrics, examples)

@@ -1,24 +1,20 @@
-"""Two runs side by side: settings that differ, figures of the same held-out prompts, curves over each other."""
+"""Two runs or evaluations side by side: settings that differ, figures of the same held-out prompts, curves over each other."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from mmrl.app.commands.comparison.sides import Side, Task, by_task, read_side
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Chart, Series, line_chart
-from mmrl.app.report.data import EVAL, Change, Row, RunData, column, figures, load, mean, paired_changes, read_rows
+from mmrl.app.report.data import EVAL, column, read_rows
+from mmrl.app.report.figures import Change, figures, paired_changes
 from mmrl.app.report.page import environment
-from mmrl.app.report.words import number, signed
+from mmrl.app.report.rows import Row, mean
 from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward
 
-Task = tuple[str, str]
-"""Id and text of a prompt: equal ids of different data sets are different tasks."""
 Curve = tuple[list[float], list[float]]
 """Steps and values."""
 
@@ -40,7 +36,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side: what differs, and what can be compared."""
+    """Two runs or evaluations side by side: what differs, and what can be compared."""
 
     names: tuple[str, str]
     settings: list[tuple[str, str, str]]
@@ -48,7 +44,7 @@ class Comparison:
     held_out: list[MetricRow]
     """Over the held-out prompts that both runs evaluated."""
     differences: list[Change]
-    """Of the last evaluations, b against a, with intervals."""
+    """Of the last evaluations, b against a, with intervals and a sign test."""
     num_shared: int
     """Held-out prompts that both evaluated."""
     training: list[MetricRow]
@@ -56,36 +52,38 @@ class Comparison:
     charts: list[Chart]
 
 
-def compare(run_a: Path | str, run_b: Path | str) -> Comparison:
-    """Read two run folders.
+def compare(a: Path | str, b: Path | str) -> Comparison:
+    """Read two run folders, or evaluations of `mmrl eval`.
 
     Raises:
-        FileNotFoundError: one of them holds no run.
+        FileNotFoundError: one of them is neither.
         ValueError: a file of one is damaged.
     """
-    runs = load(run_a), load(run_b)
-    names = run_names(Path(run_a), Path(run_b))
-    last = [by_task(data.after or data.before) for data in runs]
-    shared = [task for task in last[0] if task in last[1]]
-    held_out = [held_out_curves(data, shared) for data in runs]
-    training = [{name: column(data.train, name) for name in metric_names(data.train)} for data in runs]
-    notices = [f"{name}: {notice}" for name, data in zip(names, runs, strict=True) for notice in data.notices]
+    sides = read_side(Path(a)), read_side(Path(b))
+    names = run_names(sides[0].path, sides[1].path)
+    shared = [task for task in sides[0].last if task in sides[1].last]
+    held_out = [held_out_curves(side, shared) for side in sides]
+    training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
+    notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
+    with_curves = all(side.run is not None for side in sides)
     return Comparison(
         names,
-        settings(runs[0].config, runs[1].config),
+        settings(sides[0].config, sides[1].config),
         metric_rows(held_out[0], held_out[1], lambda _: True),
-        paired_changes(last[0], last[1]),
+        paired_changes(sides[0].last, sides[1].last),
         len(shared),
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
-        notices + unshared_notes(last, len(shared)),
-        overlays("held out", held_out, names) + overlays("training", training, names),
+        notices + unshared_notes([side.last for side in sides], len(shared)),
+        overlays("held out", held_out, names) + overlays("training", training, names) if with_curves else [],
     )
 
 
 def run_names(a: Path, b: Path) -> tuple[str, str]:
-    """The folders' names, with their parents' where those are equal."""
-    a, b = a.resolve(), b.resolve()
-    return (a.name, b.name) if a.name != b.name else (f"{a.parent.name}/{a.name}", f"{b.parent.name}/{b.name}")
+    """The folders' names, with those of as many folders around them as tell them apart."""
+    left, right = a.resolve().parts, b.resolve().parts
+    most = max(len(left), len(right))
+    depth = next((depth for depth in range(1, most) if left[-depth:] != right[-depth:]), 1)
+    return "/".join(left[-depth:]), "/".join(right[-depth:])
 
 
 def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
@@ -99,18 +97,10 @@ def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str
     return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
 
 
-def by_task(rows: Sequence[Row]) -> dict[Task, list[Row]]:
-    found: dict[Task, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.prompt, row.line["text"]), []).append(row)
-    return found
-
-
-def held_out_curves(data: RunData, shared: Sequence[Task]) -> dict[str, Curve]:
-    """Every figure of these prompts over the evaluations of a run; samples of a prompt are averaged first."""
+def held_out_curves(side: Side, shared: Sequence[Task]) -> dict[str, Curve]:
+    """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
     curves: dict[str, Curve] = {}
-    for step in data.run.sample_steps(EVAL) if shared else []:
-        rows = by_task(read_rows(data.run, EVAL, [step], data.box_space))
+    for step, rows in evaluations(side) if shared else []:
         tasks = [rows[task] for task in shared if task in rows]
         for figure in figures([row for task in tasks for row in task]):
             value = mean(mean(map(figure.value, task)) for task in tasks)
@@ -119,6 +109,15 @@ def held_out_curves(data: RunData, shared: Sequence[Task]) -> dict[str, Curve]:
                 steps.append(float(step))
                 values.append(value)
     return curves
+
+
+def evaluations(side: Side) -> Iterator[tuple[int, Mapping[Task, list[Row]]]]:
+    """Step and answers of each: all of a run, the one of an evaluation."""
+    if side.run is None:
+        yield 0, side.last
+        return
+    for step in side.run.run.sample_steps(EVAL):
+        yield step, by_task(read_rows(side.run.run, EVAL, [step], side.run.box_space))
 
 
 def metric_names(lines: Sequence[Line]) -> list[str]:
@@ -158,42 +157,10 @@ def overlays(split: str, curves: Sequence[Mapping[str, Curve]], names: tuple[str
     return charts
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Notices, settings, held-out and training figures as tables."""
-    a, b = (escape(name) for name in comparison.names)
-    for notice in comparison.notices:
-        console.print(escape(notice), style="yellow")
-    table = Table("setting", a, b, title="Settings that differ")
-    for row in comparison.settings:
-        table.add_row(*map(escape, row))
-    console.print(table if comparison.settings else "The settings are the same.")
-    if comparison.held_out:
-        title = f"Held out: the {comparison.num_shared} prompts that both evaluated"
-        known = [change for change in comparison.differences if change.has_interval]
-        intervals = {change.name: f"{signed(change.low)} to {signed(change.high)}" for change in known}
-        console.print(metric_table(title, (a, b), comparison.held_out, intervals))
-    if comparison.training:
-        console.print(metric_table("Training", (a, b), comparison.training, {}))
-
-
-def metric_table(title: str, names: tuple[str, str], rows: Sequence[MetricRow], intervals: Mapping[str, str]) -> Table:
-    table = Table(title=title)
-    table.add_column("metric")
-    for heading in ("first", "last", "best"):
-        for name in names:
-            table.add_column(f"{heading}\n{name}", justify="right")
-    table.add_column(f"last: {names[1]}\n- {names[0]}", justify="right")
-    if intervals:
-        table.add_column("95 % interval", justify="right")
-    for row in rows:
-        cells = [number(value) for pair in (row.first, row.last, row.best) for value in pair]
-        extra = [intervals.get(row.name, "")] if intervals else []
-        table.add_row(escape(row.name), *cells, signed(row.difference), *extra)
-    return table
-
-
 def write_comparison(comparison: Comparison, file: Path) -> Path:
     """The same as one HTML file without any address in it, with the curves over each other."""
-    intervals = {change.name: change for change in comparison.differences if change.has_interval}
-    replace_text(file, environment().get_template("compare.html.j2").render(comparison=comparison, intervals=intervals))
+    signs = {change.name: change for change in comparison.differences}
+    intervals = {name: change for name, change in signs.items() if change.has_interval}
+    template = environment().get_template("compare.html.j2")
+    replace_text(file, template.render(comparison=comparison, intervals=intervals, signs=signs))
     return file

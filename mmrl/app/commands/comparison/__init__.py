@@ -1,0 +1,1 @@
+"""`mmrl compare`: two runs or evaluations side by side."""

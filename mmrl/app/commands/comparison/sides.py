@@ -1,0 +1,57 @@
+"""What `mmrl compare` puts side by side: a run, or an evaluation that `mmrl eval` wrote."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.report.data import RunData, load
+from mmrl.app.report.rows import Row
+from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
+from mmrl.app.run.folder import Line
+
+Task = tuple[str, str]
+"""Id and text of a prompt: equal ids of different data sets are different tasks."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two."""
+
+    path: Path
+    config: Mapping[str, Any]
+    last: Mapping[Task, list[Row]]
+    """The answers that are compared: of a run those of its last evaluation."""
+    notices: Sequence[str] = ()
+    run: RunData | None = None
+    """None: an evaluation, which has no curves."""
+    train: Sequence[Line] = field(default_factory=list[Line])
+
+
+def read_side(path: Path) -> Side:
+    """A run's folder, an evaluation's folder, or its predictions.jsonl.
+
+    Raises:
+        FileNotFoundError: it is none of them.
+        ValueError: a file is damaged, or predictions.jsonl is empty.
+    """
+    place = EvaluationDir(path.parent if path.is_file() else path)
+    file = path if path.is_file() else place.predictions
+    if not file.is_file():
+        data = load(path)
+        return Side(path, data.config, by_task(data.after or data.before), data.notices, data, data.train)
+    rows = [Row(line, line.get("box_space")) for line in prediction_lines(file) if not line.get("way")]
+    if not rows:
+        raise ValueError(f"{file} has no samples yet: let `mmrl eval` go on, by the same words as before")
+    config = tomllib.loads(place.config_file.read_text(encoding="utf-8")) if place.config_file.is_file() else {}
+    unfinished = [] if place.is_finished or path.is_file() else ["The evaluation is not finished: the same words go on with it."]
+    return Side(place.path if not path.is_file() or place.is_begun else path, config, by_task(rows), unfinished)
+
+
+def by_task(rows: Iterable[Row]) -> dict[Task, list[Row]]:
+    """Samples by prompt."""
+    found: dict[Task, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.prompt, row.line["text"]), []).append(row)
+    return found

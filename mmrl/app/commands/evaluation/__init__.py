@@ -1,0 +1,1 @@
+"""`mmrl eval`: held-out prompts, what a model answers to them, and numbers with their uncertainty."""

@@ -1,0 +1,196 @@
+"""`mmrl eval`: a run's checkpoint, a config's model as it is, or any model on any data; every sample and number is kept."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mmrl.app.commands.evaluation.predict import Meter, predict
+from mmrl.app.commands.evaluation.prepare import Asked, ask, prepare
+from mmrl.app.commands.evaluation.tables import metrics_of, numbers, print_numbers, summary
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.config.tasks import one_line
+from mmrl.app.errors import Terminal
+from mmrl.app.run.build import TINY
+from mmrl.app.run.context import RUNS, console, distributed_run
+from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.launch import check_same, lock_folder
+from mmrl.core.protocols import Accelerator
+from mmrl.core.ranks import Ranks
+from mmrl.training.determinism import deterministic
+
+USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("by_type",), "qa": ("by_type",)}
+"""Task -> the rewards that its answers are scored with where none are named."""
+ALL = 2**31
+"""More held-out prompts than there are: all of them."""
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """The words of `mmrl eval`."""
+
+    arguments: Sequence[str]
+    """A run's folder or a config's name, unless its work is done by the options; then overrides."""
+    step: int | None = None
+    output: Path | None = None
+    task: str | None = None
+    model: str | None = None
+    data: str | None = None
+    rewards: Sequence[str] = ()
+
+    def resolve(self) -> tuple[Resolved, RunDir | None]:
+        """What they describe, and the run whose weights answer.
+
+        Raises:
+            FileNotFoundError: no such run, config or data.
+            ValueError: neither a run, a config nor a task, two of them, or options that belong to another one.
+        """
+        words = list(self.arguments)
+        name = words.pop(0) if words and "=" not in words[0] else None
+        if self.task is not None:
+            if name is not None:
+                raise ValueError(f"give a run or config ({name}) or --task {self.task}, not both; settings are written key=value")
+            if self.step is not None:
+                raise ValueError(f"--step {self.step} needs a run's folder; --task {self.task} evaluates a model as it is")
+            return of_task(self.task, self.model, self.data, self.rewards, words), None
+        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
+            if given:
+                raise ValueError(
+                    f"{option} goes with --task, for example mmrl eval --task grounding --model M --data boxes.jsonl; for a run "
+                    "or config write policy.model=..., evaluation.data.path=... or [[reward]]"
+                )
+        if name is None:
+            raise ValueError("give a run's folder, a config (see `mmrl ls configs`), or --task with --model and --data")
+        run = RunDir.open(name) if Path(name).is_dir() else None
+        if run is None and self.step is not None:
+            raise ValueError(f"--step {self.step} needs a run's folder; {name} is a config")
+        return configs.load(str(run.config_file) if run else name, words), run
+
+
+def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
+    """A model as it is on data of a task: all of the file that is named, or of a folder the part that nothing trains on.
+
+    Raises:
+        FileNotFoundError: the data are not there.
+        ValueError: an unknown task, or something is missing.
+    """
+    resolved = one_line(task, model, data, rewards or USUAL_REWARDS.get(task, ()), overrides)
+    table, path = resolved.table, ("evaluation", "data")
+    is_said = any(word.startswith("evaluation.data") for word in overrides)
+    beside = table.values.get("evaluation", {}).get("data") is not None and Path(str(data)).expanduser().is_dir()
+    if not is_said and not beside:
+        table.set(path, deepcopy(table.values["data"]), "--data")
+    if not any(word.startswith("evaluation.num_prompts") for word in overrides):
+        table.set(("evaluation", "num_prompts"), ALL, f"task {task}")
+    if table.origin(("policy", "lora")) == f"task {task}":
+        table.values["policy"].pop("lora")
+    is_real = not str(model).startswith(TINY)
+    if is_real and torch.cuda.is_available() and table.origin(("policy", "dtype")) in (None, f"task {task}"):
+        table.set(("policy", "dtype"), "bfloat16", f"task {task}, for a GPU")
+    return resolve(table, (), task)
+
+
+def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
+    """Evaluate a run's checkpoint, or a config's model as it is; see `run_evaluation`."""
+    return run_evaluation(EvalArguments([name, *overrides], step))
+
+
+def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
+    """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
+
+    An evaluation that was killed goes on where it was, if the same words are given again.
+
+    Raises:
+        FileNotFoundError: a run, config, data, model or plug-in is missing.
+        ValueError: no held-out prompts are named, the settings do not fit together, or the folder holds another evaluation.
+    """
+    resolved, run = given.resolve()
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+        check_same(ranks, resolved)
+        asked = ask(resolved, ranks, run, given.step)
+        subject = Subject.of(asked.weights, asked.prompts)
+        place = EvaluationDir(folder_for(asked, subject, given.output, ranks))
+        with lock_folder(place.path, ranks):
+            if not place.is_finished:
+                answer(asked, subject, place, accelerator, ranks)
+            lines = place.lines() if ranks.is_main else []
+            by = asked.config.evaluation.by
+            metrics = metrics_of(lines, by)
+            if ranks.is_main:
+                found = numbers(lines, by)
+                facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
+                place.finish(summary(found, facts, metrics))
+                many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"
+                print_numbers(f"{asked.weights}: {subject.num_prompts} held-out prompts{many}", found, Terminal(markup=True))
+                console.print(f"every sample: {place.predictions}", markup=False, highlight=False)
+    return metrics
+
+
+def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Accelerator | None, ranks: Ranks) -> None:
+    """Load the model and answer what is not answered yet."""
+    ready = prepare(asked, ranks, accelerator)
+    meter = None
+    if ranks.is_main:
+        place.begin(subject, asked.config)
+        if done := place.done(""):
+            console.print(
+                f"going on after {done} of {subject.num_prompts} prompts in {place.path}", markup=False, highlight=False
+            )
+        meter = Meter(subject.num_prompts)
+    try:
+        predict(ready, place, asked.step, ranks, meter)
+    finally:
+        ready.evaluator.rewards.close()
+        if meter is not None:
+            meter.close()
+
+
+def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks) -> Path:
+    """The folder of this evaluation, the same on all processes.
+
+    Raises:
+        ValueError: `output` holds something else.
+    """
+    path, problem = Path(), None
+    if ranks.is_main:
+        try:
+            path = wanted_folder(asked, subject, output)
+        except ValueError as error:
+            problem = str(error)
+    ranks.agree(problem)
+    return ranks.gather(path)[0]
+
+
+def wanted_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
+    """`output`, which may hold this evaluation; else the first of the usual folders that is free or holds it unfinished.
+
+    Raises:
+        ValueError: `output` holds something else.
+    """
+    if output is not None:
+        place = EvaluationDir(output.expanduser().absolute())
+        if place.is_begun and (found := place.differences(subject, asked.config)):
+            raise ValueError(f"{output} holds another evaluation ({found[0]}): choose another --output")
+        if not place.is_begun and not is_free(place.path):
+            raise ValueError(f"{output} is not empty, and holds no evaluation: choose another --output")
+        return place.path
+    usual = RUNS / f"eval-{asked.resolved.name}"
+    if asked.run is not None:
+        usual = asked.run.path / "evaluations" / f"step-{asked.step}"
+    usual, number = usual.absolute(), 1
+    while True:
+        place = EvaluationDir(usual if number == 1 else usual.with_name(f"{usual.name}-{number}"))
+        if is_free(place.path):
+            return place.path
+        if place.is_begun and not place.is_finished and not place.differences(subject, asked.config):
+            return place.path
+        number += 1
+
+
+def is_free(folder: Path) -> bool:
+    """Is there no such folder, or nothing in it but the lock of an evaluation that never began?"""
+    return not folder.exists() or (folder.is_dir() and not {file.name for file in folder.iterdir()} - {".lock"})

@@ -1,0 +1,124 @@
+"""All that an evaluation needs, without an algorithm and an optimizer: prompts first, then the model and its rewards."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
+from mmrl.app.config.run import Resolved, RunConfig, without_engine
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
+from mmrl.app.run.folder import RunDir
+from mmrl.core.protocols import Accelerator, State
+from mmrl.core.ranks import Ranks
+from mmrl.core.sources import first_of_each
+from mmrl.core.types import Prompt
+from mmrl.core.waiting import waiting
+from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.state import seed
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is evaluated, as far as it is known without a model."""
+
+    resolved: Resolved
+    plug_ins: PlugIns
+    prompts: list[Prompt]
+    """The held-out prompts that are answered."""
+    run: RunDir | None = None
+    """The run whose weights answer; None: the model as it is."""
+    state: State | None = None
+    """The run's checkpoint."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def step(self) -> int:
+        """The step of the run's checkpoint; 0 for a model as it is."""
+        return 0 if self.state is None else int(self.state["index"])
+
+    @property
+    def weights(self) -> str:
+        """Words for the weights."""
+        return f"{self.config.policy.model} as it is" if self.run is None else f"{self.run.path}, step {self.step}"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that answers, and who scores it."""
+
+    evaluator: Evaluator
+    box_space: str | None
+    """How the model writes boxes."""
+
+
+def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int | None = None) -> Asked:
+    """Read the prompts.
+
+    Args:
+        step: a checkpoint of the run; None: its newest whole one.
+
+    Raises:
+        FileNotFoundError: no data.
+        CheckpointError: no whole checkpoint, or not of that step.
+        ValueError: there are no held-out prompts, or they are not like what is wanted of them.
+    """
+    resolved = without_engine(resolved)
+    config = resolved.config
+    if config.evaluation.data is None:
+        missing = resolved.table.at(("evaluation", "data"))
+        raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
+    if config.evaluation.num_prompts == 0:
+        raise ValueError("evaluation.num_prompts is 0: leave it out, or say how many prompts are answered")
+    seed(config.seed)
+    plug_ins = read_plug_ins(resolved)
+    with ranks.main_first():
+        prompts = first_of_each(held_out_prompts(config, plug_ins.held_out) or [], config.evaluation.num_prompts)
+    if run is None:
+        return Asked(resolved, plug_ins, prompts)
+    with waiting("loading the checkpoint"):
+        return Asked(resolved, plug_ins, prompts, run, Checkpoints(run.checkpoints).load(step))
+
+
+def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
+    """Load rewards and model.
+
+    Raises:
+        FileNotFoundError: a plug-in, model folder or checkpoint is missing.
+        ValueError: settings, rewards and model do not fit together.
+    """
+    plug_ins, config = asked.plug_ins, with_local_model(asked.config, ranks)
+    modality = modality_of(config.policy)
+    modality.check_prompts(config.policy, asked.prompts)
+    to_fetch = not Path(config.policy.model).expanduser().is_dir()
+    with ranks.main_first(to_fetch), waiting("loading rewards"):
+        loaded, more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+    space = modality.box_space(config.policy)
+    rewards = reward_runners(config, loaded, more, space)[1]
+    torch.manual_seed(config.seed)
+    with ranks.main_first(to_fetch), waiting(f"loading model {asked.config.policy.model}"):
+        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+    if accelerator is not None:
+        policy.prepare(accelerator)
+    if asked.run is not None and asked.state is not None:
+        policy.load_state_dict(wanted_part(asked.state["policy"], policy.shadows, asked.run))
+    settings = replace(config.evaluation, num_prompts=len(asked.prompts))
+    sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
+    return Ready(Evaluator(policy, asked.prompts, rewards, settings, sampling, ranks, variants), space)
+
+
+def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
+    """A policy's state without the averages and references that this evaluation has no use for.
+
+    Raises:
+        ValueError: the run did not keep one that it has.
+    """
+    missing = sorted(shadows - set(state["shadows"]))
+    if missing:
+        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
+    return state | {"shadows": {name: state["shadows"][name] for name in shadows}}

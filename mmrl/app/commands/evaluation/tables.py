@@ -1,0 +1,162 @@
+"""The numbers of an evaluation with their uncertainty: over all prompts, and by kind of prompt; on a terminal or as TSV."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.markup import escape
+from rich.table import Table
+
+from mmrl.app.errors import Terminal
+from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
+from mmrl.app.report.figures import Estimate, estimates
+from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.words import number, percent
+from mmrl.app.run.folder import Line
+
+OF_BOXES = ("Mean IoU", "Hits", "Acc@0.5")
+"""The figures of a table by the size of boxes."""
+COLUMNS = ("way", "column", "kind", "figure", "prompts", "mean", "low", "high", "interval", "unparsed")
+"""The header of the TSV, and the keys of summary.json."""
+Tasks = dict[tuple[str, str], list[Row]]
+"""Id and text of a prompt -> its samples."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One figure of one kind of prompts: `Number("", "split", "testA", "Acc@0.5", Estimate(...))`."""
+
+    way: str
+    """Empty for the first way to answer, else a name of `[[evaluation.also]]`."""
+    column: str
+    """Empty where all prompts are meant."""
+    kind: str
+    figure: str
+    estimate: Estimate
+
+
+def numbers(lines: Sequence[Line], by: Sequence[str]) -> list[Number]:
+    """Every figure over all prompts, then by each column, by source where there are several, and by the size of boxes."""
+    found: list[Number] = []
+    for way in dict.fromkeys(line.get("way", "") for line in lines):
+        rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
+        found += [Number(way, "", "", name, one) for name, one in estimates(by_task(rows), parts=True).items()]
+        sources = {row.line.get("source", "") for row in rows}
+        for column in dict.fromkeys([*by, *(["source"] if len(sources) > 1 else []), BOX_SIZE]):
+            found += of_column(rows, way, column)
+    return found
+
+
+def of_column(rows: Sequence[Row], way: str, column: str) -> Iterator[Number]:
+    """The figures of every value of a column: rewards and what is read from boxes and spans, without rewards' parts."""
+    for kind in in_order({kind_of_row(row, column) for row in rows} - {""}):
+        own = estimates(by_task(row for row in rows if kind_of_row(row, column) == kind))
+        for name, one in own.items():
+            if column != BOX_SIZE or name in OF_BOXES:
+                yield Number(way, column, kind, name, one)
+
+
+def by_task(rows: Iterable[Row]) -> Tasks:
+    """Samples by prompt; equal ids of different data sets are different prompts."""
+    found: Tasks = {}
+    for row in rows:
+        found.setdefault((row.prompt, row.line["text"]), []).append(row)
+    return found
+
+
+def metrics_of(lines: Sequence[Line], by: Sequence[str]) -> dict[str, float]:
+    """The metrics that a run writes of its evaluations, read from predictions: eval/<reward>, eval/total, ..."""
+    found: dict[str, float] = {}
+    for way in dict.fromkeys(line.get("way", "") for line in lines):
+        own = [line for line in lines if line.get("way", "") == way]
+        found |= metrics_of_way(own, f"eval/{way}" if way else "eval", by)
+    return found
+
+
+def metrics_of_way(lines: Sequence[Line], prefix: str, by: Sequence[str]) -> dict[str, float]:
+    parts = dict.fromkeys(name for line in lines for name in line.get("parts", {}))
+    found = rewards_of(lines, prefix)
+    found |= {f"{prefix}/{name}": mean(as_float(line.get("parts", {}).get(name)) for line in lines) for name in parts}
+    for start, column in (("source", "source"), *((f"by/{column}", column) for column in by)):
+        kinds = [kind_of_row(Row(line, None), column) for line in lines]
+        for kind in dict.fromkeys(filter(None, kinds)):
+            own = [line for line, one in zip(lines, kinds, strict=True) if one == kind]
+            found |= rewards_of(own, f"{prefix}/{start}/{kind.replace('/', '|')}", only_answered=True)
+    if any(line.get("tokens") is not None for line in lines):
+        found[f"{prefix}/completion_length"] = mean(as_float(line.get("tokens")) for line in lines)
+    spread = {line["group"]: line["diversity"] for line in lines if line.get("diversity") is not None}
+    return found | ({f"{prefix}/diversity": mean(spread.values())} if spread else {})
+
+
+def rewards_of(lines: Sequence[Line], prefix: str, only_answered: bool = False) -> dict[str, float]:
+    """The mean of every reward and of the total."""
+    names = dict.fromkeys(name for line in lines for name in line["scores"])
+    found = {f"{prefix}/{name}": mean(as_float(line["scores"].get(name)) for line in lines) for name in names}
+    found = {name: value for name, value in found.items() if math.isfinite(value) or not only_answered}
+    return found | {f"{prefix}/total": mean(as_float(line["total"]) for line in lines)}
+
+
+def as_float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def summary(found: Sequence[Number], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:
+    """What summary.json holds: the facts, every number with its interval, and the metrics under the names of runs."""
+    known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    return {**facts, "numbers": [cells(one) for one in found], "metrics": known}
+
+
+def cells(one: Number) -> dict[str, object]:
+    """One number by COLUMNS; null where there is none."""
+    own = asdict(one.estimate)
+    values = {name: own[name] if math.isfinite(own[name]) else None for name in ("mean", "low", "high", "unread")}
+    ends = {"low": values["low"], "high": values["high"]}
+    interval = one.estimate.how if one.estimate.has_interval else f"none: {one.estimate.why_none}"
+    return {
+        **{"way": one.way, "column": one.column, "kind": one.kind, "figure": one.figure, "prompts": one.estimate.num_prompts},
+        **{"mean": values["mean"], **ends, "interval": interval, "unparsed": values["unread"]},
+    }
+
+
+def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> None:
+    """Tables that fit 80 columns on a terminal; into a pipe one TSV with every digit."""
+    if not console.is_terminal:
+        console.print(tsv(COLUMNS, [list(cells(one).values()) for one in found]), markup=False, soft_wrap=True, end="")
+        return
+    console.print(escape(title))
+    for way, column in dict.fromkeys((one.way, one.column) for one in found):
+        own = [one for one in found if (one.way, one.column) == (way, column)]
+        console.print(number_table(", ".join(filter(None, (way, f"by {column}" if column else ""))), own))
+
+
+def number_table(title: str, found: Sequence[Number]) -> Table:
+    """Figures below each other; the kind of prompt stands before its first one."""
+    with_kinds = any(one.kind for one in found)
+    table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False)
+    if with_kinds:
+        table.add_column("kind", overflow="fold", max_width=22)
+    table.add_column("figure", overflow="fold", max_width=24 if with_kinds else 34)
+    for heading in ("prompts", "mean", "95 % interval", "unparsed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    last = None
+    for one in found:
+        kind = [escape(one.kind) if one.kind != last else ""] if with_kinds else []
+        last = one.kind
+        table.add_row(*kind, escape(one.figure), *estimate_words(one.estimate))
+    return table
+
+
+def estimate_words(one: Estimate) -> tuple[str, str, str, str]:
+    """Prompts, mean, interval (or why there is none) and share of unread answers, for people."""
+    interval = f"{number(one.low)} to {number(one.high)}" if one.has_interval else f"none: {one.why_none}"
+    return str(one.num_prompts), number(one.mean), interval, percent(one.unread) if math.isfinite(one.unread) else ""
+
+
+def tsv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Tab-separated lines with their end; what is not there is empty, and tabs and line ends in words are blanks."""
+
+    def word(value: object) -> str:
+        text = "" if value is None else repr(value) if isinstance(value, float) else str(value)
+        return " ".join(text.split("\t")).replace("\n", " ").replace("\r", " ")
+
+    return "".join("\t".join(map(word, row)) + "\n" for row in (header, *rows))
