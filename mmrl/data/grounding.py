@@ -86,6 +86,7 @@ class Layout:
         used = {name for key in _USUAL_NAMES if (name := self._name(row, key)) is not None}
         columns = {name: value for name, value in row.values.items() if name not in used}
         columns |= {FILE_ROW: row.place, "size": sizes[0]}
+        columns |= {} if (split := self._optional(row, "split")) is None else {"split": str(split)}
         given = self._optional(row, "id")
         name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
         ids = [name] if len(questions) == 1 else [f"{name}-{i}" for i in range(len(questions))]

@@ -187,14 +187,14 @@ def test_a_column_with_a_value_per_prompt_is_no_kind(tmp_path: Path, monkeypatch
 def test_drawn_pictures_are_kept_pixel_for_pixel_and_every_way_to_answer_has_numbers(make: Make, tmp_path: Path):
     make()
     also = "evaluation.also=[{name = 'short', num_steps = 2}]"
-    words = ["tiny/flow", "policy.height=288", "policy.width=288", "evaluation.num_samples=1", "evaluation.num_steps=3", also]
+    words = ["tiny/flow", "policy.height=64", "policy.width=64", "evaluation.num_samples=1", "evaluation.num_steps=3", also]
     found = run_evaluation(EvalArguments(words, output=tmp_path / "eval"))
     place = EvaluationDir(tmp_path / "eval")
     lines = place.lines()
-    assert [(line["prompt"], line["way"]) for line in lines] == [("0", ""), ("1", ""), ("0", "short"), ("1", "short")]
+    assert [(line["prompt"], line["way"]) for line in lines] == [("1", ""), ("2", ""), ("1", "short"), ("2", "short")]
     for line in lines:
         with Image.open(place.path / line["image"]["file"]) as picture:
-            assert picture.format == "PNG" and picture.size == (288, 288)
+            assert picture.format == "PNG" and picture.size == (64, 64)
             assert digest(Sample(image=picture.copy())) == line["digest"]
         assert line["parsed"] is None
     assert {"eval/total", "eval/short/total"} <= set(found) and found["eval/total"] != found["eval/short/total"]

@@ -65,7 +65,7 @@ def test_the_sign_test_counts_prompts_that_differ():
     assert change.sign_p == pytest.approx(22 / 1024)
     (still,) = paired_changes(before, before)
     assert (still.higher, still.lower, still.sign_p) == (0, 0, 1.0)
-    assert math.isnan(Change("r", 0, 1, math.nan, math.nan, 9, "reward", 9, 0).sign_p), "nothing is said of nine prompts"
+    assert math.isnan(Change("r", 0.0, 1.0, math.nan, math.nan, 9, "reward", 9, 0).sign_p), "nothing is said of nine prompts"
 
 
 def test_samples_of_a_prompt_are_averaged_first_and_failed_ones_left_out():

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mmrl.answers.boxes.box import Box
 from mmrl.app.report.data import all_changes, load
 from mmrl.app.run.folder import RunDir, also_split
-from mmrl.app.run.sample_files import frames_of
+from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.core.callbacks import Callbacks
@@ -90,6 +90,15 @@ def test_pictures_are_small_and_stored_once(tmp_path: Path) -> None:
         assert stored.size == (512, 256) and stored.format == "JPEG"
     with Image.open(run.samples / drawn["image"]["file"]) as stored:
         assert stored.size == (8, 8) and stored.format == "PNG"
+
+
+def test_a_picture_of_which_every_pixel_counts_is_kept_whole(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    kept, small, drawn = (store(run, PHOTO.resize((1300, 900)), most) for most in (None, 512, 1024))
+    with Image.open(run.samples / kept["file"]) as whole:
+        assert whole.format == "PNG" and whole.tobytes() == PHOTO.resize((1300, 900)).tobytes()
+    sizes = [Image.open(run.samples / one["file"]).size for one in (small, drawn)]
+    assert sizes == [(512, 354), (1024, 709)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from mmrl.app.commands.comparison.compare import Comparison, MetricRow
 from mmrl.app.commands.evaluation.tables import tsv
+from mmrl.app.errors import printable
 from mmrl.app.report.figures import LEAST_PROMPTS, Change
 from mmrl.app.report.words import number, percent, signed
 
@@ -16,6 +17,7 @@ WIDE = 120
 """Columns of a terminal from which on first and best values are shown too."""
 MOST_OF_A_SETTING = 200
 """Characters of a value that are shown."""
+SAME = "The settings are the same."
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -25,7 +27,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         return
     for kind, header, rows in sections(comparison):
         lines = tsv(("table", *header), [(kind, *row) for row in rows])
-        console.print(lines, markup=False, highlight=False, soft_wrap=True, end="")
+        console.file.write(printable(lines))
 
 
 def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[tuple[object, ...]]]]:
@@ -33,9 +35,10 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
     held = [held_out_row(one) for one in comparison.differences]
     ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
     runs = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
+    notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
     found: list[tuple[str, Sequence[str], list[tuple[object, ...]]]] = [
         ("names", ("a", "b"), [comparison.names]),
-        ("notice", ("text",), [(notice,) for notice in comparison.notices]),
+        ("notice", ("text",), [(notice,) for notice in notices]),
         ("setting", ("setting", "a", "b"), [(*row,) for row in comparison.settings]),
         ("held_out", ("figure", "a", "b", *ends), held),
         ("training", ("metric", "first_a", "first_b", "last_a", "last_b", "best_a", "best_b"), runs),
@@ -61,7 +64,7 @@ def print_tables(comparison: Comparison, console: Console) -> None:
     if comparison.settings:
         console.print(settings_table(comparison.settings))
     else:
-        console.print("The settings are the same.")
+        console.print(SAME)
     if comparison.differences:
         console.print(held_out_table(comparison.differences, comparison.num_shared))
         console.print(sign_words(comparison.differences), markup=False)

@@ -103,6 +103,8 @@ def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) 
     torch.manual_seed(config.seed)
     with ranks.main_first(to_fetch), waiting(f"loading model {asked.config.policy.model}"):
         policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+    nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
+    modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)
     if accelerator is not None:
         policy.prepare(accelerator)
     if asked.run is not None and asked.state is not None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.app.errors import Terminal
+from mmrl.app.errors import Terminal, printable
 from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
 from mmrl.app.report.figures import Estimate, estimates
 from mmrl.app.report.rows import Row, mean
@@ -96,7 +96,7 @@ def rewards_of(lines: Sequence[Line], prefix: str, only_answered: bool = False) 
     return found | {f"{prefix}/total": mean(as_float(line["total"]) for line in lines)}
 
 
-def as_float(value: float | None) -> float:
+def as_float(value: float | int | None) -> float:
     return math.nan if value is None else float(value)
 
 
@@ -121,7 +121,8 @@ def cells(one: Number) -> dict[str, object]:
 def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> None:
     """Tables that fit 80 columns on a terminal; into a pipe one TSV with every digit."""
     if not console.is_terminal:
-        console.print(tsv(COLUMNS, [list(cells(one).values()) for one in found]), markup=False, soft_wrap=True, end="")
+        # rich would make blanks of tabs
+        console.file.write(printable(tsv(COLUMNS, [list(cells(one).values()) for one in found])))
         return
     console.print(escape(title))
     for way, column in dict.fromkeys((one.way, one.column) for one in found):
