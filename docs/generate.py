@@ -254,7 +254,7 @@ def templates_page() -> Iterator[str]:
     yield "# Prompt templates\n"
     yield (
         "All text that mmrl puts around a prompt. A run's first lines, `prompt.txt`, `prompt_template.json`, the report and the "
-        "model card of an export name the template and its text; what a model's own chat template adds is shown in `prompt.txt`.\n"
+        "model card of an export name the template and its text; what a model's own chat template adds is in `prompt.txt`.\n"
     )
     yield "## Around every question: `policy.answer_format`\n"
     yield "`none`, the default, adds nothing. Any text with `{question}` in it is a template of your own. `policy.system_prompt` "

@@ -1,7 +1,6 @@
 """The trained model of a run as a folder that its own library loads, with processor, prompt template and model card."""
 
 import gc
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from mmrl.app.errors import Terminal
 from mmrl.app.modality.again import FACTS
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.modality.templates import template_text
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import build_policy, with_local_model
@@ -80,7 +80,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
             gc.collect()
             modality.merge(folder, policy_config)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        (folder / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (folder / FACTS).write_text(template_text(facts), encoding="utf-8")
         write_config(config, kind, folder)
     return out
 

@@ -1,6 +1,5 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -158,10 +157,10 @@ def run_job(
 def show_first_prompt(job: Job, run: RunDir) -> None:
     """Print the template and the first prompt as the model reads it, with all that stands around it, and keep both."""
     from mmrl.app.modality.prompt_view import prompt_view
-    from mmrl.app.modality.templates import template_line
+    from mmrl.app.modality.templates import template_line, template_text
 
     facts = modality_of(job.config.policy).template(job.policy, job.config.evaluation)
-    replace_text(run.template_file, json.dumps(facts, indent=2) + "\n")
+    replace_text(run.template_file, template_text(facts))
     text = template_line(facts)
     if job.first is not None:
         try:

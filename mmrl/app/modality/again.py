@@ -26,7 +26,8 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
             "others; answers at temperature 0 could be written again."
         )
     elif reasons:
-        words = f"These lines write what `mmrl eval` writes, save where two tokens are about equally likely: {', and '.join(reasons)}."
+        facts = ", and ".join(reasons)
+        words = f"These lines write what `mmrl eval` writes, save where two tokens are about equally likely: {facts}."
     else:
         words = "These lines write what `mmrl eval` writes, token by token (same versions, same kind of device)."
     clips = " Clips become frames as its `video` says, which `mmrl eval` does." if policy.family.sees_videos else ""

@@ -1,6 +1,8 @@
 """Prompt templates of a run in words: prompt_template.json, with how held-out prompts are answered, and the run's first line."""
 
 import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -112,6 +114,12 @@ def pipeline_call(policy: FlowPolicy, plan: RolloutPlan) -> dict[str, object] | 
         return None
     sigmas = policy.sigmas(plan)[:-1].tolist()
     return {"height": config.height, "width": config.width, "num_inference_steps": len(sigmas), "sigmas": sigmas, **call}
+
+
+def template_text(facts: Facts) -> str:
+    """The facts as JSON, a list of numbers in one line."""
+    text = json.dumps(facts, indent=2)
+    return re.sub(r"(?<=[^\\]\": )\[[\d\s,.e-]+\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 def template_line(facts: Facts) -> str:
