@@ -117,7 +117,7 @@ def drawing_code(loading: Sequence[str]) -> list[str]:
         f"""name = f"{{template['seed'] * {SEED_STEP} + place}}/{{sample}}/0".encode()""",
         'seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1',
         'noise = torch.Generator("cpu").manual_seed(seed)',
-        'picture = pipeline(prompt, generator=noise, **template["pipeline_call"]).images[0]',
+        'picture = pipeline(prompt=prompt, generator=noise, **template["pipeline_call"]).images[0]',
     ]
 
 

@@ -178,6 +178,7 @@ class FlowModality:
         from mmrl.app.modality.again import draw_again
 
         facts = self.template(policy, evaluation)
+        # Left out, text encoders would come in the dtype of their files.
         loading = self.loading_code(policy, base, kind == "adapter", f"torch_dtype=torch.{policy.config.dtype}")
         return draw_again(policy, evaluation, facts, loading, kind)
 

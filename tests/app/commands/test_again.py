@@ -46,7 +46,7 @@ lr = 1e-3
 """
 WRITERS = {
     "qwen3_vl": ('answer_format = "direct"\nsystem_prompt = "Be brief."\nbox_space = "norm1000"', "norm1000"),
-    "qwen2_5_vl": ('answer_format = "box"\nmax_pixels = 3136\nlora = {{ rank = 4 }}', "resized"),
+    "qwen2_5_vl": ('answer_format = "box"\nmax_pixels = 3136\nlora = { rank = 4 }', "resized"),
     "internvl": ('answer_format = "think_box"', "norm1000"),
 }
 FLOW = """steps = 1
@@ -114,8 +114,9 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
         picture = Image.new("RGB", (70 + 14 * i, 56), "white")
         ImageDraw.Draw(picture).ellipse((5, 5, 40, 40), fill=colour)
         picture.save(tmp_path / f"{i}.png")
-    row = '{{"id": "{0}", "image": "{0}.png", "question": "Where is it?{0}", "boxes": [[5, 5, 40, 40]]}}\n'
-    (tmp_path / "boxes.jsonl").write_text("".join(row.format(i) for i in range(3)))
+    row = '{{"id": "{0}", "image": "{0}.png", "question": "{1}", "boxes": [[5, 5, 40, 40]]}}\n'
+    questions = ("Where is it?", "Now find the large round thing", "box?")
+    (tmp_path / "boxes.jsonl").write_text("".join(row.format(i, question) for i, question in enumerate(questions)))
     policy, space = WRITERS[model]
     run = run_of(TEXT.format(model=model, policy=policy, folder=tmp_path, space=space), tmp_path)
     folder = export(run.path, tmp_path / "out")

@@ -27,7 +27,7 @@ def drawn_both_ways(policy: FlowPolicy, guidance: float) -> tuple[np.ndarray, np
     pipeline = policy.pipeline
     pipeline.set_progress_bar_config(disable=True)
     kept, pipeline.scheduler = pipeline.scheduler, FlowMatchEulerDiscreteScheduler()
-    theirs = pipeline("a red cat", generator=generator_of(7, 0, 0), **call).images[0]
+    theirs = pipeline(prompt="a red cat", generator=generator_of(7, 0, 0), **call).images[0]
     pipeline.scheduler = kept
     return np.asarray(ours, dtype=int), np.asarray(theirs, dtype=int)
 
