@@ -32,10 +32,15 @@ from mmrl.app.config.slots import place as place_of
 from mmrl.app.plugins.cards import cards, not_now
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.metric_names import METRICS
+from mmrl.data.convert import convert
+from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.families import FAMILIES
+from mmrl.policies.text.families.qwen_vl import BOX_SPACES
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.templates import ANSWER_FORMATS, BOX_WORDS
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.serving.judge import Endpoint
 from mmrl.training.alarm import AlarmSettings
@@ -244,6 +249,60 @@ def families_page() -> Iterator[str]:
             yield from table_of(thing.settings)
 
 
+def templates_page() -> Iterator[str]:
+    """The text that mmrl puts around prompts, wherever it comes from."""
+    yield "# Prompt templates\n"
+    yield (
+        "All text that mmrl puts around a prompt. A run's first lines, `prompt.txt`, `prompt_template.json`, the report and the "
+        "model card of an export name the template and its text; what a model's own chat template adds is in `prompt.txt`.\n"
+    )
+    yield "## Around every question: `policy.answer_format`\n"
+    yield "`none`, the default, adds nothing. Any text with `{question}` in it is a template of your own. `policy.system_prompt` "
+    yield "is the system message; empty, there is none.\n"
+    yield "| answer_format | text |\n|---|---|"
+    yield from (f"| `{name}` | {shown(text)} |" for name, text in ANSWER_FORMATS.items())
+    yield "\n`{where}` says how the model writes boxes (`policy.box_space`; `auto` is what its makers taught it):\n"
+    yield "| box_space | `{where}` | models |\n|---|---|---|"
+    for space, words in BOX_WORDS.items():
+        named = [name for name in FAMILIES if space == (BOX_SPACES[name] if name in BOX_SPACES else FAMILIES[name].box_space)]
+        yield f"| `{space}` | {words} | {', '.join(named) or 'those whose config says so'} |"
+    yield "\nA model whose makers do not say is refused with `box` and `think_box` until `policy.box_space` says it.\n"
+    yield "## In the data\n"
+    yield "Data sets write these into the prompt's text; their setting `template` replaces them.\n"
+    yield "| where | text |\n|---|---|"
+    yield from (f"| {where} | {shown(text)} |" for where, text in DATA_TEXTS.items())
+    yield "\n## In a method\n"
+    yield "Parts that show a prompt again, with help or as a beginning; each text is a setting of its part.\n"
+    yield "| part | setting | text |\n|---|---|---|"
+    yield from part_texts()
+    yield "\n## Generators\n"
+    yield "Nothing is put around a prompt. Their pipelines' own text encoders may add an instruction (Qwen-Image, Sana, FLUX.2), "
+    yield 'here as in diffusers. Guidance leads away from the empty prompt, of Qwen-Image from `" "`.'
+
+
+def shown(text: str) -> str:
+    """A template in a cell of a table, with its line ends visible."""
+    return "`" + cell(text.replace("\n", "\\n")) + "`"
+
+
+DATA_TEXTS = {
+    "clips: spans of time": WHEN,
+    "clips: several right options": CHOOSE,
+    "clips: everything else": ANSWER,
+    "`mmrl data convert` from COCO": inspect.signature(convert).parameters["question"].default,
+}
+
+
+def part_texts() -> Iterator[str]:
+    """The settings of parts that are texts with something to fill in."""
+    for slot in SLOTS:
+        for name, part in sorted(kinds(slot).items()):
+            for one in settings_of(part):
+                text = one.default.strip("\"'")
+                if re.search(r"\{[a-z]+\}", text):
+                    yield f"| {name} | `{one.name}` | {shown(text)} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "config.md": config_page,
     "algorithms.md": algorithms_page,
@@ -252,6 +311,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "families.md": families_page,
     "metrics.md": metrics_page,
     "commands.md": commands_page,
+    "templates.md": templates_page,
 }  # fmt: skip
 
 

@@ -38,14 +38,19 @@ def check_hub(source: str) -> None:
     """
     if is_offline() or Path(source).expanduser().exists() or source.startswith((".", "/", "~")):
         return
+    if trouble := hub_trouble():
+        raise FileNotFoundError(
+            f"{source!r} is no folder here, and {trouble}: check name and network, "
+            "or set HF_HUB_OFFLINE=1 to use what was downloaded before"
+        )
+
+
+def hub_trouble() -> str:
+    """The reason why the hub cannot be asked, found out once per process; empty where it can."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if endpoint not in _TROUBLES:
         _TROUBLES[endpoint] = _trouble(endpoint)
-    if _TROUBLES[endpoint]:
-        raise FileNotFoundError(
-            f"{source!r} is no folder here, and the Hugging Face hub ({endpoint}) {_TROUBLES[endpoint]}: check name and network, "
-            "or set HF_HUB_OFFLINE=1 to use what was downloaded before"
-        )
+    return f"the Hugging Face hub ({endpoint}) {_TROUBLES[endpoint]}" if _TROUBLES[endpoint] else ""
 
 
 def _trouble(endpoint: str) -> str:

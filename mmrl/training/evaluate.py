@@ -21,6 +21,8 @@ MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
 """How requests call these weights."""
 MOST_KINDS = 64
 """Values of a column that a table can tell apart."""
+SEED_STEP = 1_000_003
+"""The seed of held-out prompt i is evaluation.seed * SEED_STEP + i."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Evaluator:
 
     def request(self, i: int, weights: Weights) -> Request:
         """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""
-        seed = self.settings.seed * 1_000_003 + i
+        seed = self.settings.seed * SEED_STEP + i
         return Request(self.prompts[i], self.settings.num_samples, group_id=i, model=MODELS[weights], seed=seed)
 
     def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:

@@ -22,7 +22,7 @@ CLIENTS = {
     "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/core/workers.py", "mmrl/policies/text/engine/wire/client.py", "mmrl/policies/text/engine/server.py"}
-CLIENTS |= {"mmrl/policies/text/engine/worker/weight_group.py"}
+CLIENTS |= {"mmrl/policies/text/engine/worker/weight_group.py", "mmrl/app/commands/hub.py"}
 """Speak with servers that a config names, or with processes of their own."""
 
 

@@ -290,11 +290,15 @@ def export(
     weights: Annotated[
         Literal["live", "ema"], Option(help="The trained weights, or the average that the run kept of them.")
     ] = "live",
+    push: Annotated[
+        str | None, Option(metavar="OWNER/NAME", help="Also upload it to this repository of the Hugging Face hub.")
+    ] = None,
+    private: Annotated[bool, Option("--private", help="With --push: others cannot see the repository.")] = False,
 ) -> None:
-    """Write the trained model in the form its own library loads."""
-    from mmrl.app.commands.export import export as write_model
+    """Write the trained model in the form its own library loads, with a model card; --push uploads it."""
+    from mmrl.app.commands.export import export_and_push
 
-    typer.echo(write_model(run, folder, step=step, merge=merge, weights=weights))
+    typer.echo(export_and_push(run, folder, merge, step, weights, push, private))
 
 
 @app.command()

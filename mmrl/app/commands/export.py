@@ -1,19 +1,48 @@
-"""The trained model of a run as a folder that its own library loads, with processor and model card."""
+"""The trained model of a run as a folder that its own library loads, with processor, prompt template and model card."""
 
 import gc
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import tomli_w
+
+from mmrl.app.commands.card import CONFIG, Exported, model_card, shown_name
 from mmrl.app.config import run as configs
-from mmrl.app.config.run import RunConfig
+from mmrl.app.config.run import RunConfig, as_table
+from mmrl.app.errors import Terminal
+from mmrl.app.modality.again import FACTS
+from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.report.data import RunData, changes, load
-from mmrl.app.report.words import number, signed
-from mmrl.app.run.build import TINY, build_policy, with_local_model
+from mmrl.app.modality.templates import template_text
+from mmrl.app.plugins.python_objects import is_of_python
+from mmrl.app.report.data import load
+from mmrl.app.run.build import build_policy, with_local_model
+from mmrl.core.protocols import State
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Weights
+
+
+def export_and_push(
+    run: Path, out: Path, merge: bool, step: int | None, weights: Weights, push: str | None, private: bool
+) -> str:
+    """Export, and upload the folder to a repository of the hub; where it lies then.
+
+    Raises:
+        FileNotFoundError: as `export`, or the hub cannot be reached.
+        ValueError: as `export`, a repository that cannot be named so, no token, or one that may not write there.
+    """
+    if push is None:
+        if private:
+            raise ValueError("--private is for a repository of the hub: name it with --push OWNER/NAME, or leave --private out")
+        return str(export(run, out, merge, step, weights))
+    from mmrl.app.commands.hub import check_push, push_folder
+
+    check_push(push)
+    folder = export(run, out, merge, step, weights)
+    return push_folder(folder, push, private, Terminal())
 
 
 def export(run: Path, out: Path, merge: bool = False, step: int | None = None, weights: Weights = "live") -> Path:
@@ -33,30 +62,68 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     config = configs.load(str(data.run.config_file)).config
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
-    state = Checkpoints(data.run.checkpoints).load(step)
-    state = {name: state[name] for name in ("policy", "index")}
-    if weights == "ema":
-        if "ema" not in state["policy"]["shadows"]:
-            raise ValueError(
-                f"{data.run.path} kept no average of its weights: export the live ones, or train with evaluation.weights = 'ema' "
-                "or an algorithm that keeps one"
-            )
-        state["policy"]["weights"] = state["policy"]["shadows"]["ema"]
+    kind: ExportKind = "whole" if config.policy.lora is None else "merged" if merge else "adapter"
+    state = wanted_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
     policy_config = with_local_model(config).policy
+    modality = modality_of(policy_config)
     policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
     policy.load_state_dict(state["policy"])
     with whole_or_absent(out) as folder:
         policy.save(folder)
-        is_adapter = config.policy.lora is not None and not merge
-        snippet = modality_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
-        card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights)
+        base, facts = shown_name(config.policy.model), modality.template(policy, config.evaluation)
+        snippet = modality.snippet(policy, base, kind == "adapter")
+        again = modality.again(policy, config.evaluation, base, kind)
+        card = model_card(Exported(data, config, int(state["index"]), kind, weights, facts, snippet, again))
         if merge:
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.
             del policy, state
             gc.collect()
-            modality_of(policy_config).merge(folder, policy_config)
+            modality.merge(folder, policy_config)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / FACTS).write_text(template_text(facts), encoding="utf-8")
+        write_config(config, kind, folder)
     return out
+
+
+def wanted_state(run: Path, state: State, weights: Weights) -> dict[str, Any]:
+    """The part of a checkpoint that is exported, with the weights that are wanted as its live ones.
+
+    Raises:
+        ValueError: the run kept no average.
+    """
+    found: dict[str, Any] = {name: state[name] for name in ("policy", "index")}
+    if weights == "ema":
+        if "ema" not in found["policy"]["shadows"]:
+            raise ValueError(
+                f"{run} kept no average of its weights: export the live ones, or train with evaluation.weights = 'ema' "
+                "or an algorithm that keeps one"
+            )
+        found["policy"]["weights"] = found["policy"]["shadows"]["ema"]
+    return found
+
+
+def write_config(config: RunConfig, kind: ExportKind, folder: Path) -> None:
+    """Write the run's config for readers elsewhere: paths by their last part, no output folder, no adapter that was merged.
+
+    Objects of a Python program cannot be named in a file, so a run that was made of some has none.
+    """
+    table = as_table(config)
+    if is_of_python(table):
+        return
+    table.pop("output", None)
+    if kind == "merged":
+        table["policy"].pop("lora", None)
+    text = tomli_w.dumps(without_folders(table))
+    (folder / CONFIG).write_text(f"# {config.algorithm.label}; paths are cut to their last part\n{text}", encoding="utf-8")
+
+
+def without_folders(value: Any) -> Any:
+    """Absolute paths by their last part, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: without_folders(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) and "\n" not in value else value
 
 
 @contextmanager
@@ -72,73 +139,3 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def is_on_hub(model: str) -> bool:
-    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).exists()
-
-
-def shown_name(model: str) -> str:
-    """A name for readers elsewhere: of a folder its last part."""
-    return model if is_on_hub(model) or model.startswith(TINY) else Path(model).name
-
-
-def model_card(
-    data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights = "live"
-) -> str:
-    """README.md: what was trained how, on what, with which result, and how to load it."""
-    base, label, modality = config.policy.model, config.algorithm.label, modality_of(config.policy)
-    loading, draws_clips = modality.loading, modality.output_of(config.policy) == "video"
-    shown = shown_name(base)
-    rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
-    library = loading.adapter_library if adapter else loading.library
-    front = [f"library_name: {library}", *([f"base_model: {base}"] if is_on_hub(base) else [])]
-    lines = [
-        "---",
-        *front,
-        f"pipeline_tag: {'text-to-video' if draws_clips else loading.task}",
-        "tags: [mmrl, reinforcement-learning]",
-        "---",
-        "",
-        f"# {shown.rpartition('/')[2]} after {label}",
-        "",
-        f"- method: {label}, step {step} of {config.steps}, {config.prompts_per_step} prompts a step",
-        f"- rewards: {', '.join(rewards)}",
-        f"- data: {config.data.use}",
-        f"- base model: {shown}",
-        f"- weights: {f'a LoRA adapter for {library}' if adapter else 'merged LoRA' if config.policy.lora else 'all trained'}"
-        + (", averaged over training (ema)" if weights == "ema" else ""),
-        f"- mmrl {data.versions.get('mmrl', 'unknown')}, {loading.library} {data.versions.get(loading.library, 'unknown')}",
-        "",
-        "## Results",
-        "",
-        *results(data, step),
-        *([] if weights == config.evaluation.weights else ["", f"The {config.evaluation.weights} weights were evaluated."]),
-        "",
-        "## Load it",
-        "",
-        *([loading.adapter_note, ""] if adapter else []),
-        "```python",
-        *snippet,
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def results(data: RunData, step: int) -> list[str]:
-    """The held-out figures of the run as a table, if they belong to this checkpoint."""
-    found = changes(data)
-    if not found or data.after[0].line["step"] != step:
-        return ["Held-out prompts were not evaluated both before training and at this step."]
-    intervals = [f"{signed(c.low)} to {signed(c.high)}" if c.has_interval else "too few prompts" for c in found]
-    numbers = [
-        (c.name, number(c.before), number(c.after), signed(c.difference), interval)
-        for c, interval in zip(found, intervals, strict=True)
-    ]
-    return [
-        f"On {found[0].num_prompts} held-out prompts; shares are written as fractions.",
-        "",
-        "| held out | before | after | change | 95 % interval |",
-        "|---|---|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in numbers),
-    ]

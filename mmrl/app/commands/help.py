@@ -71,7 +71,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl arena --task t2i --methods flow_grpo,./mine.toml --budget-seconds 120 --seeds 0,1,2,3",
     ),
     "sample": ("mmrl sample runs/first --step 3 --prompt 7", "mmrl sample runs/first --step 3 --prompt 7 --out seen"),
-    "export": ("mmrl export runs/first exported --merge",),
+    "export": ("mmrl export runs/first exported --merge", "mmrl export runs/first exported --push me/my-model --private"),
     "cache": ("mmrl cache ls",),
     "cache ls": ("mmrl cache ls",),
     "cache clear": ("mmrl cache clear",),

@@ -33,6 +33,7 @@ from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.policies.text.templates import tags_of
 from mmrl.training.rewards import NamedReward, RewardRunner
 
 MOST_CARDS = 200
@@ -109,7 +110,9 @@ def inputs_of_test(
     config, table = resolved.config, resolved.table
     if not space_given:
         space = space_of(config)
-        style = probes.Style(cast(Space, space or style.space), style.template or getattr(config.policy, "answer_format", None))
+        style = probes.Style(
+            cast(Space, space or style.space), style.template or tags_of(getattr(config.policy, "answer_format", ""))
+        )
     loaded = [
         Tried(
             r.label,

@@ -12,7 +12,9 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import printable
+from mmrl.app.errors import Terminal, printable
+from mmrl.app.files import replace_text
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
@@ -156,16 +158,19 @@ def run_job(
 
 
 def show_first_prompt(job: Job, run: RunDir) -> None:
-    """Print the first prompt as the model reads it, with all that templates put around it, and keep it in the run's folder."""
+    """Print the template and the first prompt as the model reads it, with all that stands around it, and keep both."""
     from mmrl.app.modality.prompt_view import prompt_view
+    from mmrl.app.modality.templates import template_line, template_text
 
-    if job.first is None:
-        return
-    try:
-        lines = prompt_view(job.policy, Request(job.first, 1, 0)).lines()
-    except (TypeError, ValueError, OSError) as error:
-        lines = [f"cannot be shown: {error}"]
-    text = "\n".join([f"first prompt, {job.first.id!r}, {lines[0]}", *lines[1:]])
+    facts = modality_of(job.config.policy).template(job.policy, job.config.evaluation)
+    replace_text(run.template_file, template_text(facts))
+    text = template_line(facts)
+    if job.first is not None:
+        try:
+            lines = prompt_view(job.policy, Request(job.first, 1, 0)).lines()
+        except (TypeError, ValueError, OSError) as error:
+            lines = [f"cannot be shown: {error}"]
+        text = "\n".join([text, f"first prompt, {job.first.id!r}, {lines[0]}", *lines[1:]])
     run.prompt_file.write_text(text + "\n", encoding="utf-8")
     console.print(printable(text), highlight=False, markup=False)
 

@@ -12,7 +12,7 @@ from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
-        "policy": {"kind": "text", "answer_format": "direct", "sampling": {"max_new_tokens": 128}},
+        "policy": {"kind": "text", "answer_format": "box", "sampling": {"max_new_tokens": 128}},
         "data": {"use": "grounding_jsonl"},
     },
     "video": {

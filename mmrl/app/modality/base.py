@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy, View
@@ -32,6 +32,10 @@ class Loading:
     adapter_note: str
 
 
+ExportKind = Literal["whole", "adapter", "merged"]
+"""What an exported folder holds: the model whose weights all trained, an adapter, or the sum of model and adapter."""
+
+
 @runtime_checkable
 class AlsoTable(Protocol):
     """One of `[[evaluation.also]]`."""
@@ -58,6 +62,12 @@ class EvaluationTable(Protocol):
     def guidance(self) -> float | None: ...
     @property
     def weights(self) -> Weights: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
     @property
     def also(self) -> Sequence[AlsoTable]: ...
 
@@ -165,6 +175,14 @@ class Modality(Protocol[Settings, Model]):
 
     def snippet(self, policy: Model, base: str, adapter: bool) -> Sequence[str]:
         """Python that loads the exported files of a policy, or of its adapter onto `base`."""
+        ...
+
+    def template(self, policy: Model, evaluation: EvaluationTable) -> dict[str, object]:
+        """The facts of prompt_template.json: what stands around prompts, and how held-out ones are answered."""
+        ...
+
+    def again(self, policy: Model, evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
+        """The part of a model card that answers a held-out prompt again without mmrl: how far it agrees, and the code."""
         ...
 
     def merge(self, folder: Path, policy: Settings) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import AlsoTable, EvaluationTable, Loading
+from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loading
 from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
@@ -154,18 +154,33 @@ class FlowModality:
         return pipelines.build(family, folder)
 
     def snippet(self, policy: "FlowPolicy", base: str, adapter: bool) -> Sequence[str]:
+        return ("from diffusers import DiffusionPipeline", "", *self.loading_code(policy, base, adapter))
+
+    def loading_code(self, policy: "FlowPolicy", base: str, adapter: bool, *options: str) -> Sequence[str]:
         """Parts that the pipeline was saved without, such as SD3's T5, are named: diffusers refuses to leave them out itself."""
         pipeline = policy.pipeline
         absent = [name for name, part in pipeline.components.items() if part is None]
         further = list(policy.family.trained)[1:]
-        named = "".join(f", {name}=None" for name in absent if name not in pipeline._optional_components)
+        given = [f"{name}=None" for name in absent if name not in pipeline._optional_components]
+        words = ", ".join([f'"{base if adapter else "THIS_FOLDER"}"', *given, *options])
         return (
-            "from diffusers import DiffusionPipeline",
-            "",
-            f'pipeline = DiffusionPipeline.from_pretrained("{base if adapter else "THIS_FOLDER"}"{named})',
+            f"pipeline = DiffusionPipeline.from_pretrained({words})",
             *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
             *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
+
+    def template(self, policy: "FlowPolicy", evaluation: EvaluationTable) -> dict[str, object]:
+        from mmrl.app.modality.templates import flow_template
+
+        return flow_template(policy, evaluation, self.eval_sampling(evaluation))
+
+    def again(self, policy: "FlowPolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
+        from mmrl.app.modality.again import draw_again
+
+        facts = self.template(policy, evaluation)
+        # Left out, text encoders would come in the dtype of their files.
+        loading = self.loading_code(policy, base, kind == "adapter", f"torch_dtype=torch.{policy.config.dtype}")
+        return draw_again(policy, evaluation, facts, loading, kind)
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, Loading
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.core.protocols import View
@@ -64,7 +64,11 @@ class TextModality:
         return ()
 
     def check_prompts(self, policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
-        """Pictures are looked at where they are read."""
+        """A template that asks for boxes needs a model known to write some; pictures are looked at where they are read."""
+        from mmrl.policies.text.templates import ANSWER_FORMATS, WHERE, answer_template
+
+        asks_for_boxes = WHERE in ANSWER_FORMATS.get(policy.answer_format, "")
+        answer_template(policy.answer_format, self.box_space(policy) if asks_for_boxes else None)
 
     def warn_after_load(
         self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
@@ -134,6 +138,16 @@ class TextModality:
             f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER")',
             f'{other.lower()} = Auto{other}.from_pretrained("THIS_FOLDER")',
         )
+
+    def template(self, policy: "TextPolicy", evaluation: EvaluationTable) -> dict[str, object]:
+        from mmrl.app.modality.templates import text_template
+
+        return text_template(policy, evaluation)
+
+    def again(self, policy: "TextPolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
+        from mmrl.app.modality.again import write_again
+
+        return write_again(policy, evaluation, kind)
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
         merge_adapter(folder, policy.model, policy.trust_remote_code)

@@ -86,6 +86,11 @@ class RunDir:
         return self.path / "prompt.txt"
 
     @property
+    def template_file(self) -> Path:
+        """What stands around every prompt, and how held-out ones are answered."""
+        return self.path / "prompt_template.json"
+
+    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 

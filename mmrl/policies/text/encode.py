@@ -118,7 +118,13 @@ class Encoder:
     def chat(self, prompt: Prompt, clips: Sequence[Frames] = ()) -> list[Message]:
         """The prompt as chat templates take it, its clips as this model is shown them; ValueError for markers that do not fit."""
         shown = clips if self.family.frames_are_pictures else ()
-        return messages(prompt, answer_template(self.config.answer_format), self.config.system_prompt, shown)
+        return messages(prompt, self.template, self.config.system_prompt, shown)
+
+    @property
+    def template(self) -> str:
+        """The text around every question, with {question} in it; ValueError for boxes that nobody knows how to write."""
+        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
+        return answer_template(self.config.answer_format, space)
 
     def _encode(self, prompt: Prompt, pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
         chat, sizes = self.chat(prompt, clips), [picture.size for picture in pictures]

@@ -56,7 +56,8 @@ class TextPolicyConfig:
     system_prompt: str = ""
     """The system message of every prompt; empty = none."""
     answer_format: str = "none"
-    """none, direct, think, or a text with {question} in it."""
+    """What is put around every question: none, direct, think, box, think_box, or a text with {question} in it. box and think_box
+    ask for boxes as the model writes them."""
     box_space: BoxSpaceSetting = "auto"
     """How the model writes boxes; auto = as its makers say."""
     min_pixels: Count | None = None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from mmrl.core.types import Prompt
 from mmrl.policies.video.decode import Frames
@@ -11,25 +12,62 @@ MARKERS = re.compile("<(image|video)>")
 QUESTION = "{question}"
 Message = dict[str, object]
 """One message of a chat, or one piece of its content, as chat templates take them."""
+WHERE = "{where}"
+BOX_WORDS = {
+    "norm1000": "in thousandths of the picture's width and height, from 0 to 1000",
+    "resized": "in pixels of the picture as you see it",
+    "pixel": "in pixels of the picture",
+    "norm1": "in shares of the picture's width and height, from 0 to 1",
+}
+"""Way to write boxes -> what the templates `box` and `think_box` say in the place of {where}."""
+BOX = "as [x1, y1, x2, y2] " + WHERE
 ANSWER_FORMATS = {
     "none": QUESTION,
     "direct": QUESTION + "\nReply with the final answer only, inside <answer> and </answer>.",
     "think": QUESTION + "\nThink first, inside <think> and </think>. Then write the final answer inside <answer> and </answer>.",
+    "box": QUESTION + f"\nReply with each box that is asked for, {BOX}, and nothing else, inside <answer> and </answer>.",
+    "think_box": QUESTION
+    + "\nThink first, inside <think> and </think>. "
+    + f"Then write each box that is asked for, {BOX}, inside <answer> and </answer>.",
 }
+"""Word of policy.answer_format -> the text around a question."""
+Tags = Literal["direct", "think"]
 
 
-def answer_template(answer_format: str) -> str:
+def answer_template(answer_format: str, space: str | None = None) -> str:
     """The text around a question, with {question} in it.
 
+    Args:
+        space: how the model writes boxes, for formats that ask for some; None: nobody says.
+
     Raises:
-        ValueError: neither a known name nor a text with {question}.
+        ValueError: neither a known name nor a text with {question}, or boxes are asked of a model that nobody knows to write any.
     """
-    if answer_format in ANSWER_FORMATS:
-        return ANSWER_FORMATS[answer_format]
-    if QUESTION not in answer_format:
+    template = ANSWER_FORMATS.get(answer_format, answer_format)
+    if QUESTION not in template:
         known = ", ".join(ANSWER_FORMATS)
         raise ValueError(f"policy.answer_format is {answer_format!r}: use one of {known}, or a text with {QUESTION} in it")
-    return answer_format
+    if answer_format not in ANSWER_FORMATS or WHERE not in template:
+        return template
+    if space is None:
+        raise ValueError(
+            f"policy.answer_format is {answer_format!r}, and nobody says how this model writes boxes: set policy.box_space to "
+            f"{', '.join(BOX_WORDS)}, or answer_format to direct"
+        )
+    return template.replace(WHERE, BOX_WORDS[space])
+
+
+def template_name(answer_format: str) -> str:
+    """The word for a template; `own` for a text that the config spells out."""
+    return answer_format if answer_format in ANSWER_FORMATS else "own"
+
+
+def tags_of(answer_format: str) -> Tags | None:
+    """The tags that a template asks for: direct, an answer; think, a thought before it; None, neither."""
+    template = ANSWER_FORMATS.get(answer_format, answer_format)
+    if "<answer>" not in template:
+        return None
+    return "think" if "<think>" in template else "direct"
 
 
 def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequence[Frames] = ()) -> list[Message]:

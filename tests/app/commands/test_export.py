@@ -1,5 +1,6 @@
 import gc
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,41 @@ def test_the_card_tells_method_reward_base_and_the_figures_of_its_step(run_of: A
     card = (export(run.path, tmp_path / "out") / "README.md").read_text()
     assert "- method: grpo, step 5 of 5, 4 prompts a step" in card and "- rewards: iou (weight 0.5)" in card
     assert "- base model: tiny-qwen\n" in card and "library_name: peft" in card and str(tmp_path) not in card
-    assert "| Reward | 0.250 | 0.750 | +0.500 | too few prompts |" in card
-    assert (
-        "not evaluated both before training and at this step"
-        in (export(run.path, tmp_path / "3", step=3) / "README.md").read_text()
-    )
+    assert "| Reward | 0.250 | 0.750 | too few prompts | +0.500 | too few prompts |" in card
+    assert "not evaluated at this step" in (export(run.path, tmp_path / "3", step=3) / "README.md").read_text()
     merged = (export(run.path, tmp_path / "merged", merge=True) / "README.md").read_text()
     assert "library_name: transformers" in merged and "merged LoRA" in merged
+
+
+def test_every_number_of_a_card_has_its_interval(run_of: Any, tmp_path: Path) -> None:
+    run, _ = run_of(lora=False)
+    values = torch.tensor([[0.0], [1.0]] * 6)
+    ok = torch.zeros(12, 1, dtype=torch.long)
+    groups = [Group(i, Prompt(f"p{i}", "?"), (Sample(text="a"),)) for i in range(12)]
+    JsonlTracker(run).samples(5, groups, Scores(("iou",), values, ok, torch.ones(1)), "eval")
+    first = (export(run.path, tmp_path / "first") / "README.md").read_text()
+    row = re.search(r"\| Reward \| 0\.500 \| (0\.\d{3}) to (0\.\d{3}) \|", first)
+    assert row is not None and 0.2 < float(row[1]) < 0.3 and 0.7 < float(row[2]) < 0.8
+    assert "not evaluated before training" in first
+    JsonlTracker(run).samples(0, groups, Scores(("iou",), values - 0.25, ok, torch.ones(1)), "eval")
+    both = (export(run.path, tmp_path / "both") / "README.md").read_text()
+    assert f"| Reward | 0.250 | 0.500 | {row[1]} to {row[2]} | +0.250 | +0.250 to +0.250 |" in both
+
+
+def test_an_adapter_says_how_to_measure_it_and_the_config_names_no_folder(run_of: Any, tmp_path: Path) -> None:
+    run, _ = run_of(lora=True)
+    text = run.config_file.read_text() + f'[evaluation.data]\nuse = "grounding_jsonl"\npath = "{tmp_path}/held_out.jsonl"\n'
+    run.config_file.write_text(text)
+    for merge, words in ((False, "policy.lora.adapter=THIS_FOLDER"), (True, "policy.model=THIS_FOLDER")):
+        folder = export(run.path, tmp_path / f"out-{merge}", merge=merge)
+        assert f"mmrl eval mmrl.toml {words}\n" in (folder / "README.md").read_text()
+        config = (folder / "mmrl.toml").read_text()
+        assert str(tmp_path) not in config and 'path = "held_out.jsonl"' in config
+        assert (load(str(folder / "mmrl.toml")).config.policy.lora is None) == merge
+    facts = json.loads((folder / "prompt_template.json").read_text())
+    assert facts["template"] == "none" and facts["prefix"] == facts["suffix"] == facts["system"] == ""
+    assert facts["box_space"] == "norm1000" and facts["generate"]["repetition_penalty"] == 1
+    assert "adding the adapter to the weights rounded them" in (folder / "README.md").read_text()
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(run_of: Any, tmp_path: Path) -> None:

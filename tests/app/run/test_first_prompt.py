@@ -40,10 +40,11 @@ def test_a_run_prints_keeps_and_reports_its_first_prompt_with_all_that_was_added
     (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
     train(TrainArguments([str(tmp_path / "run.toml")], None, None, None, [], None, None, None))
     kept = RunDir(tmp_path / "run").prompt_file.read_text()
-    assert kept.startswith("first prompt, 'p0', the model reads ")
+    assert kept.startswith("prompt template direct: every prompt stands after the system message 'Be [brief].' with ")
+    assert "\nfirst prompt, 'p0', the model reads " in kept
     for part in ("Be [brief].", "<|image_pad|>*", "Where is <b>it</b>?", "Reply with the final answer only, inside <answer> and"):
         assert part in kept
     printed = "".join(capsys.readouterr())
     assert "Be [brief]." in printed and "Reply with the final answer only" in printed
     page = write_report(tmp_path / "run").read_text()
-    assert "as the model reads it" in page and "Where is &lt;b&gt;it&lt;/b&gt;?" in page
+    assert "prompt template direct" in page and "as the model reads it" in page and "Where is &lt;b&gt;it&lt;/b&gt;?" in page

@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmrl.app.modality.text import TextModality
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import MediaSize, Prompt, Request
 from mmrl.policies.shared.pictures import open_picture
@@ -16,7 +17,8 @@ from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.text.policy import Sampling
-from mmrl.policies.text.templates import answer_template, messages
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.templates import answer_template, messages, tags_of
 from tests.support.text_policies import FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
@@ -152,6 +154,38 @@ def test_answer_formats_tell_the_tags(tiny):
     policy = make(tiny("qwen3_vl"), answer_format="think", system_prompt="You see.")
     text = policy.tokenizer.decode(policy.encode(Prompt("p", "where?")).token_ids)
     assert text.index("You see.") < text.index("where?") < text.index("<think>") < text.index("assistant")
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("qwen2_5_vl", "in pixels of the picture as you see it"),
+        ("qwen3_vl", "in thousandths of the picture's width and height, from 0 to 1000"),
+        ("internvl", "in thousandths of the picture's width and height, from 0 to 1000"),
+    ],
+)
+def test_a_box_is_asked_for_as_the_model_writes_it(tiny, family, words):
+    for answer_format in ("box", "think_box"):
+        policy = make(tiny(family), answer_format=answer_format)
+        text = policy.tokenizer.decode(policy.encode(Prompt("p", "where?", (picture(0),))).token_ids)
+        assert text.index("where?") < text.index(f"as [x1, y1, x2, y2] {words}") < text.index("inside <answer>")
+        assert ("<think>" in text) == (answer_format == "think_box")
+
+
+def test_no_box_is_asked_of_a_model_that_nobody_knows_to_write_any(tiny):
+    look = TextModality().check_prompts
+    with pytest.raises(ValueError, match=r"'box', and nobody says how this model writes boxes: set policy.box_space to norm1000"):
+        look(TextPolicyConfig(tiny("smolvlm"), answer_format="box"), [])
+    look(TextPolicyConfig(tiny("smolvlm"), answer_format="box", box_space="norm1"), [])
+    assert "in shares of" in answer_template("box", "norm1")
+    with pytest.raises(ValueError, match="'boxes': use one of none, direct, think, box, think_box, or a text with"):
+        look(TextPolicyConfig("anywhere", answer_format="boxes"), [])
+
+
+def test_tags_are_those_a_template_asks_for():
+    asked = {name: tags_of(name) for name in ("none", "direct", "think", "box", "think_box", "In short: {question}")}
+    assert list(asked.values()) == [None, "direct", "think", "direct", "think", None]
+    assert tags_of("{question} Write <answer>yes</answer>.") == "direct"
 
 
 def test_pictures_are_turned_upright_and_made_rgb(tmp_path):

@@ -205,6 +205,14 @@ class FlowFamily:
             return spacing_of({**config, "_class_name": type(scheduler).__name__})
         return LinearShift(config["shift"])
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """The arguments with which the model's own pipeline draws a prompt as an evaluation does; None: it draws otherwise."""
+        return None
+
+    def sums_alike(self, guidance: float) -> bool:
+        """Does the pipeline compute a prompt alone in the order in which this policy does, so that pixels are equal?"""
+        return False
+
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""
 

@@ -29,6 +29,19 @@ class Flux(FlowFamily):
     def embeds_guidance(self) -> bool:
         return self.config.guidance_embeds
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """With a negative prompt where a model without that input is guided all the same; None below 1 there."""
+        length: dict[str, object] = {"max_sequence_length": self.prompt_tokens}
+        if self.embeds_guidance:
+            return {"guidance_scale": guidance, **length}
+        if guidance == 1:
+            return length
+        return None if guidance < 1 else {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
+
+    def sums_alike(self, guidance: float) -> bool:
+        """True in one pass."""
+        return self.embeds_guidance or guidance == 1
+
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, pooled, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
         return {"embeds": embeds[0].cpu(), "pooled": pooled[0].cpu()}

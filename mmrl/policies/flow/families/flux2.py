@@ -55,6 +55,13 @@ class Flux2(FlowFamily):
     def spacing(self) -> Spacing:
         return EmpiricalShift()
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """None below 1 where the pipeline makes one pass."""
+        if guidance < 1 and not self.embeds_guidance:
+            return None
+        layers = {"text_encoder_out_layers": list(self.text_layers)}
+        return {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens, **layers}
+
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         """A token for every place."""
         return latents.flatten(2).transpose(1, 2)

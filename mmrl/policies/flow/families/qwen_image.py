@@ -34,6 +34,13 @@ class QwenImage(FlowFamily):
                 "model without guidance_embeds"
             )
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """None below 1, where the pipeline makes one pass."""
+        length: dict[str, object] = {"max_sequence_length": self.prompt_tokens}
+        if guidance == 1:
+            return length
+        return None if guidance < 1 else {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
+
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)
         return {"embeds": embeds[0].cpu()}

@@ -44,6 +44,13 @@ class StableDiffusion3(FlowFamily):
             )
         return spacing_of(scheduler)
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """None below 1, where the pipeline makes one pass."""
+        return None if guidance < 1 else {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
+
+    def sums_alike(self, guidance: float) -> bool:
+        return True
+
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents
 

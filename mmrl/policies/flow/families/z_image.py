@@ -35,6 +35,10 @@ class ZImage(FlowFamily):
     def latent_shape(self) -> tuple[int, ...]:
         return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
+    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+        """The pipeline adds guidance_scale times the difference to the conditional velocity."""
+        return None if guidance < 1 else {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
+
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents
 

@@ -1,0 +1,199 @@
+"""The model card of an export: what was trained how, with which result, how to load it, and how to have its numbers again."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmrl.app.config.run import RunConfig, as_table
+from mmrl.app.modality.base import ExportKind
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.modality.templates import Facts, template_line
+from mmrl.app.plugins.python_objects import is_of_python
+from mmrl.app.report.data import (
+    EVAL,
+    LEAST_PROMPTS,
+    Change,
+    Row,
+    RunData,
+    bootstrap,
+    by_prompt,
+    figures,
+    mean,
+    paired_changes,
+    read_rows,
+)
+from mmrl.app.report.words import number, signed
+from mmrl.app.run.build import TINY
+from mmrl.training.evaluate import Weights
+
+CONFIG = "mmrl.toml"
+"""The run's config, in the exported folder."""
+TOO_FEW = "too few prompts"
+HOW = "shares are written as fractions. Intervals: 95 %, by bootstrap over prompts."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The facts of an export that its card tells."""
+
+    data: RunData
+    config: RunConfig
+    step: int
+    kind: ExportKind
+    weights: Weights
+    facts: Facts
+    """Those of prompt_template.json."""
+    snippet: Sequence[str]
+    """Python that loads the folder."""
+    again: Sequence[str]
+    """How a held-out prompt is answered again without mmrl."""
+
+
+def is_on_hub(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).exists()
+
+
+def shown_name(model: str) -> str:
+    """A name for readers elsewhere: of a folder its last part."""
+    return model if is_on_hub(model) or model.startswith(TINY) else Path(model).name
+
+
+def model_card(exported: Exported) -> str:
+    """README.md of an exported folder."""
+    one, config = exported, exported.config
+    is_adapter, label = one.kind == "adapter", config.algorithm.label
+    loading = modality_of(config.policy).loading
+    shown = shown_name(config.policy.model)
+    library = loading.adapter_library if is_adapter else loading.library
+    held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}[one.kind]
+    rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
+    versions = one.data.versions
+    lines = [
+        *front_matter(config, library),
+        f"# {shown.rpartition('/')[2]} after {label}",
+        "",
+        f"- method: {label}, step {one.step} of {config.steps}, {config.prompts_per_step} prompts a step",
+        f"- rewards: {', '.join(rewards)}",
+        f"- data: {config.data.use}",
+        f"- base model: {shown}",
+        f"- weights: {held}{', averaged over training (ema)' if one.weights == 'ema' else ''}",
+        f"- {template_line(one.facts)}",
+        f"- evaluated with: {evaluated_with(config, one.facts)}",
+        f"- mmrl {versions.get('mmrl', 'unknown')}, {loading.library} {versions.get(loading.library, 'unknown')}",
+        "",
+        "## Results",
+        "",
+        *results(one.data, one.step),
+        *other_weights(one),
+        "",
+        *numbers_again(one),
+        "",
+        "## Load it",
+        "",
+        *([loading.adapter_note, ""] if is_adapter else []),
+        "```python",
+        *one.snippet,
+        "```",
+        "",
+        f"## {'Draw' if one.facts.get('noise') else 'Write'} what the evaluation did",
+        "",
+        *one.again,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def front_matter(config: RunConfig, library: str) -> list[str]:
+    """What the hub reads."""
+    modality, base = modality_of(config.policy), config.policy.model
+    task = "text-to-video" if modality.output_of(config.policy) == "video" else modality.loading.task
+    named = [f"base_model: {base}"] if is_on_hub(base) else []
+    tags = "tags: [mmrl, reinforcement-learning]"
+    return ["---", f"library_name: {library}", *named, f"pipeline_tag: {task}", tags, "---", ""]
+
+
+def evaluated_with(config: RunConfig, facts: Facts) -> str:
+    """How held-out prompts were answered, in a line."""
+    evaluation, sampling = config.evaluation, facts.get("evaluation_sampling")
+    drawn = f"{evaluation.num_samples} {'sample' if evaluation.num_samples == 1 else 'samples'} of a prompt"
+    seed = f"seed {evaluation.seed}"
+    if isinstance(sampling, Mapping):
+        how = "greedily" if not sampling["temperature"] else f"temperature {sampling['temperature']:g}"
+        return f"{how}, at most {sampling['max_new_tokens']} tokens, {drawn}, {seed}"
+    frames = f", {facts['frames']} frames" if facts["frames"] != 1 else ""
+    return (
+        f"{facts['num_steps']} Euler steps, guidance {facts['guidance']:g}, {facts['width']} x {facts['height']} pixels{frames}, "
+        f"{drawn}, {seed}, {evaluation.weights} weights"
+    )
+
+
+def other_weights(one: Exported) -> list[str]:
+    """A sentence where other weights were evaluated than the export holds."""
+    evaluated = one.config.evaluation.weights
+    return [] if one.weights == evaluated else ["", f"The {evaluated} weights were evaluated."]
+
+
+def numbers_again(one: Exported) -> Iterator[str]:
+    """The command that measures the folder, or the run's checkpoint, again."""
+    if one.config.evaluation.data is None or is_of_python(as_table(one.config)):
+        yield "The run's held-out prompts have no name in a file, so that no command measures this again."
+        return
+    where = "policy.lora.adapter" if one.kind == "adapter" else "policy.model"
+    yield "Measure it again:"
+    yield from ("", "```sh", f"mmrl eval {CONFIG} {where}=THIS_FOLDER", "```", "")
+    yield f"`{CONFIG}` is the run's config; it names files and folders by their last part, so say where yours lie."
+
+
+def results(data: RunData, step: int) -> list[str]:
+    """The held-out figures before training and at this step as a table, each with its interval."""
+    after = by_prompt(read_rows(data.run, EVAL, [step], data.box_space)) if step in data.run.sample_steps(EVAL) else {}
+    before = by_prompt(data.before) if data.before and data.before[0].line["step"] != step else {}
+    if not after:
+        return ["Held-out prompts were not evaluated at this step."]
+    if not before:
+        return ["Held-out prompts were not evaluated before training, so there is nothing to compare with.", "", *alone(after)]
+    after = {prompt: rows for prompt, rows in after.items() if prompt in before}
+    found = paired_changes(before, after)
+    return [
+        f"On {found[0].num_prompts} held-out prompts; {HOW}",
+        "",
+        "| held out | before | after | interval | change | interval of the change |",
+        "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(cells(change, after))} |" for change in found),
+    ]
+
+
+def cells(change: Change, after: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
+    of_change = f"{signed(change.low)} to {signed(change.high)}" if change.has_interval else TOO_FEW
+    interval = interval_of(change.name, after)
+    return change.name, number(change.before), number(change.after), interval, signed(change.difference), of_change
+
+
+def alone(after: Mapping[str, Sequence[Row]]) -> list[str]:
+    """The figures of one evaluation."""
+    rows = [row for samples in after.values() for row in samples]
+    named = [(figure.name, mean(values_of(figure.name, after))) for figure in figures(rows)]
+    return [
+        f"On {len(after)} held-out prompts; {HOW}",
+        "",
+        "| held out | mean | interval |",
+        "|---|---|---|",
+        *(f"| {name} | {number(value)} | {interval_of(name, after)} |" for name, value in named if np.isfinite(value)),
+    ]
+
+
+def values_of(name: str, rows: Mapping[str, Sequence[Row]]) -> list[float]:
+    """One figure of every prompt that has it; samples of a prompt are averaged first."""
+    known = {figure.name: figure.value for figure in figures([row for samples in rows.values() for row in samples])}
+    values = [mean(map(known[name], samples)) for samples in rows.values()]
+    return [value for value in values if np.isfinite(value)]
+
+
+def interval_of(name: str, rows: Mapping[str, Sequence[Row]]) -> str:
+    """The bounds of a figure's mean over prompts; none below LEAST_PROMPTS of them."""
+    values = values_of(name, rows)
+    if len(values) < LEAST_PROMPTS:
+        return TOO_FEW
+    low, high = bootstrap(np.array(values))
+    return f"{number(low)} to {number(high)}"

@@ -1,0 +1,141 @@
+"""The part of a model card that lets others answer held-out prompts again without mmrl: how far it agrees, and the code."""
+
+from collections.abc import Iterator, Sequence
+
+from mmrl.app.modality.base import EvaluationTable, ExportKind
+from mmrl.app.modality.templates import Facts, answers_with, loaded_dtype
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.training.evaluate import SEED_STEP
+
+FACTS = "prompt_template.json"
+MERGED = "adding the adapter to the weights rounded them"
+READ_FACTS = f'template = json.load(open("THIS_FOLDER/{FACTS}", encoding="utf-8"))'
+
+
+def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKind) -> list[str]:
+    """Transformers code that writes the answer to a held-out question, greedily as an evaluation does."""
+    reasons = [
+        *(["the run computed in bfloat16"] if policy.config.dtype != "float32" else []),
+        *([MERGED] if kind == "merged" else []),
+    ]
+    temperature = answers_with(policy, evaluation).temperature
+    if temperature > 0:
+        words = (
+            f"Held-out answers were drawn at temperature {temperature:g} with mmrl's own random numbers, so these lines draw "
+            "others; answers at temperature 0 could be written again."
+        )
+    elif reasons:
+        facts = ", and ".join(reasons)
+        words = f"These lines write what `mmrl eval` writes, save where two tokens are about equally likely: {facts}."
+    else:
+        words = "These lines write what `mmrl eval` writes, token by token (same versions, same kind of device)."
+    clips = " Clips become frames as its `video` says, which `mmrl eval` does." if policy.family.sees_videos else ""
+    return [
+        f"{words} `{FACTS}` says what stands around a question.{clips}",
+        "",
+        "```python",
+        *writing_code(policy, evaluation),
+        "```",
+    ]
+
+
+def writing_code(policy: TextPolicy, evaluation: EvaluationTable) -> Iterator[str]:
+    """Load, write the chat, generate."""
+    seeing = policy.family.sees_pictures
+    model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
+    reader = other.lower()
+    yield from ("import json", "", f"from transformers import AutoModelFor{model}, Auto{other}", "")
+    yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{loaded_dtype(policy)}")'
+    yield f'{reader} = Auto{other}.from_pretrained("THIS_FOLDER")'
+    yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
+    yield f"chat = [{', '.join(turns(policy))}]"
+    if seeing:
+        options = 'add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"'
+        yield f"inputs = processor.apply_chat_template(chat, {options})"
+    else:
+        yield "chat = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)"
+        yield f'inputs = tokenizer(chat, add_special_tokens={not begins_by_itself(policy)}, return_tensors="pt")'
+    stop = "" if not answers_with(policy, evaluation).stop else f", tokenizer={'processor.tokenizer' if seeing else reader}"
+    yield f'written = model.generate(**inputs, **template["generate"]{stop})'
+    yield f'print({reader}.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))'
+
+
+def turns(policy: TextPolicy) -> Iterator[str]:
+    """The messages of a chat, as Python."""
+    seeing = policy.family.sees_pictures
+    if policy.config.system_prompt:
+        told = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
+        yield f'{{"role": "system", "content": {told}}}'
+    asked = '[{"type": "image", "image": "PICTURE"}, {"type": "text", "text": text}]' if seeing else "text"
+    yield f'{{"role": "user", "content": {asked}}}'
+
+
+def begins_by_itself(policy: TextPolicy) -> bool:
+    """Does the chat template write the token that begins a text?"""
+    bos = policy.tokenizer.bos_token
+    chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+    return bos is not None and policy.processor.apply_chat_template(chat, tokenize=False).startswith(bos)
+
+
+def draw_again(
+    policy: FlowPolicy, evaluation: EvaluationTable, facts: Facts, loading: Sequence[str], kind: ExportKind
+) -> list[str]:
+    """Diffusers code that draws a held-out picture, from the same noise by the same steps as an evaluation does.
+
+    Args:
+        facts: those of prompt_template.json.
+        loading: lines that load the pipeline, imports aside.
+    """
+    if facts["pipeline_call"] is None:
+        return [
+            "An evaluation takes steps that this pipeline cannot be told by its arguments, so that its own pictures differ; "
+            "`mmrl eval` draws the run's again."
+        ]
+    reasons = list(reasons_to_differ(policy, evaluation, facts, kind))
+    if reasons:
+        words = f"These lines draw a held-out picture of the run again up to rounding, since {'; '.join(reasons)}."
+    else:
+        words = "These lines draw a held-out picture of the run again, pixel for pixel (same versions, same kind of device)."
+    return [f"{words} `{FACTS}` has the steps, and says how the noise is drawn.", "", "```python", *drawing_code(loading), "```"]
+
+
+def drawing_code(loading: Sequence[str]) -> list[str]:
+    """Load, seed the noise, draw."""
+    return [
+        "import hashlib",
+        "import json",
+        "",
+        "import torch",
+        "from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler",
+        "",
+        *loading,
+        "pipeline.scheduler = FlowMatchEulerDiscreteScheduler()  # it shifts nothing: the sigmas below are the run's",
+        READ_FACTS,
+        "",
+        'prompt, place, sample = "PROMPT", 0, 0  # a held-out prompt, its place among them, and which of its pictures, from 0 on',
+        f"""name = f"{{template['seed'] * {SEED_STEP} + place}}/{{sample}}/0".encode()""",
+        'seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1',
+        'noise = torch.Generator("cpu").manual_seed(seed)',
+        'picture = pipeline(prompt=prompt, generator=noise, **template["pipeline_call"]).images[0]',
+    ]
+
+
+def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, facts: Facts, kind: ExportKind) -> Iterator[str]:
+    """The facts that keep a pipeline's pixels from being those of an evaluation."""
+    config = policy.config
+    if "bfloat16" in (config.dtype, config.vae_dtype):
+        yield "the run computed in bfloat16, with latents in float32"
+    if kind == "merged":
+        yield MERGED
+    if config.vae_tiling:
+        yield "the run decoded in tiles"
+    guidance = facts["guidance"]
+    if not isinstance(guidance, float) or not policy.family.sums_alike(guidance):
+        yield "the pipeline adds in another order"
+    together = min(evaluation.batch_size * evaluation.num_samples, max(config.forward_rows, config.rows_per_decode))
+    if together > 1:
+        yield (
+            f"up to {together} pictures were drawn side by side, and one alone rounds otherwise (`mmrl eval RUN "
+            "evaluation.batch_size=1 evaluation.num_samples=1` draws each alone)"
+        )

@@ -1,0 +1,160 @@
+"""A model card's own lines, run as they stand: transformers writes the run's held-out answers, diffusers draws its pictures."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from mmrl.app.commands.export import export
+from mmrl.app.commands.train import TrainArguments, evaluate, train
+from mmrl.app.modality.registry import MODALITIES
+from mmrl.app.run.build import tiny_model
+from mmrl.app.run.folder import RunDir, read_lines
+
+TEXT = """steps = 1
+prompts_per_step = 2
+evaluate_every = 1
+save_every = 1
+[algorithm]
+preset = "dr_grpo"
+group_size = 2
+minibatches = 1
+[policy]
+kind = "text"
+model = "tiny:{model}"
+{policy}
+sampling = {{ max_new_tokens = 2 }}
+[data]
+use = "grounding_jsonl"
+path = "{folder}/boxes.jsonl"
+[evaluation]
+sampling = {{ max_new_tokens = 12 }}
+[evaluation.data]
+use = "grounding_jsonl"
+path = "{folder}/boxes.jsonl"
+[[reward]]
+use = "iou"
+space = "{space}"
+[optimizer]
+lr = 1e-3
+"""
+WRITERS = {
+    "qwen3_vl": ('answer_format = "direct"\nsystem_prompt = "Be brief."\nbox_space = "norm1000"', "norm1000"),
+    "qwen2_5_vl": ('answer_format = "box"\nmax_pixels = 3136\nlora = { rank = 4 }', "resized"),
+    "internvl": ('answer_format = "think_box"', "norm1000"),
+}
+FLOW = """steps = 1
+prompts_per_step = 2
+micro_batch = 64
+evaluate_every = 1
+save_every = 1
+[algorithm]
+preset = "flow_grpo"
+group_size = 2
+minibatches = 1
+[algorithm.schedule]
+num_steps = 2
+[policy]
+kind = "flow"
+model = "tiny:{model}"
+height = 16
+width = 16
+{policy}
+[data]
+use = "prompts"
+texts = ["a red fox", "a blue door"]
+[evaluation]
+num_steps = 5
+guidance = 3.0
+batch_size = 1
+num_samples = 2
+[evaluation.data]
+use = "prompts"
+texts = ["a yellow bird", "three small cats"]
+[[reward]]
+use = "jpeg_size"
+scale = 0.1
+[optimizer]
+lr = 1e-2
+"""
+PAINTERS = {"sd3": "max_prompt_tokens = 3", "flux": "max_prompt_tokens = 24\nlora = { rank = 4 }"}
+
+
+def code_of(folder: Path, **words: str) -> dict[str, Any]:
+    """The names that the last block of a card leaves behind, its words in capitals filled in."""
+    text = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[-1]
+    for word, value in {"THIS_FOLDER": str(folder), **words}.items():
+        assert word in text
+        text = text.replace(word, value)
+    names: dict[str, Any] = {}
+    exec(compile(text, "README.md", "exec"), names)
+    return names
+
+
+def run_of(config: str, folder: Path) -> RunDir:
+    (folder / "run.toml").write_text(config)
+    return train(TrainArguments([str(folder / "run.toml"), f"output={str(folder / 'run')!r}"]))
+
+
+def held_out(run: RunDir) -> list[dict[str, Any]]:
+    return read_lines(run.samples_file("eval", 1)).lines
+
+
+@pytest.mark.parametrize("model", sorted(WRITERS))
+def test_transformers_writes_what_the_run_wrote_token_by_token(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, colour in enumerate(("red", "green", "blue")):
+        picture = Image.new("RGB", (70 + 14 * i, 56), "white")
+        ImageDraw.Draw(picture).ellipse((5, 5, 40, 40), fill=colour)
+        picture.save(tmp_path / f"{i}.png")
+    row = '{{"id": "{0}", "image": "{0}.png", "question": "{1}", "boxes": [[5, 5, 40, 40]]}}\n'
+    questions = ("Where is it?", "Now find the large round thing", "box?")
+    (tmp_path / "boxes.jsonl").write_text("".join(row.format(i, question) for i, question in enumerate(questions)))
+    policy, space = WRITERS[model]
+    run = run_of(TEXT.format(model=model, policy=policy, folder=tmp_path, space=space), tmp_path)
+    folder = export(run.path, tmp_path / "out")
+    facts = json.loads((folder / "prompt_template.json").read_text())
+    assert facts == json.loads(run.template_file.read_text())
+    assert facts["box_space"] == space and str(tmp_path) not in (folder / "mmrl.toml").read_text()
+    lines = held_out(run)
+    for line in lines:
+        names = code_of(folder, PICTURE=str(tmp_path / f"{line['prompt']}.png"), QUESTION=line["text"])
+        tokens = names["written"][0, names["inputs"]["input_ids"].shape[1] :].tolist()
+        assert hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:20] == line["digest"]
+        assert capsys.readouterr().out.rstrip("\n").endswith(line["completion"])
+    assert len({line["digest"] for line in lines}) > 1, "answers differ, so that equal ones tell something"
+
+
+@pytest.mark.parametrize("model", sorted(PAINTERS))
+def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, tmp_path: Path) -> None:
+    run = run_of(FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1"), tmp_path)
+    folder = export(run.path, tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert "again, pixel for pixel" in card
+    assert "- evaluated with: 5 Euler steps, guidance 3, 16 x 16 pixels, 1 sample of a prompt, seed 1234, live weights" in card
+    base = str(tiny_model(f"tiny:{model}", MODALITIES["flow"]))
+    (folder / "README.md").write_text(card.replace(f'"tiny:{model}"', f'"{base}"'))
+    lines = held_out(run)
+    for place, line in enumerate(lines):
+        names = code_of(folder, **{"PROMPT": line["text"], '", 0, 0': f'", {place}, 0'})
+        with Image.open(run.samples / line["image"]["file"]) as stored:
+            np.testing.assert_array_equal(np.asarray(names["picture"]), np.asarray(stored))
+    assert lines[0]["digest"] != lines[1]["digest"]
+
+
+def test_the_exported_config_measures_the_exported_model_as_the_run_did(tmp_path: Path) -> None:
+    run = run_of(FLOW.format(model="sd3", policy=PAINTERS["sd3"]), tmp_path)
+    folder = export(run.path, tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert "mmrl eval mmrl.toml policy.model=THIS_FOLDER" in card
+    assert "up to 2 pictures were drawn side by side, and one alone rounds otherwise" in card
+    again = evaluate(str(folder / "mmrl.toml"), [f"policy.model={str(folder)!r}"])
+    noted = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
+    torch.testing.assert_close(again["eval/total"], noted["eval/total"])
