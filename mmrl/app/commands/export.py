@@ -48,13 +48,14 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     with whole_or_absent(out) as folder:
         policy.save(folder)
         is_adapter = config.policy.lora is not None and not merge
-        snippet = modality_of(policy_config).snippet(policy, shown_name(config.policy.model), is_adapter)
-        card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights)
+        modality = modality_of(policy_config)
+        snippet = modality.snippet(policy, shown_name(config.policy.model), is_adapter)
+        card = model_card(data, config, int(state["index"]), is_adapter, snippet, weights, modality.task(policy))
         if merge:
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.
             del policy, state
             gc.collect()
-            modality_of(policy_config).merge(folder, policy_config)
+            modality.merge(folder, policy_config)
         (folder / "README.md").write_text(card, encoding="utf-8")
     return out
 
@@ -84,11 +85,10 @@ def shown_name(model: str) -> str:
 
 
 def model_card(
-    data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights = "live"
+    data: RunData, config: RunConfig, step: int, adapter: bool, snippet: Sequence[str], weights: Weights, task: str
 ) -> str:
     """README.md: what was trained how, on what, with which result, and how to load it."""
-    base, label, modality = config.policy.model, config.algorithm.label, modality_of(config.policy)
-    loading, draws_clips = modality.loading, modality.output_of(config.policy) == "video"
+    base, label, loading = config.policy.model, config.algorithm.label, modality_of(config.policy).loading
     shown = shown_name(base)
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     library = loading.adapter_library if adapter else loading.library
@@ -96,7 +96,7 @@ def model_card(
     lines = [
         "---",
         *front,
-        f"pipeline_tag: {'text-to-video' if draws_clips else loading.task}",
+        f"pipeline_tag: {task}",
         "tags: [mmrl, reinforcement-learning]",
         "---",
         "",
