@@ -87,7 +87,7 @@ class ObjectCounts:
                 scored.append(self._score(picture, found, include, exclude))
         return scored
 
-    def _score(self, picture: Image.Image, found: Sequence[Detection], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
+    def _score(self, picture: Any, found: Sequence[Detection], include: Sequence[dict], exclude: Sequence[dict]) -> Scored:
         by_class = [[one for one in found if one.label == clause["class"]][:MOST] for clause in include]
         dense, correct = list[float](), True
         for clause, mine in zip(include, by_class, strict=True):

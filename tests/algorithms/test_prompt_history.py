@@ -102,7 +102,7 @@ def test_the_order_of_rows_is_no_matter(order: list[int]):
 
 
 def test_more_rewards_than_are_remembered_are_refused():
-    with pytest.raises(ValueError, match="least is 20, but only 16 rewards of a prompt are remembered: set advantage.least"):
+    with pytest.raises(ValueError, match=r"least is 20, but only 16 rewards of a prompt are remembered: set advantage\.least"):
         PromptHistory(least=20)
 
 

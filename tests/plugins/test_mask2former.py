@@ -152,7 +152,11 @@ def named_by_hand(folder: str, crop: Image.Image, label: str) -> str:
             **tokenizer(["x"], return_tensors="pt"),
         ).image_embeds[0]
         for colour in COLOURS:
-            sentences = [f"a photo of a {colour} {label}", f"a photo of a {colour}-colored {label}", f"a photo of a {colour} object"]
+            sentences = [
+                f"a photo of a {colour} {label}",
+                f"a photo of a {colour}-colored {label}",
+                f"a photo of a {colour} object",
+            ]
             read = []
             for sentence in sentences:
                 pixels = torch.zeros(1, 3, 16, 16)

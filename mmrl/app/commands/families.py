@@ -1,4 +1,4 @@
-"""`mmrl ls families`: one table of the models that train, what they are for, whose licence their weights have, and what was tested."""
+"""`mmrl ls families`: one table of the models that train, their tasks, the licence of their weights, and what was tested."""
 
 import textwrap
 from collections.abc import Iterator
