@@ -118,11 +118,11 @@ class ObjectCounts:
         with encoder.held.ready():
             texts = [encoder.encode_texts(encoder.tokens([p.format(name) for name in names]).tokens) for p in phrasings]
         directions = torch.nn.functional.normalize(torch.stack(texts).mean(0), dim=-1).cpu()
-        (seen,) = picture_features(encoder, [cut_out(picture, one)])
+        (seen,) = picture_features(encoder, [_cut_out(picture, one)])
         return names[int((directions @ seen).argmax())]
 
 
-def cut_out(picture: Image.Image, one: Detection) -> Image.Image:
+def _cut_out(picture: Image.Image, one: Detection) -> Image.Image:
     """The picture inside the box; where the detector draws outlines, on grey."""
     whole = picture.convert("RGB")
     if one.mask is not None:

@@ -26,7 +26,7 @@ def mask2former(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     stages = ["stage1", "stage2", "stage3", "stage4"]
     swin = SwinConfig(image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=2, out_features=stages)
-    small = {"feature_size": 16, "mask_feature_size": 16, "hidden_dim": 16, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
+    small = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
     config = Mask2FormerConfig(
         backbone_config=swin, **small, encoder_layers=1, decoder_layers=2, num_attention_heads=2, num_queries=QUERIES,
         id2label=LABELS, label2id={name: i for i, name in LABELS.items()},
