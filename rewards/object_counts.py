@@ -8,6 +8,15 @@
 Metadata are columns of the prompt: tag, include = [{class, count, color?, position = [relation, number of another clause]?}],
 exclude; lists or JSON text. Unlike the widely copied server, a wrong place earns nothing and no clause is below 0.
 
+GenEval's own judge is a Mask2Former, and a CLIP that names colours of what is cut out on grey:
+
+    detector = "facebook/mask2former-swin-small-coco-instance"
+    colour = "openai/clip-vit-large-patch14"
+    score = "correct"
+
+The benchmark's weights are another training of that model, in mmdetection: expect small differences. It counts surer boxes
+(counting_threshold) in prompts tagged `counting`. Weaker detectors want less there.
+
 Modality: image
 Needs: detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights), columns include and tag
 Range: [0, 1]
@@ -16,11 +25,13 @@ Licence: own code Apache-2.0; GenEval MIT; the detector's weights see their card
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Share, check_ranges
@@ -30,6 +41,8 @@ from mmrl.serving.media import pictures_of
 
 MOST = 16
 MARGIN = 0.1
+NO_MOVE = 1e-3
+GREY = (153, 153, 153)
 RELATIONS = ("left of", "right of", "above", "below")
 
 
@@ -38,7 +51,7 @@ class ObjectCounts:
     """GenEval's clauses, checked with a detector."""
 
     detector: str = "PekingU/rtdetr_v2_r50vd"
-    """Hub id or folder of transformers, or ssd_mobilenet."""
+    """Hub id or folder of a detector or a Mask2Former of transformers, or ssd_mobilenet."""
     score: Literal["dense", "strict", "correct"] = "dense"
     """How clauses become one number: one of the three ways above."""
     threshold: Share = 0.3
@@ -97,7 +110,7 @@ class ObjectCounts:
         parts = {"dense": sum(dense) / len(dense), "strict": float(all(value == 1 for value in dense)), "correct": float(correct)}
         return Scored(parts[self.score], {**parts, "objects": float(len(found))})
 
-    def _colour(self, picture: Any, one: Detection) -> str:
+    def _colour(self, picture: Image.Image, one: Detection) -> str:
         if self.colour == "lab":
             return lab_colour(picture, one.corners)
         encoder, names = encoder_of(self.colour, device=self.device), list(COLOURS)
@@ -105,20 +118,27 @@ class ObjectCounts:
         with encoder.held.ready():
             texts = [encoder.encode_texts(encoder.tokens([p.format(name) for name in names]).tokens) for p in phrasings]
         directions = torch.nn.functional.normalize(torch.stack(texts).mean(0), dim=-1).cpu()
-        (seen,) = picture_features(encoder, [picture.crop(tuple(map(round, one.corners)))])
+        (seen,) = picture_features(encoder, [_cut_out(picture, one)])
         return names[int((directions @ seen).argmax())]
 
 
+def _cut_out(picture: Image.Image, one: Detection) -> Image.Image:
+    """The picture inside the box; where the detector draws outlines, on grey."""
+    whole = picture.convert("RGB")
+    if one.mask is not None:
+        whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
+    return whole.crop(tuple(map(round, one.corners)))
+
+
 def _relations(a: Detection, b: Detection) -> set[str]:
-    """Where a lies as seen from b; sides of the boxes give a margin, and a diagonal counts for both directions above a half."""
+    """Where a lies as seen from b: shares of their distance above a half, after a margin that grows with their boxes."""
     centers = [((one.corners[0] + one.corners[2]) / 2, (one.corners[1] + one.corners[3]) / 2) for one in (a, b)]
     sides = [[one.corners[i + 2] - one.corners[i] for one in (a, b)] for i in (0, 1)]
-    moves = [centers[0][i] - centers[1][i] for i in (0, 1)]
-    moves = [max(abs(move) - MARGIN * sum(side), 0) * (1 if move > 0 else -1) for move, side in zip(moves, sides, strict=True)]
-    length = (moves[0] ** 2 + moves[1] ** 2) ** 0.5
-    if length == 0:
+    offsets = [centers[0][i] - centers[1][i] for i in (0, 1)]
+    moves = [max(abs(way) - MARGIN * sum(side), 0) * (1 if way > 0 else -1) for way, side in zip(offsets, sides, strict=True)]
+    if max(map(abs, moves)) < NO_MOVE:
         return set()
-    x, y = moves[0] / length, moves[1] / length
+    x, y = (move / math.hypot(*offsets) for move in moves)
     holds = (x < -0.5, x > 0.5, y < -0.5, y > 0.5)
     return {name for name, true in zip(RELATIONS, holds, strict=True) if true}
 

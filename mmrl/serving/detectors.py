@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.serving.files import file_of_package, import_package
+from mmrl.serving.instances import instances_of
 from mmrl.serving.models import HeldModel, companion, hold, load_pretrained
 
 SSD = "ssd_mobilenet"
@@ -57,6 +58,8 @@ class Detection(NamedTuple):
     score: float
     corners: tuple[float, float, float, float]
     """x1, y1, x2, y2 in pixels."""
+    mask: NDArray[np.bool_] | None = None
+    """True where the object is, (height, width) of the picture; of detectors that draw outlines."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +83,23 @@ def canonical(label: str) -> str:
 
 
 def detector_of(model: str, device: str = "auto") -> Detector:
-    """The detector of a name: `ssd_mobilenet`, or the hub id or folder of a detector of transformers."""
+    """The detector of a name: `ssd_mobilenet`, or the hub id or folder of a detector or a Mask2Former of transformers."""
     return ssd_detector() if model == SSD else hub_detector(model, device)
 
 
 def hub_detector(model: str, device: str) -> Detector:
-    """A detector that transformers loads as AutoModelForObjectDetection."""
-    from transformers import AutoModelForObjectDetection
+    """A detector that transformers loads as AutoModelForObjectDetection, or a Mask2Former taught to tell instances apart."""
+    import transformers
 
+    outlines = companion("AutoConfig", model, "detector").model_type == "mask2former"
     processor = companion("AutoImageProcessor", model, "detector")
-    held = hold(
-        ("detector", model),
-        lambda: load_pretrained(AutoModelForObjectDetection.from_pretrained, model, "detector"),
-        device,
-    )
+    kind = transformers.Mask2FormerForUniversalSegmentation if outlines else transformers.AutoModelForObjectDetection
+    held = hold(("detector", model), lambda: load_pretrained(kind.from_pretrained, model, "detector"), device)
     names = {int(i): canonical(name) for i, name in held.model.config.id2label.items()}
+    search = find_instances if outlines else _hub_find
 
     def find(pictures: Sequence[Image.Image], threshold: float) -> list[list[Detection]]:
-        return _hub_find(held, processor, names, pictures, threshold)
+        return search(held, processor, names, pictures, threshold)
 
     return Detector(frozenset(names.values()), find, held)
 
@@ -119,6 +121,26 @@ def _hub_find(
         ]
         for one in answers
     ]
+
+
+def find_instances(
+    held: HeldModel, processor: Any, names: dict[int, str], pictures: Sequence[Image.Image], threshold: float
+) -> list[list[Detection]]:
+    """The objects of Mask2Former: outlines of the pictures' own size, and the boxes around them.
+
+    Pictures of one size are looked at together: beside a larger one a picture would be padded, and the model sees padding.
+    """
+    found: dict[int, list[Detection]] = {}
+    for size in dict.fromkeys(picture.size for picture in pictures):
+        alike = [i for i, picture in enumerate(pictures) if picture.size == size]
+        inputs = processor(images=[pictures[i] for i in alike], return_tensors="pt")
+        with held.ready() as model:
+            outputs = model(inputs["pixel_values"].to(held.device, held.dtype))
+            read = zip(alike, outputs.class_queries_logits.float(), outputs.masks_queries_logits.float(), strict=True)
+            for (i, classes, masks), shown in zip(read, inputs["pixel_mask"].bool(), strict=True):
+                some = instances_of(classes, masks, shown, size[::-1], threshold)
+                found[i] = [Detection(names[one.label], one.score, one.corners, one.mask) for one in some]
+    return [found[i] for i in range(len(pictures))]
 
 
 _NETS: dict[str, Any] = {}

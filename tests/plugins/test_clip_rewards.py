@@ -13,6 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.data.drawn.gliding import GLIDES, HELD_OUT, TRAIN, Glide, Glides, as_bytes, draw
 from mmrl.serving.media import change_of, clip_of
+from mmrl.serving.reward_client import RemoteReward
+from mmrl.serving.reward_server import Served, serving
 
 GLIDE = Glide("red", "square", "left")
 
@@ -219,3 +221,16 @@ def test_video_align_says_what_is_missing(reward, judge, tmp_path):
         reward("video_align", code=str(tmp_path / "weights"), checkpoint=judge["checkpoint"])(group_of(clip()))
     with pytest.raises(ValueError, match=r"has no model_config\.json: set it to the folder of VideoReward"):
         reward("video_align", code=judge["code"], checkpoint=judge["code"])(group_of(clip()))
+
+
+def test_video_align_scores_alike_behind_a_server(reward, judge):
+    """Clips cross a real HTTP connection and are written as films there; VQ and MQ are two rewards of one server."""
+    bright, moving = levels(*[200] * 5).repeat(8, 1).repeat(8, 2), clip()
+    asked = group_of(bright, moving, fps=8.0)
+    fields = {score: reward("video_align", score=score, device="cpu", **judge) for score in ("VQ", "MQ")}
+    with serving({score: Served(score, function, "f1") for score, function in fields.items()}) as url:
+        remote = {score: RemoteReward(f"{url}/{score}").connect().score(asked) for score in fields}
+        calls = list(sys.modules["inference"].CALLS)
+        local = {score: function(asked) for score, function in fields.items()}
+    assert remote == local and values(remote["MQ"])[1] > values(remote["MQ"])[0]
+    assert calls == sys.modules["inference"].CALLS == [2], "both scores and the local ones came from one forward of the server's"

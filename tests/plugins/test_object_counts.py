@@ -88,6 +88,15 @@ def test_a_place_is_right_or_earns_nothing(where, true, relation, counts):
     assert score.parts["strict"] == score.parts["correct"] == float(right)
 
 
+def test_the_margin_counts_against_the_whole_distance(counts):
+    """As in GenEval: boxes 100 and 60 wide take 16 of a distance of 30, and what is left is below half of it."""
+    include = [{"class": "cup", "count": 1}, {"class": "cat", "count": 1, "position": ["left of", 0]}]
+    cup = Detection("cup", 0.95, (100.0, 40.0, 200.0, 60.0))
+    for away, right in ((30.0, 0), (33.0, 1)):
+        cat = Detection("cat", 0.95, (120.0 - away, 40.0, 180.0 - away, 60.0))
+        assert counts([cup, cat], include).parts["correct"] == right
+
+
 def test_a_place_needs_the_other_object(counts):
     include = '[{"class": "cup", "count": 1}, {"class": "cat", "count": 1, "position": ["above", 0]}]'
     assert counts([place("cat", 150, 5)], include).value == pytest.approx(1 / 3)

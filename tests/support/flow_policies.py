@@ -16,7 +16,9 @@ from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 
 FAMILIES = ("sd3", "flux", "qwen_image")
-PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40}
+PROMPT_TOKENS = {"sd3": 3, "flux": 24, "qwen_image": 40, "wan_a14b": 24}
+CLIPS: dict[str, dict[str, Any]] = {"wan_a14b": {"height": 32, "width": 32, "frames": 5, "guidance_low": 1.5}}
+"""Further settings of families that draw clips."""
 LORA = LoraSettings(rank=4, alpha=8)
 PLANS: dict[str, RolloutPlan] = {
     "flow_grpo": Full(num_steps=4).at(0),
@@ -38,8 +40,9 @@ PLANS: dict[str, RolloutPlan] = {
 
 def make(folder: str, shadows: Sequence[str] = (), ema_decay: Any = 0.5, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
-    family = next(name for name in FAMILIES if name in folder)
-    settings = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS[family], "lora": LORA, "guidance": 2.0} | settings
+    family = next(name for name in PROMPT_TOKENS if name in folder)
+    usual = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS[family], "lora": LORA, "guidance": 2.0}
+    settings = usual | CLIPS.get(family, {}) | settings
     torch.manual_seed(0)
     policy = FlowPolicy(FlowPolicyConfig(folder, **settings), shadows, ema_decay)
     stir(policy)

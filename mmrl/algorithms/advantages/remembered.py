@@ -1,15 +1,16 @@
-"""Advantages that remember: a success rate per prompt, or what a group was like whose rows are gone."""
+"""Advantages that remember: a success rate or the last rewards of a prompt, or what a group was like whose rows are gone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
-from mmrl.algorithms.advantages.statistics import standardize, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.algorithms.tracker import Tracked, begin
 from mmrl.core.protocols import State
-from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
+from mmrl.core.ranges import Count, NonNegative, Positive, Share, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -110,3 +111,69 @@ class SingleStream:
         known = self.visits
         known.prompts = {name: Tracked(*one) for name, one in state["prompts"].items()}
         known.at, known.moved = dict(state["at"]), state["moved"]
+
+
+@dataclass(frozen=True)
+class PromptHistory:
+    """A = (r - mean) / (deviation + eps) over the last `size` rewards of the prompt, this step's among them (DDPO).
+
+    arXiv:2305.13301, code kvablack/ddpo-pytorch. A prompt with fewer than `least` rewards is compared with all rows of the step.
+    Deviations are biased. A prompt is known by its id, in the code by its text.
+    """
+
+    size: Count = 16
+    """Rewards of a prompt that are remembered."""
+    least: Count = 16
+    """Rewards from which on a prompt is compared with its own."""
+    eps: NonNegative = 1e-6
+    """Added to the deviation."""
+    zero_below: NonNegative = 1e-6
+    """Rewards whose deviation is smaller, in units of the largest where that is above 1, differ only by rounding and teach
+    nothing; 0 is parity with the code."""
+    clip: Positive | None = 5.0
+    """Advantages are clamped to [-clip, clip]."""
+    rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]], init=False, compare=False, repr=False)
+    min_group_size = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.least > self.size:
+            raise ValueError(
+                f"PromptHistory.least is {self.least}, but only {self.size} rewards of a prompt are remembered: "
+                "set advantage.least no higher than advantage.size"
+            )
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        values = torch.zeros_like(totals)
+        for prompt, rows in rows_by_prompt(rollouts, keep).items():
+            known = [*self.rewards.get(prompt, ()), *totals[rows].tolist()][-self.size :]
+            self.rewards[prompt] = known
+            values[rows] = self.compare(totals[rows], totals.new_tensor(known) if len(known) >= self.least else totals[keep])
+        if self.clip is not None:
+            values = values.clamp(-self.clip, self.clip)
+        return to_credit(values, keep, rollouts, scores)
+
+    def compare(self, rewards: Tensor, known: Tensor) -> Tensor:
+        """Rewards (g,) against all that they are compared with (m,)."""
+        mean, deviation = moments(known, ddof=0)
+        if bool((known == known[0]).all()) or is_rounding(known, deviation, self.zero_below):
+            return torch.zeros_like(rewards)
+        return (rewards - mean) / (deviation + self.eps)
+
+    def state_dict(self) -> State:
+        return {"rewards": {prompt: [*known] for prompt, known in self.rewards.items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        self.rewards.clear()
+        self.rewards.update({prompt: [*known][-self.size :] for prompt, known in state["rewards"].items()})
+
+
+def rows_by_prompt(rollouts: Rollouts, keep: Tensor) -> dict[str, list[int]]:
+    """Kept rows by the id of their prompt, in the order of groups and samples, however many processes sampled them."""
+    prompts = {group.id: group.prompt.id for group in rollouts.groups}
+    places = [(int(rollouts.group_ids[row]), int(rollouts.sample_ids[row]), row) for row in keep.nonzero()[:, 0].tolist()]
+    found: dict[str, list[int]] = {}
+    for group, _, row in sorted(places):
+        found.setdefault(prompts[group], []).append(row)
+    return found

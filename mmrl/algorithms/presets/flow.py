@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
@@ -181,6 +182,23 @@ BranchGRPO-Mix, arXiv:2509.06040.
 The tree and its rollout cost are those of branch_grpo, what trains is a sixth to two fifths. The window's size and pace are ours
 (they are not in the sources read); with its defaults the code's window never moves (schedule.window_every = 0). The last step is
 always deterministic. 16 updates per step, as in branch_grpo. Nothing is left out.
+"""
+
+ddpo = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-4, high=1e-4)),),
+    advantage=PromptHistory(),
+    schedule=Full(num_steps=50, dynamics="ddim", level=1.0),
+    group_size=1,
+    minibatches=4,
+)
+"""Every sample has a prompt of its own and is compared with that prompt's last 16 rewards; PPO clip on DDPM's steps, no KL.
+
+DDPO (the variant with importance sampling): Training Diffusion Models with Reinforcement Learning, arXiv:2305.13301.
+Its settings are those of ddpo-pytorch, for Stable Diffusion: set schedule.last = "trained" there, for its last step draws noise,
+too, and guidance 5. The paper samples 256 pictures per step for 4 updates: prompts_per_step = 256; with one update the clip never
+acts. Prompts must come back: one with fewer than 16 rewards is compared with the whole step. The code draws prompts with
+replacement, and shuffles steps within a sample, which changes nothing where all of them enter one update. Nothing is left out.
 """
 
 pref_grpo = replace(

@@ -43,6 +43,8 @@ class Exported:
     step: int
     kind: ExportKind
     weights: Weights
+    task: str
+    """The hub's pipeline_tag."""
     facts: Facts
     """Those of prompt_template.json."""
     snippet: Sequence[str]
@@ -71,7 +73,7 @@ def model_card(exported: Exported) -> str:
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     versions = one.data.versions
     lines = [
-        *front_matter(config, library),
+        *front_matter(config, library, one.task),
         f"# {shown.rpartition('/')[2]} after {label}",
         "",
         f"- method: {label}, step {one.step} of {config.steps}, {config.prompts_per_step} prompts a step",
@@ -104,10 +106,9 @@ def model_card(exported: Exported) -> str:
     return "\n".join(lines) + "\n"
 
 
-def front_matter(config: RunConfig, library: str) -> list[str]:
+def front_matter(config: RunConfig, library: str, task: str) -> list[str]:
     """What the hub reads."""
-    modality, base = modality_of(config.policy), config.policy.model
-    task = "text-to-video" if modality.output_of(config.policy) == "video" else modality.loading.task
+    base = config.policy.model
     named = [f"base_model: {base}"] if is_on_hub(base) else []
     tags = "tags: [mmrl, reinforcement-learning]"
     return ["---", f"library_name: {library}", *named, f"pipeline_tag: {task}", tags, "---", ""]

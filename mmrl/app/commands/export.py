@@ -73,7 +73,8 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
         base, facts = shown_name(config.policy.model), modality.template(policy, config.evaluation)
         snippet = modality.snippet(policy, base, kind == "adapter")
         again = modality.again(policy, config.evaluation, base, kind)
-        card = model_card(Exported(data, config, int(state["index"]), kind, weights, facts, snippet, again))
+        task = modality.task(policy)
+        card = model_card(Exported(data, config, int(state["index"]), kind, weights, task, facts, snippet, again))
         if merge:
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.
             del policy, state

@@ -19,6 +19,11 @@ def listing(kind: str | None) -> Iterator[str]:
     Raises:
         ValueError: there is no such kind.
     """
+    if kind == "families":
+        from mmrl.app.commands.families import table
+
+        yield from table()
+        return
     for listed in (kind,) if kind else KINDS:
         if not kind:
             yield f"{listed}"

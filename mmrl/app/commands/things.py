@@ -6,11 +6,13 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmrl.app.commands.families import published
 from mmrl.app.commands.settings import Setting, facts_of, settings_of, wrapped
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.plugins.resolve import Listed, load, locate
+from mmrl.policies.shared.published import Published
 
 PLUG_INS = {"rewards": "[[reward]]", "datasets": "[data]"}
 """Kind of plug-in -> the table of a config that names one."""
@@ -152,11 +154,12 @@ def generators() -> dict[str, type]:
 
 
 def families() -> dict[str, type]:
-    """model_type of transformers, or transformer class of diffusers -> the family."""
+    """model_type of transformers, or pipeline of diffusers -> the family; `generic` and `text_only` are for all other models."""
     from mmrl.policies.flow.families.known import FAMILIES as DRAWING
     from mmrl.policies.text.families import FAMILIES as WRITING
+    from mmrl.policies.text.families import Generic, TextOnly
 
-    return {**WRITING, **DRAWING}
+    return {**WRITING, "generic": Generic, "text_only": TextOnly, **DRAWING}
 
 
 def classes(kind: str) -> list[Listed]:
@@ -169,17 +172,22 @@ def classes(kind: str) -> list[Listed]:
         found = dict(kinds("sampler"))
     else:
         found = generators() if kind == "generators" else families()
-    rows = [Listed(name, summary_of(cls), Path(inspect.getfile(cls))) for name, cls in found.items()]
+    facts = {name: one for families in published().values() for name, one in families.items()} if kind == "families" else {}
+    rows = [
+        Listed(name, summary_of(facts[name]) if name in facts else first_line(cls), Path(inspect.getfile(cls)))
+        for name, cls in found.items()
+    ]
     return sorted(rows, key=lambda listed: listed.name)
 
 
-def summary_of(cls: type) -> str:
-    """The first line of a class's documentation; of a family of generators its tasks, weights and tests."""
-    from mmrl.policies.flow.families.base import FlowFamily
-
-    if issubclass(cls, FlowFamily):
-        return f"{', '.join(cls.tasks)} | weights: {cls.licence} | tested: {cls.tested}"
+def first_line(cls: type) -> str:
+    """The first line of a class's documentation."""
     return (inspect.getdoc(cls) or "").split("\n")[0]
+
+
+def summary_of(facts: Published) -> str:
+    """A family's tasks, weights and tests."""
+    return f"{', '.join(facts.tasks)} | weights: {facts.licence_and_note} | tested: {facts.tested}"
 
 
 def source_of(found: Callable[..., Any]) -> str:

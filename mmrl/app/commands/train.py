@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import Terminal, printable
+from mmrl.app.errors import printable
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 class Loading:
     """The facts that a model card states about exported files."""
 
-    task: str
-    """pipeline_tag of the Hugging Face hub."""
     library: str
     """Loads a whole model."""
     adapter_library: str
@@ -171,6 +169,10 @@ class Modality(Protocol[Settings, Model]):
 
     def build_tiny(self, family: str, folder: Path) -> object:
         """Save a small random model."""
+        ...
+
+    def task(self, policy: Model) -> str:
+        """The pipeline_tag that the Hugging Face hub has for a policy's model."""
         ...
 
     def snippet(self, policy: Model, base: str, adapter: bool) -> Sequence[str]:

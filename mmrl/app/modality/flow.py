@@ -36,7 +36,6 @@ LOOK_AHEAD = 100
 """Training steps whose plans are looked at before the first one."""
 
 LOADING = Loading(
-    task="text-to-image",
     library="diffusers",
     adapter_library="diffusers",
     adapter_note="This needs the base model; to run without it, export with --merge.",
@@ -152,6 +151,11 @@ class FlowModality:
         from mmrl.tiny import pipelines
 
         return pipelines.build(family, folder)
+
+    def task(self, policy: "FlowPolicy") -> str:
+        """Models that draw from text alone as well as from pictures count as drawing from text."""
+        output = "video" if policy.config.frames > 1 else "image"
+        return f"{'image' if policy.family.sources[0] else 'text'}-to-{output}"
 
     def snippet(self, policy: "FlowPolicy", base: str, adapter: bool) -> Sequence[str]:
         return ("from diffusers import DiffusionPipeline", "", *self.loading_code(policy, base, adapter))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 IDLE_COLUMNS = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 """Columns of data sets that look as if they set how a prompt is answered."""
 LOADING = Loading(
-    task="image-text-to-text",
     library="transformers",
     adapter_library="peft",
     adapter_note="This needs the base model and `pip install peft`; to run without either, export with --merge.",
@@ -127,6 +126,9 @@ class TextModality:
         from mmrl.tiny import vlms
 
         return vlms.build(family, folder)
+
+    def task(self, policy: "TextPolicy") -> str:
+        return "image-text-to-text" if policy.family.sees_pictures else "text-generation"
 
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""

@@ -49,4 +49,6 @@ def test_questions_train_a_language_model_which_transformers_loads(tmp_path: Pat
         theirs = merged(**ids).logits
         ours = run.policy.net.model(**ids).logits  # type: ignore[attr-defined] - a text policy's
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
-    assert "AutoModelForCausalLM" in (tmp_path / "out-True" / "README.md").read_text()
+    for merge in (False, True):
+        card = (tmp_path / f"out-{merge}" / "README.md").read_text()
+        assert "AutoModelForCausalLM" in card and "pipeline_tag: text-generation" in card

@@ -27,7 +27,8 @@ from mmrl.training.trainer import Trainer
 from tests.support.flow_policies import make, prompts
 
 PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
-FROZEN = PLAIN | {"dance_grpo": 0, "branch_grpo": 0, "branch_mix_grpo": 0, "pref_grpo": 0, "diffusion_nft": 2, "awm": 2}
+NO_KL = dict.fromkeys(("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo"), 0)
+FROZEN = PLAIN | NO_KL | {"diffusion_nft": 2, "awm": 2}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
 SMALL: dict[str, tuple[Any, int, int, int]] = {
     # schedule, images of a group, forwards of its rollout, transitions that train; T = 5 and 4 images unless told
@@ -45,6 +46,7 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "branch_grpo": (Tree(5, (0, 2)), 4, 13, 16),
     # the same tree, of which steps 0, 2 and (the window at the second step) 3 are noisy
     "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4),
+    "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4),
     "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3),
     "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
     "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2),
@@ -113,6 +115,7 @@ DEFAULTS = {
     "branch_grpo": (203 / 16, 218 / 16),
     # splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
     "branch_mix_grpo": (203 / 16, 34 / 16),
+    "ddpo": (50, 49),
     "pref_grpo": (25, 14),
     "diffusion_nft": (10, 9),
     "awm": (14, 6),

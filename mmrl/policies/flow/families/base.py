@@ -14,6 +14,7 @@ from mmrl.flow.path import nearest_multiple, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.published import Published, Read
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -54,6 +55,8 @@ class FlowFamily:
     """What its models draw from what, as `mmrl ls families` says it."""
     licence: ClassVar[str] = "see the model's own card"
     """Licences of its public weights, as published in November 2026; the model's own card counts."""
+    licence_read: ClassVar[Read] = "nowhere"
+    """Where that was read: on a page of the makers, on others' pages, or nowhere."""
     tested: ClassVar[str] = TESTED
     """What the tests compare on tiny models of the real classes."""
     sources: ClassVar[tuple[int, int]] = (0, 0)
@@ -100,6 +103,11 @@ class FlowFamily:
                 "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
                 "leave them out"
             )
+
+    @classmethod
+    def published(cls) -> Published:
+        """The facts about its public weights."""
+        return Published(cls.tasks, cls.licence, cls.licence_read, cls.tested)
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:

@@ -17,6 +17,7 @@ class Flux(FlowFamily):
     """Guidance 3.5, embedded in dev. Models without that input (schnell) have none, unless a second pass is asked for."""
 
     licence = "dev: FLUX.1 dev Non-Commercial; schnell: Apache-2.0"
+    licence_read = "makers"
     usual_guidance = 3.5
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD

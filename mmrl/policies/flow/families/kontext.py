@@ -23,6 +23,7 @@ class Kontext(Flux):
     usual_guidance = 2.5
     tasks = ("edits of one picture",)
     licence = "dev: FLUX.1 dev Non-Commercial"
+    licence_read = "makers"
     sources = (1, 1)
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:

@@ -25,6 +25,7 @@ class QwenImageEdit(QwenImage):
     """
 
     tasks = ("edits of one to three pictures",)
+    licence_read = "makers"
     sources = (1, 3)
     usual_prompt_tokens = 1024
     source_step = 32

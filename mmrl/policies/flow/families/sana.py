@@ -20,6 +20,7 @@ class Sana(FlowFamily):
 
     schedulers = frozenset({EULER, "DPMSolverMultistepScheduler"})
     licence = "NVIDIA's own, with Gemma's terms"
+    licence_read = "makers"
     usual_guidance = 4.5
     usual_prompt_tokens = 300
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")

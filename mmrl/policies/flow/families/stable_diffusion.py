@@ -28,6 +28,7 @@ class StableDiffusion(FlowFamily):
     schedulers = frozenset({"DDIMScheduler", "PNDMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"})
     left_out = frozenset({"safety_checker"})
     licence = "CreativeML Open RAIL-M"
+    licence_read = "makers"
     usual_guidance = 5.0
     usual_prompt_tokens = 77
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
@@ -138,6 +139,7 @@ class StableDiffusionXL(StableDiffusion):
     """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; no prompt is zeros. No refiner."""
 
     licence = "CreativeML Open RAIL++-M"
+    licence_read = "others"
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)

@@ -23,6 +23,7 @@ class ZImage(FlowFamily):
     """
 
     licence = "Apache-2.0"
+    licence_read = "makers"
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD

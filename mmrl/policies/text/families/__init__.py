@@ -22,7 +22,7 @@ FAMILIES: dict[str, type[Family]] = {
     "glm4v": Glm4v,
 }
 
-__all__ = ["FAMILIES", "Family", "Media", "family_of", "is_text_only"]
+__all__ = ["FAMILIES", "Family", "Generic", "Media", "TextOnly", "family_of", "is_text_only"]
 
 
 def family_of(config: Any) -> Family:

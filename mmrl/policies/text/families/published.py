@@ -1,0 +1,39 @@
+"""The public weights of models that write, by the name their files give them, and of those that no family was written for."""
+
+from mmrl.policies.shared.published import Published, Read
+
+SEEING = ("pictures to text", "clips to text")
+RULE = "readings as transformers alone; rollouts re-read, pictures, gradients, exports"
+CLIPS = f"{RULE}, clips"
+
+
+def of_class(other: str) -> str:
+    """How a model is tested whose class is another's."""
+    return f"nothing of its own: shares the class of {other}"
+
+
+def seeing(licence: str, read: Read, tested: str = CLIPS) -> Published:
+    return Published(SEEING, licence, read, tested)
+
+
+PUBLISHED: dict[str, Published] = {
+    "qwen2_vl": seeing("7B: Apache-2.0; others: see the card", "makers", of_class("qwen2_5_vl")),
+    "qwen2_5_vl": seeing("3B: Qwen Research; 7B: Apache-2.0; others: see the card", "makers"),
+    "qwen3_vl": seeing("Apache-2.0", "makers"),
+    "qwen3_vl_moe": seeing("Apache-2.0", "nowhere", of_class("qwen3_vl")),
+    "qwen3_5": seeing("Apache-2.0", "others"),
+    "smolvlm": seeing("Apache-2.0", "makers"),
+    "idefics3": Published(("pictures to text",), "Apache-2.0", "others", of_class("smolvlm")),
+    "internvl": seeing("MIT; parts of Qwen2.5: Apache-2.0", "others"),
+    "llava_onevision": seeing("Apache-2.0", "makers"),
+    "gemma3": seeing("Gemma Terms of Use", "makers"),
+    "glm4v": seeing("MIT", "others"),
+    "generic": Published(SEEING[:1], "see the model's own card", "nowhere", "how tensors are batched, nothing of a model"),
+    "text_only": Published(
+        ("text to text",),
+        "Qwen3: Apache-2.0; Llama 3: Llama Community; others: see the card",
+        "nowhere",
+        "Qwen3 and Llama: readings as transformers alone; rollouts re-read, gradients, exports",
+    ),
+}
+"""`generic`: other models that take pictures. `text_only`: any causal language model that transformers knows."""
