@@ -11,19 +11,9 @@ from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.python_objects import is_of_python
-from mmrl.app.report.data import (
-    EVAL,
-    LEAST_PROMPTS,
-    Change,
-    Row,
-    RunData,
-    bootstrap,
-    by_prompt,
-    figures,
-    mean,
-    paired_changes,
-    read_rows,
-)
+from mmrl.app.report.data import EVAL, RunData, by_prompt, read_rows
+from mmrl.app.report.figures import LEAST_PROMPTS, Change, bootstrap, figures, paired_changes
+from mmrl.app.report.rows import Row, mean
 from mmrl.app.report.words import number, signed
 from mmrl.app.run.build import TINY
 from mmrl.training.evaluate import Weights

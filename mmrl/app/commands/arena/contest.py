@@ -165,8 +165,9 @@ def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> N
 
 
 def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
-    """Refuse methods whose planner or views cannot work with the task's prompts, before a model is loaded, and prompts that a model
-    of the user's own cannot be shown; the task's own model was taught on them.
+    """Refuse methods whose planner or views cannot work with the task's prompts, before a model is loaded.
+
+    Prompts that a model of the user's own cannot be shown are refused too; the task's own model was taught on them.
 
     Raises:
         ValueError: names the method and what it lacks.
