@@ -105,7 +105,8 @@ def test_an_interval_is_of_prompts_drawn_again_kind_by_kind():
     half, same = [0.0, 1.0] * 50, [1.0] * 30
     value, low, high = interval([half, same])
     assert value == pytest.approx(0.75) and 0.65 < low < 0.72 and 0.78 < high < 0.85
-    assert interval([same])[1:] == (1.0, 1.0)
+    # Wilson's interval of 30 right answers out of 30
+    assert interval([same]) == pytest.approx((1.0, 0.8865, 1.0), abs=1e-3)
 
 
 def test_a_slip_in_the_facts_is_named_with_its_place(tmp_path: Path):
@@ -219,9 +220,18 @@ def test_drawn_files_are_those_that_the_recipe_names_and_its_readers_take_them(n
         assert {figure.kind for figure in measure.figure if figure.kind} <= kinds
 
 
+QUICK = {
+    "gui_g1_screenspot": ["policy.model=tiny:qwen2_5_vl", "steps=2", "prompts_per_step=4", "algorithm.group_size=4"],
+    "vlm_r1_refcoco": ["policy.model=tiny:qwen2_5_vl", "steps=2", "prompts_per_step=4", "algorithm.group_size=4"],
+    "temp_samp_r1_charades": ["policy.model=tiny:qwen2_5_vl", "steps=2", "prompts_per_step=4", "algorithm.group_size=4"],
+}
+"""A random model of the published class in place of one that is taught first."""
+
+
 def go_the_way(name: str, output: Path) -> None:
     """Train and measure on a small scale; every figure is a number, written beside the paper's."""
-    found = run_recipe(name, is_tiny=True, output=output)
+    words = QUICK.get(name, [])
+    found = run_recipe(name, words, is_tiny=True, output=output)
     recipe, kept = RECIPES[name], json.loads((output / "recipe.json").read_text())
     assert [one.paper for one in found] == [paper for _, _, paper in figures_of(recipe)]
     assert all(math.isfinite(one.value) and one.prompts > 0 for one in found)
@@ -229,7 +239,7 @@ def go_the_way(name: str, output: Path) -> None:
     assert kept["arxiv"] == recipe.recipe.arxiv
     lines = [json.loads(line) for line in RunDir.open(output).metrics_file.read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2]
-    again = run_recipe(name, is_tiny=True, run=output)
+    again = run_recipe(name, words, is_tiny=True, run=output)
     assert [one.value for one in again] == [one.value for one in found], "measured again, the same"
 
 
@@ -247,11 +257,10 @@ def test_every_recipe_on_a_small_scale(name: str, tmp_path: Path):
 
 
 @pytest.mark.evidence
-def test_a_taught_model_comes_closer_to_the_truth_by_the_recipe(tmp_path: Path):
-    """The demo's model, which draws boxes that are too large, on RefCOCO's layout."""
-    words = ["policy.model=tiny:grounding", "policy.freeze=[]", "policy.sampling.max_new_tokens=32"]
-    before = run_recipe("vlm_r1_refcoco", words, is_tiny=True, untrained=True)
-    more = ["steps=60", "prompts_per_step=16", "algorithm.group_size=8", "optimizer.lr=3e-4", "optimizer.warmup_steps=5"]
-    after = run_recipe("vlm_r1_refcoco", [*words, *more], is_tiny=True, output=tmp_path / "run")
+@pytest.mark.parametrize("name", ["vlm_r1_refcoco", "gui_g1_screenspot", "temp_samp_r1_charades"])
+def test_a_model_that_was_taught_badly_gets_better_by_the_recipe(name: str, tmp_path: Path):
+    """The demos' models, which draw boxes and spans that are too large."""
+    before = run_recipe(name, is_tiny=True, untrained=True)
+    after = run_recipe(name, is_tiny=True, output=tmp_path / "run")
     gains = [later.value - sooner.value for sooner, later in zip(before, after, strict=True)]
-    assert sum(gains) / len(gains) > 10, gains
+    assert sum(gains) / len(gains) > 5, gains

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table as Grid
 
+from mmrl.app.commands.evaluation.prepare import wanted_part
 from mmrl.app.commands.recipes.facts import Figure, Measure, Published, Recipe
 from mmrl.app.commands.recipes.pages import number
-from mmrl.app.commands.train import wanted_part
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
-from mmrl.app.report.data import LEAST_PROMPTS, NUM_RESAMPLES
+from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
@@ -143,10 +143,10 @@ def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, l
     reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
     runner = RewardRunner([replace(reward, weight=1.0)])
     evaluator = Evaluator(policy, one.prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
-    _, groups, scores = evaluator.run(0)
-    values = iter(scores.values[:, 0].tolist())
+    _, found = evaluator.run(0)
+    values = iter(found.scores.values[:, 0].tolist())
     answered: list[Answered] = []
-    for group in groups:
+    for group in found.groups:
         own = tuple(value for _, value in zip(group.samples, values, strict=False) if math.isfinite(value))
         answered += [Answered(kind_of(group.prompt.columns, one.measure), own)] if own else []
     return answered
@@ -175,12 +175,16 @@ def figure_of(measure: Measure, figure: Figure, answered: Sequence[Answered]) ->
 
 
 def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """The plain mean of the strata's means, and its 95 % bootstrap interval over prompts, each stratum drawn by itself.
+    """The plain mean of the strata's means with its 95 % interval: of one stratum that of `mmrl eval`, of several a bootstrap.
 
-    NaN where there is no prompt at all; NaN bounds where a stratum has fewer than LEAST_PROMPTS.
+    A bootstrap draws each stratum's prompts by themselves. NaN where there is no prompt at all; NaN bounds where a stratum has
+    fewer than LEAST_PROMPTS.
     """
     if not strata:
         return math.nan, math.nan, math.nan
+    if len(strata) == 1:
+        found = estimate(strata[0])
+        return found.mean, found.low, found.high
     value = float(np.mean([np.mean(values) for values in strata]))
     if min(map(len, strata)) < LEAST_PROMPTS:
         return value, math.nan, math.nan
