@@ -1,6 +1,7 @@
 """Published models' sizes: their configs and processors, and random weights for them, written to folders without a download."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,32 @@ def stable_diffusion(folder: Path, t5: bool = True) -> Path:
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
     }
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline", **parts}))
+    return folder
+
+
+def flux(folder: Path) -> Path:
+    """The configs of FLUX.1-dev; its encoders and autoencoder have the shapes of Stable Diffusion 3's."""
+    stable_diffusion(folder)
+    for name in ("text_encoder_2", "transformer"):
+        shutil.rmtree(folder / name)
+    (folder / "text_encoder_3").rename(folder / "text_encoder_2")
+    layers = {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 128, "num_attention_heads": 24, "num_layers": 19}
+    rest = {"num_single_layers": 38, "in_channels": 64, "joint_attention_dim": 4096, "pooled_projection_dim": 768}
+    wrote(folder / "transformer", {**layers, **rest, "patch_size": 1, "guidance_embeds": True, "axes_dims_rope": [16, 56, 56]})
+    change(folder / "vae" / "config.json", scaling_factor=0.3611, shift_factor=0.1159)
+    scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0, "use_dynamic_shifting": True}
+    scheduler |= {"base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256, "max_image_seq_len": 4096}
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+    parts = {
+        "text_encoder": ["transformers", "CLIPTextModel"],
+        "text_encoder_2": ["transformers", "T5EncoderModel"],
+        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "tokenizer_2": ["transformers", "T5TokenizerFast"],
+        "vae": ["diffusers", "AutoencoderKL"],
+        "transformer": ["diffusers", "FluxTransformer2DModel"],
+        "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+    }
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **parts}))
     return folder
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import typer
 
 from mmrl.app.cli import app
+from mmrl.app.commands.recipes.facts import recipes
+from mmrl.app.commands.recipes.pages import card, figures_of, number
 from mmrl.app.commands.settings import Setting, settings_of
 from mmrl.app.commands.show import part_lines
 from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
@@ -303,6 +305,21 @@ def part_texts() -> Iterator[str]:
                     yield f"| {name} | `{one.name}` | {shown(text)} |"
 
 
+def recipes_page() -> Iterator[str]:
+    yield "# Recipes\n\nPublished results with their measure ([how](../how_to/recipes.md)). `?`: no public source gives it.\n"
+    for one in recipes():
+        yield f"\n## {one.name}\n\n{cell(one.recipe.title)}. arXiv:{one.recipe.arxiv}; fits {card(one)}.\n"
+        yield f"{cell(one.recipe.note)}\n" if one.recipe.note else ""
+        yield "| measure | before | paper |\n|---|--:|--:|"
+        yield from (f"| {cell(name)} | {number(base)} | {number(paper)} |" for name, base, paper in figures_of(one))
+        yield f"\nNumbers: {cell(one.recipe.table)}.\n"
+        yield "| setting | published | here | why |\n|---|---|---|---|"
+        yield from (f"| {cell(d.setting)} | {cell(d.published)} | {cell(d.here)} | {cell(d.why)} |" for d in one.deviation)
+        yield "\n| file, below the data folder | what | size | licence | from |\n|---|---|---|---|---|"
+        for f in one.file:
+            yield f"| `{f.below}` | {cell(f.what)} | {cell(f.size)} | {cell(f.licence)} | {cell(f.source)} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "config.md": config_page,
     "algorithms.md": algorithms_page,
@@ -310,6 +327,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
     "families.md": families_page,
     "metrics.md": metrics_page,
+    "recipes.md": recipes_page,
     "commands.md": commands_page,
     "templates.md": templates_page,
 }  # fmt: skip

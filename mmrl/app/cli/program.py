@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from mmrl.app.cli.arguments import Overrides
 from mmrl.app.cli.data import data
+from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
@@ -31,6 +32,7 @@ app.add_typer(data, name="data", help="Check, convert, split and filter data set
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in an environment of its own, for rollouts that it writes.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
+app.add_typer(recipe, cls=InOrder, name="recipe", help="Published results: what they need, and how close a run comes to them.")
 
 ConfigName = Annotated[
     str,

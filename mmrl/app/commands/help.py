@@ -9,7 +9,7 @@ from mmrl.app.plugins.catalog import KINDS, catalog
 PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "engine", "plan", "check"),
-    "Train": ("train", "launch", "eval"),
+    "Train": ("train", "launch", "eval", "recipe"),
     "Look at a run": ("report", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
@@ -64,6 +64,14 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl eval tiny/image evaluation.num_prompts=4",
         "mmrl eval --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --output evals/base",
     ),
+    "recipe": ("mmrl recipe ls",),
+    "recipe ls": ("mmrl recipe ls",),
+    "recipe show": ("mmrl recipe show flow_grpo_geneval",),
+    "recipe run": (
+        "mmrl recipe run vlm_r1_refcoco --scale tiny",
+        "mmrl recipe run flow_grpo_geneval --run runs/flow_grpo_geneval",
+    ),
+    "recipe prompts": ("mmrl recipe prompts geneval-like prompts_made_up.jsonl --size 50000",),
     "report": ("mmrl report runs/first",),
     "compare": ("mmrl compare runs/first runs/second --html both.html", "mmrl compare evals/base evals/tuned"),
     "arena": (

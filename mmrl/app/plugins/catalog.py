@@ -12,6 +12,8 @@ from mmrl.app.toml.did_you_mean import did_you_mean
 KINDS = ("rewards", "datasets", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
 """What a reward's documentation says in lines of its own, each beginning with the word and a colon."""
+FACTS = ".recipe"
+"""The name of a recipe's facts ends like this; they stand beside its run and are none."""
 
 
 def catalog(kind: str) -> list[Listed]:
@@ -73,7 +75,8 @@ def configs() -> list[Listed]:
     for folder in folders("configs"):
         for file in sorted(folder.rglob("*.toml")):
             name = file.relative_to(folder).with_suffix("").as_posix()
-            found.setdefault(name, Listed(name, first_comment(file), file))
+            if not name.endswith(FACTS):
+                found.setdefault(name, Listed(name, first_comment(file), file))
     return sorted(found.values(), key=lambda listed: listed.name)
 
 

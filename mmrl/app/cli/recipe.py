@@ -1,0 +1,70 @@
+"""`mmrl recipe`: published results, what they need here, and how close a run comes to them; loads no torch unless it runs one."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from mmrl.app.cli.arguments import Overrides
+from mmrl.app.commands.recipes.facts import find_recipe, recipe_files, recipes
+from mmrl.app.commands.recipes.pages import description, listing
+from mmrl.app.errors import printable
+
+recipe = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    return [name for name in recipe_files() if name.startswith(incomplete)]
+
+
+Name = Annotated[str, Argument(metavar="NAME", help="A name from `mmrl recipe ls`.", autocompletion=complete_recipe)]
+
+
+@recipe.command("ls")
+def recipe_ls() -> None:
+    """List the recipes: the card each fits, which files are missing here, and what it reproduces."""
+    for line in listing(recipes()):
+        typer.echo(printable(line))
+
+
+@recipe.command("show")
+def recipe_show(name: Name) -> None:
+    """Print a recipe's config, where it deviates, the paper's numbers, and the files that are missing with how to get them."""
+    for line in description(find_recipe(name)):
+        typer.echo(printable(line))
+
+
+@recipe.command("run")
+def recipe_run(
+    name: Name,
+    overrides: Overrides = None,
+    scale: Annotated[
+        Literal["full", "tiny"], Option(help="tiny: a small model of the same class, drawn data in the same layout.")
+    ] = "full",
+    output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
+    run: Annotated[Path | None, Option(metavar="RUN", help="Measure this run's newest checkpoint; train nothing.")] = None,
+    untrained: Annotated[bool, Option("--untrained", help="Measure the model as it is; train nothing.")] = False,
+    prompts: Annotated[int | None, Option(min=1, help="Measure on the first so many prompts of each set.")] = None,
+) -> None:
+    """Train as the recipe says, measure, and print the numbers beside the paper's."""
+    from mmrl.app.commands.recipes.run import run_recipe
+
+    run_recipe(name, overrides or [], is_tiny=scale == "tiny", output=output, run=run, untrained=untrained, limit=prompts)
+
+
+@recipe.command("prompts")
+def recipe_prompts(
+    kind: Annotated[Literal["geneval-like", "ocr-like"], Argument(help="Which rules make them up.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Where to; must not exist.")],
+    size: Annotated[int, Option(min=1, help="How many.")] = 1000,
+    split: Annotated[Literal["train", "held_out"], Option(help="Held-out tasks are in no training split.")] = "train",
+    seed: Annotated[int, Option(min=0, help="Of the order, and of what is drawn.")] = 0,
+) -> None:
+    """Make prompts up by documented rules, in the layout of the published list they stand in for."""
+    from mmrl.data.drawn.prompt_sets import SETS
+
+    if file.exists():
+        raise FileExistsError(f"{file} exists already: choose another name or remove it")
+    SETS[kind](file, size, split, seed)
+    typer.echo(f"{file}: {size} prompts, {kind} ({split}, seed {seed})")

@@ -1,0 +1,185 @@
+"""Small data sets that are drawn here and written in the layouts in which published ones come, file by file.
+
+    refcoco      refcoco/, refcoco+/, refcocog/ with instances.json and refs(...).json, train2014/, and what is converted of them
+    screenspot   screenspot/screenspot_{mobile,desktop,web}.json with screenspot_imgs/, and gui_train.jsonl
+    charades     charades/charades_sta_{train,test}.txt with Charades_v1_480/
+    clevrer      clevrer/{train,validation}.json with their clips, and nextgqa/test.csv with gsub_test.json and videos/
+    prompts      geneval/, ocr/, pickscore/, hpd/: GenEval's metadata, lines with quoted text, lines of text
+
+Pictures and clips show handwritten digits (mmrl.data.scenes, mmrl.data.moving); nothing in them is from the sets they look like.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mmrl.data import moving
+from mmrl.data.convert import convert
+from mmrl.data.drawn.prompt_sets import geneval_like, ocr_like
+from mmrl.data.files import write_jsonl
+from mmrl.data.mp4 import write_mp4
+from mmrl.data.scenes import Scene, SceneStyle, draw_scene
+
+Row = dict[str, object]
+"""An object of a JSON file."""
+SIZE = {"train": 24, "held_out": 12}
+"""Clips or prompts of a split."""
+PICTURES = {"train": 64, "held_out": 12}
+"""Pictures of a split."""
+REFERRING = {
+    "refcoco": ("refs(unc).json", ("train", "val", "testA", "testB")),
+    "refcoco+": ("refs(unc).json", ("train", "val", "testA", "testB")),
+    "refcocog": ("refs(umd).json", ("train", "val", "test")),
+}
+"""Set of referring expressions -> its file of sentences, and its splits."""
+PLATFORMS = {"mobile": "ios", "desktop": "windows", "web": "shop"}
+"""ScreenSpot's files -> what a row's data_source says."""
+CLIP = moving.ClipStyle(
+    side=32, glyph=(20, 24), seconds=6.0, stay=(1.2, 4.0), speed=10.0, digits=(0, 3, 4, 7), asked=(7,), shown=(1, 2), num_discs=0
+)
+"""The clips that tiny:clips has seen."""
+LONE = moving.ClipStyle(side=32, glyph=(20, 24), seconds=6.0, stay=(1.2, 4.0), speed=10.0, shown=(1, 1), num_discs=0)
+
+
+def draw(layout: str, folder: Path, seed: int = 0) -> None:
+    """Write a layout's files into a folder.
+
+    Raises:
+        ValueError: there is no such layout.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"no layout is called {layout!r}: choose one of {', '.join(LAYOUTS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    LAYOUTS[layout](folder, seed)
+
+
+def referring(folder: Path, seed: int) -> None:
+    """RefCOCO's three sets: one digit is asked for in every picture."""
+    for number, (name, (refs_name, splits)) in enumerate(REFERRING.items()):
+        images, annotations, refs = list[Row](), list[Row](), list[Row]()
+        for split in splits:
+            for i in range(PICTURES["train" if split == "train" else "held_out"]):
+                place = len(images) + 1000 * (number + 1)
+                scene = scene_of(split, seed + 100 * number, i + 1000 * splits.index(split))
+                file = save(scene, folder / "train2014" / f"COCO_train2014_{place:012d}.jpg")
+                images.append({"id": place, "file_name": file.name, "width": scene.image.width, "height": scene.image.height})
+                annotations.append({"id": place, "image_id": place, "category_id": 1, "bbox": xywh(scene), "iscrowd": 0})
+                sentence = [{"sent": f"the {scene.asked.digit}"}]
+                refs.append({"ref_id": place, "ann_id": place, "image_id": place, "split": split, "sentences": sentence})
+        own = folder / name
+        instances = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "digit"}]}
+        write_json(own / "instances.json", instances)
+        write_json(own / refs_name, refs)
+        convert(own, "refcoco", folder / f"{name}.jsonl", folder / "train2014")
+
+
+def screens(folder: Path, seed: int) -> None:
+    """ScreenSpot's three files with xywh boxes in pixels, half of the targets text and half icons; and boxes to train on."""
+    pictures = folder / "screenspot" / "screenspot_imgs"
+    for number, (platform, source) in enumerate(PLATFORMS.items()):
+        rows: list[Row] = []
+        for i in range(PICTURES["held_out"]):
+            scene = scene_of("held_out", seed + number, i)
+            file = save(scene, pictures / f"{platform}_{i}.png")
+            kind = "icon" if i % 2 else "text"
+            told = {"instruction": scene.question, "data_type": kind, "data_source": source}
+            rows.append({"img_filename": file.name, "bbox": xywh(scene), **told})
+        write_json(folder / "screenspot" / f"screenspot_{platform}.json", rows)
+    train: list[Row] = []
+    for i in range(PICTURES["train"]):
+        scene = scene_of("train", seed, i)
+        file = save(scene, folder / "gui" / f"{i}.png")
+        train.append({"image": f"gui/{file.name}", "question": scene.question, "box": list(scene.asked.corners)})
+    write_jsonl({folder / "gui_train.jsonl": train})
+
+
+def charades(folder: Path, seed: int) -> None:
+    """Charades-STA's lines: when a digit is to be seen."""
+    for split, name in (("train", "train"), ("held_out", "test")):
+        lines: list[str] = []
+        for i in range(SIZE[split]):
+            clip = moving.plan_clip(seed, i, split, CLIP, ("when",))
+            code = f"{'T' if split == 'train' else 'H'}{i:04d}"
+            write_mp4(folder / "charades" / "Charades_v1_480" / f"{code}.mp4", moving.draw(clip), CLIP.fps)
+            lines.append(f"{code} {clip.answer.start:g} {clip.answer.end:g}##{clip.question}")
+        (folder / "charades" / f"charades_sta_{name}.txt").write_text("\n".join(lines) + "\n")
+
+
+def questions(folder: Path, seed: int) -> None:
+    """CLEVRER's counterfactual questions with one or several right options, and NExT-GQA's with five options."""
+    for split, name in (("train", "train"), ("held_out", "validation")):
+        videos: list[Row] = []
+        for i in range(SIZE[split]):
+            clip = moving.plan_clip(seed, i, split, CLIP, ("which",))
+            file = f"video_{i:05d}.mp4"
+            write_mp4(folder / "clevrer" / f"video_{name}" / file, moving.draw(clip), CLIP.fps)
+            right = set(clip.answer.split(","))
+            told = zip(moving.LETTERS, clip.options, strict=False)
+            choices = [{"choice": words, "answer": "correct" if letter in right else "wrong"} for letter, words in told]
+            asked = {"question_type": "counterfactual", "question": clip.question, "choices": choices}
+            videos.append({"video_filename": file, "questions": [asked]})
+        write_json(folder / "clevrer" / f"{name}.json", videos)
+    write_next_gqa(folder / "nextgqa", seed)
+
+
+def write_next_gqa(folder: Path, seed: int) -> None:
+    """One digit comes and goes; which of five was it, and when."""
+    columns = ("video_id", "frame_count", "width", "height", "question", "answer", "qid", "type", "a0", "a1", "a2", "a3", "a4")
+    folder.mkdir(parents=True)
+    spans: Row = {}
+    with (folder / "test.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for i in range(SIZE["held_out"]):
+            clip = moving.plan_clip(seed, i, "held_out", LONE, ("when",))
+            video, actor = str(10_000 + i), clip.digits[0]
+            write_mp4(folder / "videos" / f"{video}.mp4", moving.draw(clip), LONE.fps)
+            right = int(actor.digit or 0)
+            options = sorted({(right + step) % 10 for step in range(5)})
+            kind = ("CW", "TN", "TC")[i % 3]
+            place = (video, LONE.num_frames, LONE.side, LONE.side, "which digit appears", str(right), "0", kind)
+            writer.writerow([*place, *map(str, options)])
+            span = clip.span(actor)
+            spans[video] = {"duration": clip.duration, "location": {"0": [[span.start, span.end]]}, "fps": float(LONE.fps)}
+    write_json(folder / "gsub_test.json", spans)
+
+
+def prompts(folder: Path, seed: int) -> None:
+    """The prompts of generators: geneval-like, ocr-like, and plain lines."""
+    for split, geneval, other in (("train", "train_metadata", "train"), ("held_out", "evaluation_metadata", "test")):
+        geneval_like(folder / "geneval" / f"{geneval}.jsonl", 2 * SIZE[split], split, seed)
+        ocr_like(folder / "ocr" / f"{other}.txt", SIZE[split], split, seed)
+        for name in ("pickscore", "hpd"):
+            ocr_like(folder / name / f"{other}.txt", SIZE[split], split, seed + 1)
+
+
+def scene_of(split: str, seed: int, index: int) -> Scene:
+    return draw_scene(seed, index, "train" if split == "train" else "held_out", SceneStyle())
+
+
+def save(scene: Scene, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    scene.image.save(file, quality=95)
+    return file
+
+
+def xywh(scene: Scene) -> list[float]:
+    """The box of the digit that is asked for: a corner, width and height, in pixels."""
+    x1, y1, x2, y2 = scene.asked.corners
+    return [x1, y1, x2 - x1, y2 - y1]
+
+
+def write_json(file: Path, value: Mapping[str, object] | Sequence[object]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value), encoding="utf-8")
+
+
+LAYOUTS: dict[str, Callable[[Path, int], None]] = {
+    "refcoco": referring,
+    "screenspot": screens,
+    "charades": charades,
+    "clevrer": questions,
+    "prompts": prompts,
+}
+"""Name -> what writes its files, from a folder and a seed."""

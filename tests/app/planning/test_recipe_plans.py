@@ -1,0 +1,94 @@
+"""`mmrl plan` of every recipe: the published model's shape, data of the published ones' size, and the card that it names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.shapes import flux, stable_diffusion, vlm
+from mmrl.app.commands.plan import Plan, draw_up
+from mmrl.app.commands.recipes.facts import find_recipe, recipes
+from mmrl.app.commands.recipes.tiny import move_paths
+from mmrl.app.config import run as configs
+from mmrl.app.planning.memory import advice, room
+from mmrl.app.toml.tables import Table
+from mmrl.data.drawn.public_layouts import draw, write_json
+from mmrl.data.mp4 import write_mp4
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": lambda folder: vlm(folder, "qwen25_3b"),
+    "Qwen/Qwen2.5-VL-7B-Instruct": lambda folder: vlm(folder, "qwen25_7b"),
+    "stabilityai/stable-diffusion-3.5-medium": stable_diffusion,
+    "black-forest-labs/FLUX.1-dev": flux,
+}
+"""Hub name -> its configs, without weights."""
+ROWS = 40
+QUICK = "flow_grpo_pickscore"
+"""Planned in make test; all others by make evidence."""
+NAMES = [one.name for one in recipes()]
+
+
+def picture(file: Path, width: int, height: int) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), "gray").save(file)
+    return file.name
+
+
+def boxes(folder: Path, name: str, width: int, height: int) -> None:
+    image = picture(folder / "pictures" / f"{name}.png", width, height)
+    question = "the second person from the left in the blue jacket"
+    rows = [
+        {"id": str(i), "image": f"pictures/{image}", "question": f"{question}, {i}", "box": [10, 20, 200, 180], "split": split}
+        for i in range(ROWS)
+        for split in (("train", "val")[i % 2],)
+    ]
+    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def clip(file: Path, seconds: int) -> None:
+    write_mp4(file, np.zeros((10 * seconds, 320, 480, 3), np.uint8), 10)
+
+
+def lay(folder: Path) -> None:
+    """Data of published sizes: COCO's pictures, screens, clips of half a minute and of five seconds; prompts."""
+    for name in ("refcoco", "refcoco+", "refcocog"):
+        boxes(folder, name, 640, 480)
+    boxes(folder, "gui_train", 1920, 1080)
+    screen = picture(folder / "screenspot" / "screenspot_imgs" / "a.png", 1920, 1080)
+    rows = [
+        {"img_filename": screen, "bbox": [5, 5, 40, 40], "instruction": f"open tab {i}", "data_type": "icon"} for i in range(4)
+    ]
+    write_json(folder / "screenspot" / "screenspot_web.json", rows)
+    clip(folder / "charades" / "Charades_v1_480" / "AAAAA.mp4", 30)
+    for name in ("train", "test"):
+        lines = [f"AAAAA {i}.0 {i + 4}.0##a person puts book number {i} on a shelf." for i in range(20)]
+        (folder / "charades" / f"charades_sta_{name}.txt").write_text("\n".join(lines))
+    for name in ("train", "validation"):
+        clip(folder / "clevrer" / f"video_{name}" / "video_0.mp4", 5)
+        choices = [{"choice": f"the collision {i}", "answer": "correct" if i else "wrong"} for i in range(4)]
+        asked = [{"question_type": "counterfactual", "question": f"What else, {i}?", "choices": choices} for i in range(ROWS)]
+        write_json(folder / "clevrer" / f"{name}.json", [{"video_filename": "video_0.mp4", "questions": asked}])
+
+
+def planned(name: str, place: Path) -> Plan:
+    recipe = find_recipe(name)
+    lay(place / "data")
+    draw("prompts", place / "data")
+    table = Table.of(move_paths(Table.read(recipe.config).values, place), name)
+    hub = table.values["policy"]["model"]
+    table.set(("policy", "model"), str(MODELS[hub](place / "model")), "test")
+    # the rewards' own models are no part of a plan, and their weights are not here
+    resolved = configs.resolve(table, [], name)
+    return draw_up(resolved, recipe.recipe.processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == QUICK else pytest.mark.evidence) for one in NAMES])
+def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path):
+    size = room(find_recipe(name).recipe.card)
+    assert size is not None
+    made = planned(name, tmp_path)
+    assert advice(made.memory, size, made.is_text) is None
