@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +10,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.core.types import Prompt
 from mmrl.flow.path import nearest_multiple, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Grid, Size, asked_size
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -32,6 +34,8 @@ TESTED = "latents, pictures, exports as its pipeline's; log-probabilities, gradi
 @dataclass(frozen=True)
 class FlowFamily:
     """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
+
+    It draws one size; `at` gives the family that draws another one with the same networks.
 
     Raises:
         ValueError: a picture size that the model cannot draw.
@@ -81,10 +85,8 @@ class FlowFamily:
 
     def __post_init__(self) -> None:
         refuse_clips(self.settings, type(self))
-        step = self.scale * self.patch
         for name in ("height", "width"):
-            if getattr(self, name) % step:
-                raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws multiples of {step} pixels")
+            self.grid.refuse_setting(f"policy.{name}", getattr(self, name))
         if self.settings.guidance_low is not None and self.boundary is None:
             raise ValueError(
                 f"policy.guidance_low is {self.settings.guidance_low:g}, but {self.settings.model!r} has one network for all "
@@ -150,6 +152,32 @@ class FlowFamily:
     def patch(self) -> int:
         """Latents per token along one side."""
         return 2
+
+    @property
+    def grid(self) -> Grid:
+        """The sizes of pictures that the model draws."""
+        return Grid(self.scale * self.patch)
+
+    def size_of(self, prompt: Prompt) -> Size:
+        """Width and height that a prompt is drawn at: those in its columns, else the run's.
+
+        Raises:
+            ValueError: columns that are no size, or a size that the model cannot draw.
+        """
+        asked = asked_size(prompt)
+        if asked is None:
+            return self.width, self.height
+        self.grid.refuse(asked, f"prompt {prompt.id!r}")
+        return asked
+
+    def at(self, size: Size) -> "FlowFamily":
+        """The family that draws pictures of this width and height."""
+        width, height = size
+        return self if size == (self.width, self.height) else replace(self, width=width, height=height)
+
+    def rows_at(self, most: int, size: Size) -> int:
+        """Latents of a size that have as many tokens as `most` of the run's; one at least, and 1 stays 1."""
+        return max(1, most * self.image_tokens // self.at(size).image_tokens) if most > 1 else most
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
