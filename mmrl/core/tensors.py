@@ -49,7 +49,7 @@ def join_rows(parts: Sequence[Tensor]) -> Tensor:
 
 def own_part(x: Tensor, shape: torch.Size) -> Tensor:
     """(n, t, *shape) of (n, t, e) that `join_rows` made flat."""
-    return x[..., : shape.numel()].unflatten(2, shape)
+    return x[..., : shape.numel()].reshape(*x.shape[:2], *shape)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -72,9 +72,10 @@ class FlowPolicyConfig:
     attention_backend: str | None = None
     """Kernel of the transformer's attention by diffusers' name (native, flash, _native_cudnn, ...); None: diffusers' own choice.
     Stable Diffusion 3 always takes torch's own."""
-    guidance_rule: Literal["family", "plain", "norm", "zero_star"] = "family"
+    guidance_rule: Literal["family", "plain", "norm", "cap", "zero_star"] = "family"
     """How both passes are joined. plain: their difference times the guidance; norm: that, kept at the conditional pass's norm;
-    zero_star: the pass without the prompt is first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
+    cap: no longer than that pass over the whole latent (Z-Image's cfg_normalization); zero_star: the pass without the prompt is
+    first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
     guidance_low: Factor | None = None
     """Guidance below the time at which a model's second network takes over (Wan 2.2 A14B); None: as above it."""
     family: str | None = None

@@ -61,7 +61,7 @@ class Grid:
 
     def nearest(self, size: Size) -> Sequence[Size]:
         """The two sizes nearest to one that does not fit, or the one there is."""
-        found = product(*map(self.sides, size))
+        found = product(self.sides(size[0]), self.sides(size[1]))
         return sorted(found, key=lambda near: sum(abs(a - b) for a, b in zip(near, size, strict=True)))[:2]
 
     def refuse_setting(self, name: str, side: int) -> None:

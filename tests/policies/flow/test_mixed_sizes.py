@@ -100,11 +100,11 @@ def test_a_mixed_step_is_the_steps_of_each_size(tiny: Tiny, family: str, plan: s
     rollouts = policy.rollout(asked(sizes), EVERY[plan])
     policy.diagnostics.audit(rollouts)
     mask, is_forward = rollouts.action_mask, EVERY[plan].forward is not None
+    together, apart = list[torch.Tensor](), list[torch.Tensor]()
     if not is_forward:
         again = logprobs(policy, rollouts)
         assert (again - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[mask].max() < 1e-6
         together = gradients(policy, list(policy.split(batch_of(rollouts), 5, "action")))
-    apart: list[torch.Tensor] = []
     for group, size in enumerate(sizes):
         own = drawer(tiny, family, size)
         plain = [replace(one, prompt=replace(one.prompt, columns={})) for one in asked(sizes) if one.group_id == group]
@@ -136,7 +136,7 @@ def test_sources_have_the_size_of_their_own_picture(tiny: Tiny, family: str, sou
     requests = [
         replace(one, prompt=replace(one.prompt, text="the same words", media=(picture,) * sources)) for one in asked(sizes)
     ]
-    settings = {"max_prompt_tokens": {"kontext": 24, "qwen_edit": 200, "flux2": 160}[family]}
+    settings: dict[str, Any] = {"max_prompt_tokens": {"kontext": 24, "qwen_edit": 200, "flux2": 160}[family]}
     policy = drawer(tiny, family, own_size, **settings)
     rollouts = policy.rollout(requests, PLANS["flow_grpo"])
     policy.diagnostics.audit(rollouts)
@@ -232,14 +232,15 @@ def test_an_update_does_not_depend_on_how_mixed_sizes_are_cut(tiny: Tiny, name: 
 
 def test_frozen_readings_of_latents_are_those_of_each_size(tiny: Tiny):
     """Read for all rows at once they have room for the largest; each part gets them in the shape of its own."""
+    schedule = Full(num_steps=3)
     algorithm = replace(
-        PRESETS["flow_grpo"], schedule=Full(num_steps=3), group_size=4, objective=((1.0, RatioNorm()), (0.1, FlowKL("true")))
+        PRESETS["flow_grpo"], schedule=schedule, group_size=4, objective=((1.0, RatioNorm()), (0.1, FlowKL("true")))
     )
     policy = drawer(tiny, "sd3", shadows=["ref"])
     settings = TrainSettings(steps=1, prompts_per_step=3, micro_batch=64)
     chosen = [sized(prompt, size) for prompt, size in zip(prompts(), SIZES, strict=True)]
     trainer = Trainer(policy, algorithm, Shuffled(chosen, 0), RewardRunner([NamedReward("v", any_variety)]), settings)
-    rollouts = policy.rollout(asked([None, (32, 16), (32, 32)]), algorithm.schedule.at(0))
+    rollouts = policy.rollout(asked([None, (32, 16), (32, 32)]), schedule.at(0))
     ref = MEAN._replace(model="ref")
     with torch.no_grad():
         frozen = trainer.reader.read_rows(rollouts, [SAMPLED_MEAN, ref, REF_LOGPROBS])
@@ -292,7 +293,7 @@ def test_causes_are_still_found_among_mixed_sizes(tiny: Tiny):
     rollouts = policy.rollout(requests, PLANS["flow_grpo"])
     mask, noted = rollouts.action_mask, rollouts.recorded[ROLLOUT_LOGPROBS]
     for hypothesis in policy.diagnostics.hypotheses(rollouts):
-        assert hypothesis.read().shape == noted.shape
+        assert hypothesis.read is not None and hypothesis.read().shape == noted.shape
     policy.net.guidance = 3.0
     assert (logprobs(policy, rollouts) - noted)[mask].abs().max() > 1e-5
 

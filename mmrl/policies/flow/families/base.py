@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt
-from mmrl.flow.path import nearest_multiple, velocity_with_guidance
+from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -220,10 +220,11 @@ class FlowFamily:
         keep_norm = self.keep_norm if rule == "family" else rule == "norm"
         if rule == "zero_star":
             unconditional = nearest_multiple(conditional, unconditional)
-        if low is None or self.boundary is None:
-            return velocity_with_guidance(conditional, unconditional, scale, keep_norm)
-        scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
-        return velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        scales: Tensor | float = scale
+        if low is not None and self.boundary is not None:
+            scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        return no_longer_than(conditional, v) if rule == "cap" else v
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
