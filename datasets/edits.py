@@ -5,8 +5,9 @@
     {"images": ["dress.png", "woman.jpg"], "instruction": "let her wear the dress"}
 
 `mask` is white where the first picture may change (for the reward `keeps_rest`), `target` is how it should look (for
-`toward_target`); both have its size. Several pictures are for models that take so many. Further columns reach the rewards in
-`prompt.columns`. Every row is checked before training starts. Licence: that of your data.
+`toward_target`); both have its size. Several pictures are for models that take so many. `width` and `height` in pixels are the
+size of the edited picture, in place of the policy's. Further columns reach the rewards in `prompt.columns`. Every row is checked
+before training starts. Licence: that of your data.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
 Those under `old` whose quantity is not a log-probability depend on no weights: a policy answers them from its trace, without a
 forward pass. Latent-shaped ones are (n, t, ...), the others (n, t); all are finite everywhere and right where the action mask is
-True.
+True. Of rows whose latents differ in shape, latent-shaped ones are flat, (n, t, e) with zeros behind, until the policy's `split`
+gives every micro-batch rows of one shape.
 """
 
 from mmrl.core.types import Reading

@@ -38,6 +38,20 @@ def stack_ragged(rows: Sequence[Tensor], value: float = 0) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Rows (m, ...) of all parts as one tensor; where their shapes differ, flat as (m, e), with zeros behind shorter ones."""
+    if len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(list(parts))
+    flat = [part.flatten(1) for part in parts]
+    longest = max(part.shape[1] for part in flat)
+    return torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[1])) for part in flat])
+
+
+def own_part(x: Tensor, shape: torch.Size) -> Tensor:
+    """(n, t, *shape) of (n, t, e) that `join_rows` made flat."""
+    return x[..., : shape.numel()].reshape(*x.shape[:2], *shape)
+
+
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device; where it is sent from the host, nobody waits for what the device does at the moment."""
     # The copy the other way must be waited for: the host would read memory that is not written yet.

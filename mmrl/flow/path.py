@@ -67,3 +67,9 @@ def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[T
     """
     c, u = conditional.flatten(1), unconditional.flatten(1)
     return unconditional * like_batch((c * u).sum(1) / (u**2).sum(1).clamp(min=1e-12), unconditional)
+
+
+def no_longer_than(conditional: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
+    """v min(1, |c| / |v|) of every row, norms over the whole latent (Z-Image's pipeline, cfg_normalization = 1)."""
+    wanted, has = (x.flatten(1).norm(dim=1) for x in (conditional, v))
+    return v * like_batch((wanted / has.clamp(min=1e-12)).clamp(max=1), v)

@@ -11,6 +11,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
+from mmrl.core.tensors import join_rows
 from mmrl.core.types import Batch, Reading, Rollouts, Scores
 from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.resources.micro_batch import MicroBatches
@@ -104,7 +105,7 @@ class ReferenceReads:
         for _ in range(self.ranks.most(len(micro_batches)) - len(micro_batches)):
             self.policy.read(micro_batches[-1].rollouts.trace, live, micro_batches[-1].rollouts.action_mask)
         order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
-        flat = {reading: torch.cat([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
+        flat = {reading: join_rows([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}
 
 

@@ -4,6 +4,7 @@ HERE = "tests/processes"
 SGD = ["optimizer.kind=sgd", "optimizer.lr=0.05"]
 REWARD = [f"reward=[{{use='{HERE}/mixed_reward.py'}}]"]
 DATA = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT'}}"
+SIZED = f"data={{use='{HERE}/mixed_sizes.py'}}"
 MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0"]
 DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
@@ -11,7 +12,7 @@ CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other
     "text": ["tiny/image", *REWARD, *SGD, "steps=5", "evaluate_every=5", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
     "text_adamw": ["tiny/image", *REWARD, "steps=5", "evaluation.num_prompts=0"],
-    "flow": ["tiny/flow", *REWARD, *SGD, "steps=5", "evaluate_every=5", "policy.forward_rows=3"],
+    "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=5", "evaluate_every=5", "policy.forward_rows=3"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
     "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],

@@ -73,7 +73,7 @@ def latents(policy: FlowPolicy, asked: Sequence[Request], plan: RolloutPlan) -> 
     """The samples before they are decoded."""
     seen: list[Tensor] = []
     decoder = policy.decoder
-    policy.decoder = lambda latents: (seen.append(latents), decoder(latents))[1]
+    policy.decoder = lambda latents, size=None: (seen.append(latents), decoder(latents, size))[1]
     policy.rollout(asked, plan)
     policy.decoder = decoder
     return torch.cat(seen)

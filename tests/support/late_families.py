@@ -39,6 +39,12 @@ def tokens(count: int, **others: Any) -> dict[str, Any]:
 
 CASES = {
     "z_image": Case("z_image", 4.0, tokens(64, guidance_scale=3.0), {"max_prompt_tokens": 64}),
+    "z_image_capped": Case(
+        "z_image",
+        4.0,
+        tokens(64, guidance_scale=3.0, cfg_normalization=True),
+        {"max_prompt_tokens": 64, "guidance_rule": "cap"},
+    ),
     "z_image_turbo": Case("z_image", 1.0, tokens(64, guidance_scale=0.0), {"max_prompt_tokens": 64}),
     "flux2": Case(
         "flux2", 4.0, tokens(160, guidance_scale=4.0, text_encoder_out_layers=(10, 20, 30)), {"max_prompt_tokens": 160}

@@ -150,6 +150,7 @@ def print_geometry(made: Plan) -> None:
         "group size": str(algorithm.group_size),
         "rounds of sampling": range_text(made.usual.rounds, longest),
         "samples scored per step": range_text(made.usual.scored, None if made.most is None else made.most.scored),
+        **({"sizes of pictures": sizes_text(made.usual.drawn)} if len(made.usual.drawn) > 1 else {}),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
         "parts of an update": f"{update.parts / made.usual.updates:g} of at most {counted_size(config)} "
@@ -164,6 +165,11 @@ def print_geometry(made: Plan) -> None:
     for name, value in rows.items():
         grid.add_row(name, value)
     console.print(grid)
+
+
+def sizes_text(drawn: Mapping[tuple[int, int], int]) -> str:
+    """How many samples of the counted step have which size."""
+    return ", ".join(f"{width} x {height} ({count} samples)" for (width, height), count in sorted(drawn.items()))
 
 
 def range_text(low: int, high: int | None) -> str:

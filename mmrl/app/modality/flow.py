@@ -12,6 +12,8 @@ from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loadi
 from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
+    refuse_comparison_of_sizes,
+    refuse_sizes,
     warn_of_clip_ranges,
     warn_of_guidance,
     warn_of_half_precision,
@@ -69,29 +71,38 @@ class FlowModality:
         from mmrl.policies.flow.families.known import family_of, own_family
         from mmrl.policies.flow.families.sources import refuse_sources
         from mmrl.policies.flow.loading import load_index
+        from mmrl.policies.flow.sketch import sketch_of
 
         own = own_family(policy)
-        kind = family_of(load_index(policy.model, own), policy.model, own)
+        index = load_index(policy.model, own)
+        kind = family_of(index, policy.model, own)
         refuse_sources(prompts, kind.sources, f"policy.model {policy.model!r}")
+        refuse_sizes(prompts, sketch_of(kind, index, policy))
 
     def warn_after_load(
         self, policy: "FlowPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
+        asked = {policy.family.size_of(prompt) for prompt in prompts} or {(policy.config.width, policy.config.height)}
+        families = {size: policy.family.at(size) for size in sorted(asked)}
+        refuse_comparison_of_sizes(algorithm, families)
         for plan in (
             *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
             self.eval_sampling(evaluation),
             *(plan_of(one, evaluation) for one in evaluation.also),
         ):
-            policy.sigmas(plan)
+            for size in families:
+                policy.sigmas(plan, size)
         policy.encoder.warn([prompt.text for prompt in prompts])
-        warn_of_stretching(prompts, policy.family.source_size, policy.config.source_fit)
+        for size, family in families.items():
+            own = [prompt for prompt in prompts if policy.family.size_of(prompt) == size]
+            warn_of_stretching(own, family.source_size, policy.config.source_fit)
         warn_of_guidance(policy.config, policy.family.default_guidance)
-        warn_of_columns(prompts, {"width": policy.config.width, "height": policy.config.height}, IDLE_COLUMNS)
+        warn_of_columns(prompts, {}, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)
         if algorithm.schedule is not None:
             plans = [algorithm.schedule.at(step) for step in range(LOOK_AHEAD)]
             warn_of_idle_network(policy.family.boundary, [(plan, policy.sigmas(plan)) for plan in plans])
-        warn_of_clip_ranges(algorithm, math.prod(policy.family.latent_shape))
+        warn_of_clip_ranges(algorithm, min(math.prod(family.latent_shape) for family in families.values()))
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
         """Lays out a group of the first step, so that a group size that fills no tree is refused here."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,8 +12,12 @@ from mmrl.core.protocols import Clipping
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
 from mmrl.data.pictures import picture_size
+from mmrl.data.validate import FILE_ROW
 from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.flow.evaluate import OF_LATENTS
+from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Size, asked_size, size_text
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}
 """Quantities that only noisy steps have."""
@@ -53,6 +57,30 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
         )
     if not noisy and plan.forward is None:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
+
+
+def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:
+    """Raise ValueError where a prompt asks for a size that the model cannot draw; None: only the loaded model knows."""
+    troubles: list[str] = []
+    for prompt in prompts:
+        try:
+            _ = asked_size(prompt) if family is None else family.size_of(prompt)
+        except ValueError as error:
+            place = prompt.columns.get(FILE_ROW)
+            troubles.append(str(error) if place is None else f"{place}: {error}")
+    if troubles:
+        more = f" (and {len(troubles) - 1} more of {len(prompts)} prompts cannot be drawn)" if len(troubles) > 1 else ""
+        raise ValueError(troubles[0] + more)
+
+
+def refuse_comparison_of_sizes(algorithm: Algorithm, sizes: Collection[Size]) -> None:
+    """Raise ValueError where an objective compares latents of all prompts of a minibatch, and these differ in size."""
+    read = sorted({reading.quantity for reading in algorithm.all_reads} & OF_LATENTS)
+    if algorithm.scope == "batch" and read and len(sizes) > 1:
+        raise ValueError(
+            f"the objective compares latents ({', '.join(read)}) of a whole minibatch (scope 'batch'), but prompts are drawn at "
+            f"{', '.join(map(size_text, sorted(sizes)))} pixels: draw all at one size, or use another objective"
+        )
 
 
 def warn_of_stretching(prompts: Sequence[Prompt], size: tuple[int, int], fit: str) -> None:

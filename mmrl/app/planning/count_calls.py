@@ -38,6 +38,8 @@ class Calls:
     """Rows that a pass over the step's rollouts trains on."""
     updates: int
     """Optimizer steps."""
+    drawn: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Width and height of pictures -> samples."""
 
 
 @dataclass
@@ -112,7 +114,8 @@ class CountedRun:
                     reward.planner.looked = 0
             metrics = trainer.step()
         trained = round(metrics["rollout/actions"] / metrics["rollout/length"])
-        return Calls(self.dry_run.log.counts, int(metrics["rollout/rounds"]), rewards[0].scored, trained, self.algorithm.updates)
+        log, rounds = self.dry_run.log, int(metrics["rollout/rounds"])
+        return Calls(log.counts, rounds, rewards[0].scored, trained, self.algorithm.updates, log.drawn)
 
     def trainer(self, worst: bool) -> tuple[Trainer, list[StandIn]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""

@@ -7,6 +7,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Sample
 from mmrl.policies.flow.encode import key_of
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 
 
@@ -24,7 +25,9 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
         place = name_of(rollouts, row)
         try:
             check_row(rollouts, trace, row)
-            check_picture(policy, sample)
+            size = trace.sigma_plans[int(trace.course_index[row])].size
+            check_size(policy, group.prompt, size)
+            check_picture(sample, size, policy.config.frames)
             check_condition(policy, trace, row, group.prompt)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
@@ -61,12 +64,13 @@ def refuse_deterministic(rollouts: Rollouts, trace: FlowTrace) -> None:
 
 def check_latents(policy: FlowHost, trace: FlowTrace) -> None:
     """Raise ValueError unless latents have the size that the pictures need."""
-    wanted = policy.family.pack(torch.zeros(1, *policy.family.latent_shape)).shape[1:]
-    if trace.latents.shape[1:] != wanted:
-        raise ValueError(
-            f"latents are {tuple(trace.latents.shape[1:])}, but pictures of {policy.config.width} x {policy.config.height} "
-            f"pixels need {tuple(wanted)}"
-        )
+    for sigma_plan, latents in zip(trace.sigma_plans, trace.latents.parts, strict=True):
+        family = policy.family.at(sigma_plan.size)
+        wanted, found = family.pack(torch.zeros(1, *family.latent_shape)).shape[1:], latents.shape[1:]
+        if found != wanted:
+            raise ValueError(
+                f"latents are {tuple(found)}, but pictures of {size_text(sigma_plan.size)} pixels need {tuple(wanted)}"
+            )
 
 
 def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
@@ -89,9 +93,15 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
             raise ValueError(f"its {name} are not those of its schedule: the network would be told wrong times")
 
 
-def check_picture(policy: FlowHost, sample: Sample) -> None:
+def check_size(policy: FlowHost, prompt: Prompt, size: Size) -> None:
+    """Raise ValueError unless the row was drawn at the size that its prompt asks for."""
+    asked = policy.family.size_of(prompt)
+    if size != asked:
+        raise ValueError(f"it was drawn at {size_text(size)} pixels, but its prompt asks for {size_text(asked)}")
+
+
+def check_picture(sample: Sample, size: Size, frames: int) -> None:
     """Raise ValueError unless the picture has the promised size, or the clip size and length."""
-    size, frames = (policy.config.width, policy.config.height), policy.config.frames
     if frames > 1:
         shape = None if sample.video is None else tuple(sample.video.shape)
         if shape != (frames, size[1], size[0], 3):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
@@ -17,6 +17,7 @@ from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.audit import audit_rollouts
 from mmrl.policies.flow.encode import key_of
 from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.interventions import (
@@ -148,9 +149,7 @@ def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
         yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(read_shifted, again, by))
     remedy = "Embeddings must belong to the row's prompt: look for code that permutes, caches or indexes them"
     yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again(replace(trace, conditions=encode_again(again))))
-    offsets = [
-        partial(again, replace(trace, prompt_index=(trace.prompt_index + i) % len(trace.conditions))) for i in range(TRIES)
-    ]
+    offsets = [partial(again, replace(trace, prompt_index=of_other_prompts(trace, i))) for i in range(TRIES)]
     change = "with the embeddings of other prompts of the step"
     yield Hypothesis(
         PROMPT, change, remedy, lambda: nearest_reading(offsets, again.rollouts.recorded[ROLLOUT_LOGPROBS], again.mask)
@@ -173,6 +172,16 @@ def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
     values = again(mask=known).masked_fill(~known, torch.nan).roll(by, 1)
     values[:, 0 if by > 0 else -1] = torch.nan
     return values
+
+
+def of_other_prompts(trace: FlowTrace, by: int) -> Int[Tensor, " n"]:
+    """The places of other conditions, `by` further on among those with as many tokens of pictures as the row's own."""
+    kinds = torch.tensor([kind_of(condition) for condition in trace.conditions])
+    found = trace.prompt_index.clone()
+    for kind in kinds.unique():
+        alike, rows = (kinds == kind).nonzero()[:, 0], kinds[trace.prompt_index] == kind
+        found[rows] = alike[(torch.searchsorted(alike, trace.prompt_index[rows]) + by) % len(alike)]
+    return found
 
 
 def encode_again(again: Again) -> tuple[Condition, ...]:

@@ -21,10 +21,12 @@ from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import SOURCE, kind_of
 from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.loading import add_trainable, load_index, make_family
+from mmrl.policies.flow.loading import add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.sketch import facts_of, make_family, scale_of
 from mmrl.policies.flow.trace import SigmaPlan
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
@@ -56,7 +58,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         **networks,
         vae=vae,
         config=SimpleNamespace(_name_or_path=config.model, **facts_of(index)),
-        vae_scale_factor=scale_of(vae),
+        vae_scale_factor=scale_of(vae.config),
         scheduler=part_of(config.model, index, "scheduler"),
         image_processor=None,
         encoder_configs={name: config_of(config.model, index, name) for name in encoder_names(index)},
@@ -74,22 +76,9 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     return make_family(kind, pipeline, config)
 
 
-def facts_of(index: Index) -> dict[str, object]:
-    """The plain values in a model_index.json, such as boundary_ratio."""
-    return {name: value for name, value in index.items() if not isinstance(value, list) and not name.startswith("_")}
-
-
 def encoder_names(index: Index) -> list[str]:
     """The parts of a pipeline that read prompts."""
     return [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
-
-
-def scale_of(vae: Any) -> int:
-    """Pixels per latent along one side, as the pipelines have it."""
-    for name in ("block_out_channels", "encoder_block_out_channels"):
-        if channels := getattr(vae.config, name, None):
-            return 2 ** (len(channels) - 1)
-    return 2 ** len(vae.temperal_downsample)
 
 
 def config_of(model: str, index: Index, name: str) -> Any:
@@ -141,7 +130,7 @@ def without_latents(family: FlowFamily) -> FlowFamily:
     """The same family with latents of four numbers and prompts without embeddings."""
     answers: dict[str, object] = {
         "latent_shape": (1, 2, 2),
-        "image_tokens": family.image_tokens,
+        "image_tokens": property(lambda self: family.at((self.width, self.height)).image_tokens),
         "pack": lambda self, latents: latents,
         "start": lambda self, noise, sigma: noise,
         "finish": lambda self, latents, sigma: latents,
@@ -159,6 +148,8 @@ class DryGenerator:
 
     inner: LocalGenerator
     log: CallLog
+    family: FlowFamily
+    """With latents in full size."""
     exact: bool = True
 
     def follow(self, weights: Weights, version: int) -> None:
@@ -167,11 +158,24 @@ class DryGenerator:
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> Sampled:
         with self.log.rollout():
             sampled = self.inner.write(requests, sigma_plan)
-        trajectory = sampled.trajectory
+        trajectory, size = sampled.trajectory, sigma_plan.size
         states = {id(one): len(one) for one in (*trajectory.states, *trajectory.means)}
-        self.log.latents += sum(states.values()) + len(sampled.trace.latents)
-        self.log.samples += len(sampled.images)
+        count, family = len(sampled.images), self.family.at(size)
+        self.log.latents += 4 * math.prod(family.latent_shape) * (sum(states.values()) + len(sampled.trace.latents))
+        self.log.decoded += 3 * family.settings.frames * math.prod(size) * count
+        self.log.drawn[size] = self.log.drawn.get(size, 0) + count
         return sampled
+
+
+@dataclass(frozen=True)
+class LargestForward:
+    """The most that the network is asked at a time."""
+
+    rows: int
+    size: Size
+    guidance: float | None
+    pictures: int
+    """Pictures in every prompt."""
 
 
 @dataclass
@@ -179,11 +183,10 @@ class DryForward:
     """Velocities of 0; counts the forwards that a network would have made."""
 
     host: FlowHost
-    image_tokens: int
     log: CallLog
     still: StillWeights
-    largest: dict[str, tuple[int, float | None]] = field(default_factory=dict[str, tuple[int, float | None]])
-    """Phase -> latents and guidance of the largest forward."""
+    largest: dict[str, LargestForward] = field(default_factory=dict[str, LargestForward])
+    """By phase."""
 
     def __call__(
         self,
@@ -192,12 +195,15 @@ class DryForward:
         conditions: Sequence[Condition],
         index: Int[Tensor, " m"],
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
-        config = self.host.config
-        count = self.host.net.passes(guidance) * (config.forward_rows if config.equal_forwards else len(x))
-        shown = kind_of(conditions[int(index[0])]) * self.host.family.source_tokens
-        if self.log.note(1, 0, count, count * (self.image_tokens + shown)):
-            self.largest[self.log.phase] = (len(x), guidance)
+        config, own = self.host.config, self.host.family
+        size = size or (config.width, config.height)
+        family, rows = own.at(size), own.rows_at(config.forward_rows, size) if config.equal_forwards else len(x)
+        count = self.host.net.passes(guidance) * rows
+        pictures = kind_of(conditions[int(index[0])])
+        if self.log.note(1, 0, count, count * (family.image_tokens + pictures * family.source_tokens)):
+            self.largest[self.log.phase] = LargestForward(rows, size, guidance, pictures)
         return torch.zeros_like(x) + self.still.zero()
 
 
@@ -207,7 +213,7 @@ class NoImages:
     def __init__(self, host: FlowHost) -> None:
         """`host` is not asked."""
 
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
         """No image for every row."""
         return [None] * len(latents)
 
@@ -225,8 +231,8 @@ class FlowDryRun:
         small = without_latents(self.family)
         parts = FlowParts(
             load=lambda config: small,
-            generator=lambda host: DryGenerator(LocalGenerator(host), self.log),
-            forward=lambda host: DryForward(host, self.family.image_tokens, self.log, still),
+            generator=lambda host: DryGenerator(LocalGenerator(host), self.log, self.family),
+            forward=lambda host: DryForward(host, self.log, still),
             decoder=NoImages,
             embeddings=lambda config, family: None,
             weights=still.keeper(),
@@ -254,16 +260,22 @@ class FlowDryRun:
         assert isinstance(asked, DryForward)
         found: dict[str, int] = {}
         for phase in self.log.largest:
-            count, guidance = asked.largest[phase]
-            found[phase] = peak_bytes(partial(forward, self, count, guidance, phase == "update"))
-        rows = 1 if config.vae_slicing else config.rows_per_decode
+            found[phase] = peak_bytes(partial(forward, self, asked.largest[phase], phase == "update"))
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
-            latents = torch.zeros(rows, *self.family.latent_shape, dtype=dtype)
+            latents = max(
+                (self._decoded_at_once(size, dtype) for size in self.log.drawn or [(config.width, config.height)]),
+                key=torch.numel,
+            )
             found["decode"] = peak_bytes(partial(self.family.decode, latents))
         if config.rest_text_encoders:
             found["encode"] = sum(encoders_of(config, type(self.family)).values())
         return found
+
+    def _decoded_at_once(self, size: Size, dtype: torch.dtype) -> Tensor:
+        config = self.policy.config
+        rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
+        return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)
 
     def parts_of_activations(self) -> Mapping[str, int]:
         """Nothing: latents are kept in the memory of the host."""
@@ -271,12 +283,7 @@ class FlowDryRun:
 
     def host_bytes(self) -> Mapping[str, int]:
         """States and means of every step while samples are drawn, with what the trace keeps of them, and the samples' pixels."""
-        config, log = self.policy.config, self.log
-        pixels = 3 * config.frames * config.height * config.width
-        return {
-            "latents of a step's rollouts": 4 * math.prod(self.family.latent_shape) * log.latents,
-            "decoded samples": pixels * log.samples,
-        }
+        return {"latents of a step's rollouts": self.log.latents, "decoded samples": self.log.decoded}
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -286,17 +293,17 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return live.peak
 
 
-def forward(dry_run: FlowDryRun, count: int, guidance: float | None, with_gradient: bool) -> None:
+def forward(dry_run: FlowDryRun, largest: LargestForward, with_gradient: bool) -> None:
     """One forward in full size, and the backward pass that follows it."""
-    family, net, config = dry_run.family, dry_run.policy.net, dry_run.policy.config
-    rows = config.forward_rows if config.equal_forwards else count
+    net, config, rows = dry_run.policy.net, dry_run.policy.config, largest.rows
+    family, guidance = dry_run.family.at(largest.size), largest.guidance
     condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     x = family.pack(torch.zeros(rows, *family.latent_shape))
-    pictures = max((kind_of(known) for known in dry_run.policy.encoder.known.values()), default=0)
-    if pictures:
-        condition = {**condition, SOURCE: torch.zeros(pictures * family.source_tokens, x.shape[-1])}
+    if largest.pictures:
+        condition = {**condition, SOURCE: torch.zeros(largest.pictures * family.source_tokens, x.shape[-1])}
     empty = condition if net.passes(guidance) == 2 and not family.own_negatives else None
     with torch.set_grad_enabled(with_gradient):
-        v = net(x, torch.full((rows,), 500.0), [condition], torch.zeros(rows, dtype=torch.long), empty, guidance)
+        places = torch.zeros(rows, dtype=torch.long)
+        v = net(x, torch.full((rows,), 500.0), [condition], places, empty, guidance, largest.size)
         if with_gradient:
             v.sum().backward()

@@ -12,6 +12,7 @@ from mmrl.answers.sources import picture_at
 from mmrl.core.types import Prompt
 from mmrl.policies.flow.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.flow.sizes import asked_size, size_text
 from mmrl.policies.shared.pictures import digest_of_picture, open_picture
 
 log = logging.getLogger("mmrl")
@@ -24,10 +25,12 @@ Asked = Prompt | str
 
 
 def key_of(asked: Asked) -> str:
-    """The name under which a prompt's embeddings are kept: its text, and the contents of its pictures."""
+    """The name under which a prompt's embeddings are kept: its text, and the contents of its pictures with the size asked for."""
     if isinstance(asked, str) or not asked.media:
         return asked if isinstance(asked, str) else asked.text
-    return "\n".join([asked.text, *(f"<picture {digest_of_picture(media)}>" for media in asked.media)])
+    size = asked_size(asked)
+    own = [] if size is None else [f"<drawn at {size_text(size)}>"]
+    return "\n".join([asked.text, *own, *(f"<picture {digest_of_picture(media)}>" for media in asked.media)])
 
 
 def text_of(asked: Asked) -> str:
@@ -98,12 +101,13 @@ class Encoder:
     def _encode(self, asked: Asked, device: torch.device) -> Condition:
         if isinstance(asked, str) or not asked.media:
             return self.family.encode(text_of(asked), device)
-        return self.family.encode_with(text_of(asked), self.pictures(asked), device)
+        family = self.family.at(self.family.size_of(asked))
+        return family.encode_with(text_of(asked), self.pictures(asked), device)
 
     def pictures(self, prompt: Prompt) -> list[Image.Image]:
         """The pictures of a prompt as the model sees them."""
-        pictures = [open_picture(media, prompt.id) for media in prompt.media]
-        return [picture_at(picture, self.family.source_size, self.family.settings.source_fit) for picture in pictures]
+        pictures, family = [open_picture(media, prompt.id) for media in prompt.media], self.family.at(self.family.size_of(prompt))
+        return [picture_at(picture, family.source_size, family.settings.source_fit) for picture in pictures]
 
     @contextmanager
     def _awake(self, device: torch.device) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Quantities of recorded transitions, from the trace alone or from velocities evaluated again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,13 +8,20 @@ from torch import Tensor
 
 from mmrl.core.tensors import to_device
 from mmrl.flow.integrate import gaussian_of
+from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 
 FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
 """Need the network."""
 QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "dt", "sigma", "target_velocity"}
+OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity"})
+"""Have the shape of latents."""
 OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "dt"})
 """Exist at noisy steps only."""
+
+
+Actions = tuple[Int[Tensor, " m"], Int[Tensor, " m"]]
+"""Rows and columns of actions whose latents have one size."""
 
 
 def check_quantity(trace: FlowTrace, quantity: str) -> None:
@@ -46,26 +53,53 @@ def read_trace(
     trace: FlowTrace,
     quantities: Iterable[str],
     mask: Bool[Tensor, "n t"],
-    velocities: Callable[[Int[Tensor, " m"], Int[Tensor, " m"]], Float[Tensor, "m ..."]],
+    velocities: Callable[[Sequence[Actions]], Sequence[Tensor]],
 ) -> dict[str, Tensor]:
-    """(n, t) or (n, t, ...); 0 where mask is False, but of the schedule everywhere. `velocities` answers for (rows, actions)."""
+    """(n, t) or (n, t, ...); 0 where mask is False, but of the schedule everywhere. `velocities` answers for all sizes at once.
+
+    Raises:
+        ValueError: a quantity in the shape of latents, of rows whose pictures differ in size.
+    """
     asked = set(quantities)
     rows, columns = mask.nonzero(as_tuple=True)
     needs_network = bool(asked & FROM_VELOCITY)
     if needs_network and len(rows) == 0 and len(mask) and torch.is_grad_enabled():
         # A backward must find a graph, and wrappers for many processes a forward, also where nothing trains.
         rows = columns = torch.zeros(1, dtype=torch.long)
-    flat: dict[str, Tensor] = {}
-    if needs_network:
-        flat["velocity"] = velocities(rows, columns)
-        if asked & {"logprobs", "mean"}:
-            flat |= densities(trace, rows, columns, flat["velocity"])
+    sizes = trace.by_size(rows)
+    if len(sizes) > 1:
+        refuse_several(asked & OF_LATENTS, [size for size, _ in sizes])
+    chosen = [(rows[places], columns[places]) for _, places in sizes]
+    answers = velocities(chosen) if needs_network else [None] * len(chosen)
+    flat = [of_actions(trace, own, v, asked) for own, v in zip(chosen, answers, strict=True)]
+    rows, columns = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+    found = {name: torch.cat([one[name] for one in flat]) if len(flat) > 1 else flat[0][name] for name in flat[0]}
+    return {
+        name: scatter(found[name].cpu(), rows, columns, mask) if name in found else of_the_schedule(trace, name) for name in asked
+    }
+
+
+def refuse_several(asked: Collection[str], sizes: Sequence[Size]) -> None:
+    """Raise ValueError for latents of several sizes in one tensor."""
+    if asked:
+        raise ValueError(
+            f"the objective compares latents ({', '.join(sorted(asked))}) of {len(sizes)} sizes of pictures at once "
+            f"({', '.join(map(size_text, sizes))}), as a term does that looks at all actions of a minibatch (scope 'batch'): "
+            "draw all prompts at one size, or use another objective"
+        )
+
+
+def of_actions(trace: FlowTrace, actions: Actions, v: Tensor | None, asked: Collection[str]) -> dict[str, Tensor]:
+    """What is asked of actions of one size: of the velocity `v` there, or from the trace."""
+    rows, columns = actions
+    flat = {} if v is None else {"velocity": v}
+    if v is not None and {"logprobs", "mean"} & set(asked):
+        flat |= densities(trace, rows, columns, v)
     if "sampled_mean" in asked:
         flat["sampled_mean"] = trace.latents[trace.means[rows, columns]]
     if "target_velocity" in asked:
         flat["target_velocity"] = trace.targets(rows, columns)
-    found = {name: flat[name].cpu() for name in asked & flat.keys()}
-    return {name: scatter(found[name], rows, columns, mask) if name in found else of_the_schedule(trace, name) for name in asked}
+    return {name: values for name, values in flat.items() if name in asked}
 
 
 def densities(

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.sources import alike
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.sharding import reshard
 
 
@@ -25,8 +28,9 @@ class Forward(Protocol):
         conditions: Sequence[Condition],
         index: Int[Tensor, " m"],
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """On the network's device; with a gradient where gradients are on."""
+        """On the network's device, with a gradient where gradients are on; `size` of the pictures, None: the run's."""
         ...
 
 
@@ -43,17 +47,70 @@ class LocalForward:
         conditions: Sequence[Condition],
         index: Int[Tensor, " m"],
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
         host, grad, count = self.host, torch.is_grad_enabled(), len(x)
         device = host.net.device
         x, timesteps = to_device(x, device), to_device(timesteps, device)
         if host.config.equal_forwards:
-            rows = torch.arange(host.config.forward_rows).clamp(max=count - 1)
+            most = host.config.forward_rows if size is None else host.family.rows_at(host.config.forward_rows, size)
+            rows = torch.arange(most).clamp(max=count - 1)
             x, timesteps, index = x[to_device(rows, device)], timesteps[to_device(rows, device)], index[rows]
         is_shared = host.net.passes(guidance) == 2 and not host.family.own_negatives
         empty = host.encoder.empty(device) if is_shared else None
         module = host.module if grad else host.net
-        v = module(x, timesteps, conditions, index, empty, guidance)
+        v = module(x, timesteps, conditions, index, empty, guidance, size)
         if not grad and host.ranks.is_sharded:
             reshard(host.net)
         return v[:count]
+
+
+@dataclass(frozen=True)
+class NoisyLatents:
+    """Latents of pictures of one size, with what the network is told of each."""
+
+    x: Float[Tensor, "m ..."]
+    timesteps: Float[Tensor, " m"]
+    index: Int[Tensor, " m"]
+    """Their places among the conditions."""
+    size: Size
+
+
+def noisy_latents(trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> NoisyLatents:
+    """What the network sees of some actions, whose pictures have one size."""
+    x, index = trace.inputs(rows, columns), trace.prompt_index[rows]
+    return NoisyLatents(x, trace.timesteps[rows, columns], index, trace.size_of(rows))
+
+
+def velocities_of(
+    host: FlowHost,
+    forward: Forward,
+    asked: Sequence[NoisyLatents],
+    conditions: Sequence[Condition],
+    guidance: float | None = None,
+) -> list[Tensor]:
+    """The velocities at latents of every size, in forwards that hold one size each.
+
+    Wrapped modules talk to each other at every forward, so all processes make the same number of them.
+    """
+    most = host.config.forward_rows
+    pieces = [alike(conditions, own.index, host.family.rows_at(most, own.size)) for own in asked]
+    missing = host.ranks.forwards(sum(map(len, pieces))) - sum(map(len, pieces))
+    found: list[Tensor] = []
+    for own, cut in zip(asked, pieces, strict=True):
+        out = [forward(own.x[rows], own.timesteps[rows], conditions, own.index[rows], guidance, own.size) for rows in cut]
+        if own is asked[-1]:
+            # The condition of a row, for one of another size may hold pictures of another size.
+            one = own.index[:1] if len(own.index) else torch.zeros(1, dtype=own.index.dtype)
+            x, time = own.x.new_zeros(1, *own.x.shape[1:]), own.timesteps.new_zeros(1)
+            out += [forward(x, time, conditions, one, guidance, own.size)[:0] for _ in range(missing)]
+        found.append(put_back(out, cut) if out else own.x)
+    return found
+
+
+def put_back(out: Sequence[Tensor], cut: Sequence[Tensor | slice]) -> Tensor:
+    """The rows of all forwards in the order that they were cut from."""
+    order = [rows for rows in cut if isinstance(rows, Tensor)]
+    if len(cut) > 1 and order:
+        return torch.cat(list(out))[to_device(torch.cat(order).argsort(), out[0].device)]
+    return torch.cat(list(out))

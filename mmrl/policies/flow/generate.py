@@ -16,7 +16,9 @@ from mmrl.core.tensors import to_device
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out
+from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import Weights
@@ -40,7 +42,7 @@ class Generator(Protocol):
         ...
 
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
-        """All samples of requests, under the weights that are swapped in (`weights.active`).
+        """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).
 
         Raises:
             ValueError: a group size that does not fill the plan's trees, or latents that are no longer finite.
@@ -52,7 +54,9 @@ class Generator(Protocol):
 class Decoder(Protocol):
     """Finished latents -> PIL images, or clips as bytes (frames, y, x, 3)."""
 
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]: ...
+    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+        """All latents are of pictures of one size; None: the run's."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,47 +72,49 @@ class LocalGenerator:
     @in_span("generate")
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         host, plan, counts = self.host, sigma_plan.plan, tuple(request.count for request in requests)
-        seeds = tuple(request.seed for request in requests)
+        seeds, family = tuple(request.seed for request in requests), host.family.at(sigma_plan.size)
         layout = lay_out(plan, counts, seeds)
-        noise, device = SeededNoise(plan, counts, seeds, host.family.latent_shape), host.net.device
+        noise, device = SeededNoise(plan, counts, seeds, family.latent_shape), host.net.device
         conditions, late = host.encoder([request.prompt for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
         first, last = float(sigma_plan.sigmas[0]), float(sigma_plan.sigmas[-1])
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
-            v = host.velocities(x, sigma_plan.timesteps[step].expand(len(x)), conditions, prompts[rows], plan.guidance)
+            times = sigma_plan.timesteps[step].expand(len(x))
+            v = host.velocities(x, times, conditions, prompts[rows], plan.guidance, sigma_plan.size)
             refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
 
         def packed(column: int, rows: Int[Tensor, " m"]) -> Tensor:
-            drawn = host.family.pack(noise(column, rows))
-            return to_device(host.family.start(drawn, first) if column == 0 else drawn, device)
+            drawn = family.pack(noise(column, rows))
+            return to_device(family.start(drawn, first) if column == 0 else drawn, device)
 
         trajectory = integrate(plan, sigma_plan.sigmas, layout, velocity, packed, keep=send_home)
         # From here on the device has done all that was asked of it, and what was sent home is there.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
-        finished = host.family.finish(trajectory.samples, last)
+        finished = family.finish(trajectory.samples, last)
         if plan.forward is not None:
             trace = trace_of_noised(finished, keys, sigma_plan, conditions, prompts)
         else:
             trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
-        images = host.decode(finished)
-        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, host.family.fps)
+        images = host.decode(finished, sigma_plan.size)
+        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps)
 
 
 @dataclass(frozen=True)
 class LocalDecoder:
-    """Decodes with the pipeline's autoencoder, `decode_rows` at a time."""
+    """Decodes with the pipeline's autoencoder, `decode_rows` at a time, or as many as have so many pixels."""
 
     host: FlowHost
 
     @in_span("decode")
-    def __call__(self, latents: Float[Tensor, "n ..."]) -> list[object]:
+    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
         """PIL images or clips; raises ValueError where pixels are not finite."""
-        family, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
-        for chunk in latents.split(self.host.config.rows_per_decode):
+        own, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
+        family, rows = own if size is None else own.at(size), self.host.config.rows_per_decode
+        for chunk in latents.split(rows if size is None else own.rows_at(rows, size)):
             pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
                 raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
@@ -187,6 +193,14 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         node_ids=torch.cat(nodes) if has_shared_steps(layouts) else None,
         weights_version=min(part.weights_version for part in sampled),
     )
+
+
+def by_size(requests: Sequence[Request], family: FlowFamily) -> list[tuple[Size, list[Request]]]:
+    """Every size that prompts ask for, and its requests."""
+    found: dict[Size, list[Request]] = {}
+    for request in requests:
+        found.setdefault(family.size_of(request.prompt), []).append(request)
+    return sorted(found.items(), key=lambda pair: pair[0])
 
 
 def has_shared_steps(layouts: Sequence[Layout]) -> bool:

@@ -11,6 +11,7 @@ from mmrl.policies.flow.encode import Encoder
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.weights import Weights
 
@@ -54,14 +55,15 @@ class FlowHost(Protocol):
         conditions: Sequence[Condition],
         index: Int[Tensor, " m"],
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """The guided velocities at latents whose prompts are conditions[index]."""
+        """The guided velocities at latents whose prompts are conditions[index], of pictures of one size; None: the run's."""
         ...
 
     def logprobs(self, trace: FlowTrace, mask: Tensor, model: str = "policy") -> Float[Tensor, "n t"]:
         """Log-probabilities of the recorded transitions under some weights, without gradient."""
         ...
 
-    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
-        """Finished latents as PIL images."""
+    def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+        """Finished latents of one size as PIL images."""
         ...

@@ -15,6 +15,7 @@ from mmrl.policies.flow.adapters import add_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sketch import make_family, sketch_of
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.weights import whole
 
@@ -37,7 +38,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     own = own or own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
-    kind.refuse(index, config)
+    sketch_of(kind, index, config)
     pipeline = load_pipeline(config, index, kind.networks)
     for part in parts_of(pipeline):
         part.requires_grad_(False)
@@ -54,12 +55,6 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     if config.vae_tiling:
         pipeline.vae.enable_tiling()
     return make_family(kind, pipeline, config)
-
-
-def make_family(kind: type[FlowFamily], pipeline: Pipeline, config: FlowPolicyConfig) -> FlowFamily:
-    """The family of a loaded pipeline. Raises ValueError for a picture size that the model cannot draw."""
-    tokens = kind.usual_prompt_tokens if config.max_prompt_tokens is None else config.max_prompt_tokens
-    return kind(pipeline, config.height, config.width, tokens, config)
 
 
 def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str] = ("transformer",)) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sources import SOURCE
+from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.transfer import Uploads
 
 
@@ -41,18 +42,20 @@ class FlowNet(nn.Module):
         index: Int[Tensor, " m"],
         empty: Condition | None = None,
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """Velocities in float32 at latents whose prompts are conditions[index].
+        """Velocities in float32 at latents whose prompts are conditions[index], of pictures of one size; None: the run's.
 
         `empty` is needed for a second pass, unless every condition has a negative of its own.
         """
+        family = self.family if size is None else self.family.at(size)
         scale = self.guidance if guidance is None else guidance
         used, places = index.unique(return_inverse=True)
         shown = self.uploads([conditions[i] for i in used.tolist()], x.device)
         if self.passes(scale) == 1:
-            return self._plain(x, timesteps, shown, places, scale)
-        if self.family.own_negatives:
-            negatives, away = [self.family.negative(one) for one in shown], places + len(shown)
+            return self._plain(family, x, timesteps, shown, places, scale)
+        if family.own_negatives:
+            negatives, away = [family.negative(one) for one in shown], places + len(shown)
         else:
             assert empty is not None
             (no_words,) = self.uploads([empty], x.device)
@@ -60,17 +63,19 @@ class FlowNet(nn.Module):
             if any(SOURCE in one for one in shown):
                 negatives, away = [{**no_words, SOURCE: one[SOURCE]} for one in shown], places + len(shown)
         both = self._plain(
-            torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
+            family, torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
         )
         without, with_prompt = both.chunk(2)
-        return self.family.guide(with_prompt, without, scale, timesteps)
+        return family.guide(with_prompt, without, scale, timesteps)
 
-    def _plain(self, x: Tensor, timesteps: Tensor, shown: Sequence[Condition], index: Tensor, guidance: float) -> Tensor:
-        prompts = self.family.collate(shown, self.full)
+    def _plain(
+        self, family: FlowFamily, x: Tensor, timesteps: Tensor, shown: Sequence[Condition], index: Tensor, guidance: float
+    ) -> Tensor:
+        prompts = family.collate(shown, self.full)
         chosen = to_device(index, x.device)
         prompts = {name: value[chosen] for name, value in prompts.items()}
         with self._precision():
-            return self.family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
+            return family.velocity(self.transformer, x, timesteps, prompts, guidance).float()
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half_precision else nullcontext()

@@ -1,4 +1,4 @@
-"""Cutting a batch of transitions into parts that fit one forward."""
+"""Cutting a batch of transitions into parts that fit one forward, each of pictures of one size."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,29 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from mmrl.core.tensors import own_part
 from mmrl.core.types import Batch, Scope
+from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.trace import FlowTrace
+
+
+def cut_sizes(batch: Batch) -> list[tuple[Size, Batch]]:
+    """The batch by size of pictures: rows of one size in each part, with frozen readings in the shape of their own latents."""
+    trace = batch.rollouts.trace
+    assert isinstance(trace, FlowTrace)
+    parts = trace.by_size(torch.arange(len(batch)))
+    cut = [(size, batch if len(parts) == 1 else batch.take(rows)) for size, rows in parts]
+    if len(parts) > 1 and bool(batch.rollouts.action_mask.any()) and torch.is_grad_enabled():
+        # A part in which nothing trains would cost a forward.
+        cut = [(size, part) for size, part in cut if bool(part.rollouts.action_mask.any())]
+    return [(size, with_own_shape(part, trace.shape_at(size))) for size, part in cut]
+
+
+def with_own_shape(batch: Batch, shape: torch.Size) -> Batch:
+    """The same batch with latents of this shape, where frozen readings had room for larger ones."""
+    if all(x.ndim != 3 for x in batch.frozen.values()):
+        return batch
+    return replace(batch, frozen={r: own_part(x, shape) if x.ndim == 3 else x for r, x in batch.frozen.items()})
 
 
 def cut_actions(batch: Batch, most: int) -> Iterator[Batch]:

@@ -14,22 +14,23 @@ from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.spans import in_span
-from mmrl.core.tensors import to_device
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.encode import Encoder
-from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, check_quantity, read_trace
+from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
 from mmrl.policies.flow.families.base import Condition
-from mmrl.policies.flow.families.sources import alike, refuse_sources
-from mmrl.policies.flow.generate import Sampled, assemble
+from mmrl.policies.flow.families.sources import refuse_sources
+from mmrl.policies.flow.forward import NoisyLatents, noisy_latents, velocities_of
+from mmrl.policies.flow.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.loading import parts_of, save_pipeline
 from mmrl.policies.flow.net import FlowNet
-from mmrl.policies.flow.packing import cut_actions, cut_rows
+from mmrl.policies.flow.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
@@ -103,13 +104,14 @@ class FlowPolicy:
     def rollout(self, requests: Sequence[Request], sampling: RolloutPlan | None = None) -> Rollouts:
         """Images of all requests; `sampling` is the plan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
 
+        Prompts of one size are drawn together, at sigmas of their own where those depend on the size.
+
         Raises:
             ValueError: no plan, a request nobody can serve, a group size that does not fill the plan's trees, or latents that
                 are no longer finite.
         """
         plan = check_plan(sampling)
         self._check(requests)
-        sigma_plan = SigmaPlan(plan, self.sigmas(plan))
         self.net.uploads.clear()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
@@ -118,19 +120,26 @@ class FlowPolicy:
         stand_in = [Request(Prompt("stand-in", media=self._white_pictures()), leaves(plan), 0)]
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
-            own = [request for request in requests if request.model == model]
-            if self.ranks.anyone(bool(own)):
+            own = by_size([request for request in requests if request.model == model], self.family)
+            missing = self.ranks.forwards(len(own)) - len(own)
+            if own or missing:
                 with self.weights.swapped_in(model):
-                    (sampled if own else idle).append(self.generator.write(own or stand_in, sigma_plan))
+                    sampled += [self.generator.write(part, self._sigma_plan(plan, size)) for size, part in own]
+                    idle += [self.generator.write(stand_in, self._sigma_plan(plan)) for _ in range(missing)]
         if sampled:
             return assemble(sampled, requests)
-        nothing = idle[0] if idle else self.generator.write(stand_in, sigma_plan)
+        nothing = idle[0] if idle else self.generator.write(stand_in, self._sigma_plan(plan))
         return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
 
-    def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
-        """The sigmas at which the plan's steps are taken. Raises ValueError where the model's spacing has no answer."""
-        self.family.check_plan(plan)
-        return plan.sigmas(plan.spacing or self.family.spacing(), self.family.image_tokens)
+    def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
+        """The sigmas at which the plan's steps are taken for pictures of a size; None: the run's.
+
+        Raises:
+            ValueError: the model's spacing has no answer.
+        """
+        family = self.family if size is None else self.family.at(size)
+        family.check_plan(plan)
+        return plan.sigmas(plan.spacing or family.spacing(), family.image_tokens)
 
     @in_span("forward")
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -149,9 +158,8 @@ class FlowPolicy:
             wanted.setdefault(reading.model, []).append(reading)
         out: dict[Reading, Tensor] = {}
 
-        def velocities(rows: Tensor, columns: Tensor) -> Tensor:
-            x = trace.inputs(rows, columns)
-            return self.velocities(x, trace.timesteps[rows, columns], trace.conditions, trace.prompt_index[rows])
+        def velocities(actions: Sequence[Actions]) -> Sequence[Tensor]:
+            return velocities_of(self, self.forward, [noisy_latents(trace, *own) for own in actions], trace.conditions)
 
         for model, asked in wanted.items():
             with self.weights.swapped_in("policy" if model == "old" else model):
@@ -162,11 +170,19 @@ class FlowPolicy:
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` actions that train. With scope `action` and a gradient a part also fits one forward.
 
-        Without a gradient rows stay whole, since `read` cuts its forwards itself.
+        Without a gradient rows stay whole, since `read` cuts its forwards itself. But with scope `batch` the pictures of a part
+        have one size, and as many of them train as have the tokens of `micro_batch` pictures of the run's size.
         """
-        if scope == "action" and torch.is_grad_enabled():
-            return cut_actions(batch, max(1, min(micro_batch, self.config.forward_rows)))
-        return cut_rows(batch, micro_batch, scope)
+        if scope == "batch":
+            yield from cut_rows(batch, micro_batch, scope)
+            return
+        fits_forward = scope == "action" and torch.is_grad_enabled()
+        for size, part in cut_sizes(batch):
+            most = self.family.rows_at(micro_batch, size)
+            if fits_forward:
+                yield from cut_actions(part, max(1, min(most, self.family.rows_at(self.config.forward_rows, size))))
+            else:
+                yield from cut_rows(part, most, scope)
 
     def join(self, traces: Sequence[Trace]) -> FlowTrace:
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
@@ -206,25 +222,18 @@ class FlowPolicy:
         conditions: Sequence[Condition],
         index: Int[Tensor, " m"],
         guidance: float | None = None,
+        size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
         """The guided velocities at latents whose prompts are conditions[index], in forwards of at most `forward_rows` latents.
 
-        Wrapped modules talk to each other at every forward, so all processes make the same number of them.
+        All are of pictures of one size; None: the run's.
         """
-        pieces = alike(conditions, index, self.config.forward_rows)
-        missing = self.ranks.forwards(len(pieces)) - len(pieces)
-        out = [self.forward(x[rows], timesteps[rows], conditions, index[rows], guidance) for rows in pieces]
-        for _ in range(missing):
-            one = torch.zeros(1, dtype=index.dtype)
-            out.append(self.forward(x.new_zeros(1, *x.shape[1:]), timesteps.new_zeros(1), conditions, one)[:0])
-        if len(pieces) > 1 and any(isinstance(rows, Tensor) for rows in pieces):
-            order = torch.cat([rows for rows in pieces if isinstance(rows, Tensor)])
-            return torch.cat(out)[to_device(order.argsort(), out[0].device)]
-        return torch.cat(out) if out else x
+        asked = NoisyLatents(x, timesteps, index, size or (self.config.width, self.config.height))
+        return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
 
-    def decode(self, latents: Float[Tensor, "n ..."]) -> list[object]:
-        """Finished latents as PIL images; raises ValueError where pixels are not finite."""
-        return self.decoder(latents)
+    def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+        """Finished latents of one size as PIL images; raises ValueError where pixels are not finite."""
+        return self.decoder(latents, size)
 
     def logprobs(self, trace: FlowTrace, mask: Bool[Tensor, "n t"], model: str = "policy") -> Float[Tensor, "n t"]:
         """Log-probabilities of the recorded transitions under some weights, cut off from the graph."""
@@ -246,8 +255,12 @@ class FlowPolicy:
                     "prompts for the role 'policy'"
                 )
             refuse_sources([request.prompt], self.family.sources)
+            self.family.size_of(request.prompt)
             if request.model not in known:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
+
+    def _sigma_plan(self, plan: RolloutPlan, size: Size | None = None) -> SigmaPlan:
+        return SigmaPlan(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
 
     def _white_pictures(self) -> tuple[Image.Image, ...]:
         """The fewest that a prompt may hold."""

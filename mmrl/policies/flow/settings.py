@@ -19,9 +19,10 @@ class FlowPolicyConfig:
     model: str
     """A folder, or a name on the Hugging Face hub."""
     height: Count = 512
-    """Height of the images in pixels, while training and while evaluating."""
+    """Height of the images in pixels, while training and while evaluating, of prompts whose columns width and height name no
+    size of their own."""
     width: Count = 512
-    """Width of the images in pixels, while training and while evaluating."""
+    """Width of the images in pixels; see height."""
     source_pixels: Count | None = None
     """Of editors: the area at which the model sees the pictures of a prompt, in pixels, in the shape of those that it draws;
     None: their size. Sides are rounded to what the model takes."""
@@ -45,7 +46,8 @@ class FlowPolicyConfig:
     """Tokens that the long text encoder takes (T5, Qwen); None = as the family's pipeline. SD3 without T5 gets so many empty
     ones, as its pipeline gives it."""
     forward_rows: Count = 16
-    """Most latents in one forward, while sampling and while training; guidance doubles them."""
+    """Most latents in one forward, while sampling and while training; guidance doubles them. Of prompts with a size of their own
+    as many as have as many tokens."""
     equal_forwards: bool = False
     """Fill every forward up to forward_rows and every prompt to max_prompt_tokens, so that sampling and training run the same
     kernels: in bfloat16 ratios then start much nearer to 1."""
@@ -70,9 +72,10 @@ class FlowPolicyConfig:
     attention_backend: str | None = None
     """Kernel of the transformer's attention by diffusers' name (native, flash, _native_cudnn, ...); None: diffusers' own choice.
     Stable Diffusion 3 always takes torch's own."""
-    guidance_rule: Literal["family", "plain", "norm", "zero_star"] = "family"
+    guidance_rule: Literal["family", "plain", "norm", "cap", "zero_star"] = "family"
     """How both passes are joined. plain: their difference times the guidance; norm: that, kept at the conditional pass's norm;
-    zero_star: the pass without the prompt is first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
+    cap: no longer than that pass over the whole latent (Z-Image's cfg_normalization); zero_star: the pass without the prompt is
+    first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
     guidance_low: Factor | None = None
     """Guidance below the time at which a model's second network takes over (Wan 2.2 A14B); None: as above it."""
     family: str | None = None

@@ -15,13 +15,43 @@ from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.sizes import Size
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Latents of one or several shapes, numbered through all parts: `latents[places]` are some of one shape."""
+
+    parts: tuple[Tensor, ...]
+    """One for every plan of a trace."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0][places]
+        part = torch.searchsorted(self._ends, places, right=True)
+        used = part.unique().tolist() or [0]
+        shapes = {self.parts[i].shape[1:] for i in used}
+        assert len(shapes) == 1, f"latents of the shapes {shapes} in one tensor"
+        found = self.parts[used[0]].new_empty(*places.shape, *shapes.pop())
+        for i in used:
+            here = part == i
+            found[here] = self.parts[i][places[here] - int(self._ends[i]) + len(self.parts[i])]
+        return found
+
+    @cached_property
+    def _ends(self) -> Int[Tensor, " k"]:
+        return torch.tensor([len(part) for part in self.parts]).cumsum(0)
 
 
 @dataclass(frozen=True)
 class SigmaPlan:
-    """A plan with the sigmas it was followed at."""
+    """A plan with the size of the pictures it was followed for, and the sigmas it was followed at."""
 
     plan: RolloutPlan
+    size: Size
     sigmas: Float[Tensor, " t1"]
 
     @property
@@ -36,7 +66,7 @@ class SigmaPlan:
 
 @dataclass(frozen=True)
 class FlowTrace:
-    """Transitions of rows, all on the CPU. Latents are kept once, however many transitions touch them.
+    """Transitions of rows, all on the CPU. Latents are kept once, however many transitions touch them, by plan and size.
 
     An action is a step of the row's plan, or (forward plans) a noised copy of its finished sample.
     """
@@ -48,7 +78,7 @@ class FlowTrace:
     course_index: Int[Tensor, " n"]
     steps: Int[Tensor, "n t"]
     """Which step of the plan; -1 where the row has no such action."""
-    latents: Float[Tensor, "k ..."]
+    latents: Latents
     before: Int[Tensor, "n t"]
     """Into `latents`: where the step starts; of a noised copy, the sample. Right where the action may train."""
     after: Int[Tensor, "n t"]
@@ -68,6 +98,25 @@ class FlowTrace:
         per_action = ("steps", "before", "after", "means", "sigma", "timesteps")
         cut = {name: getattr(self, name)[rows][:, steps] for name in per_action}
         return replace(self, prompt_index=self.prompt_index[rows], course_index=self.course_index[rows], **cut)
+
+    def by_size(self, rows: Int[Tensor, " m"]) -> list[tuple[Size, Int[Tensor, " k"]]]:
+        """Every size of pictures, and the places of its rows in `rows`; without rows one size that has none."""
+        sizes = sorted({sigma_plan.size for sigma_plan in self.sigma_plans})
+        if len(sizes) == 1:
+            return [(sizes[0], torch.arange(len(rows)))]
+        number = torch.tensor([sizes.index(sigma_plan.size) for sigma_plan in self.sigma_plans])[self.course_index[rows]]
+        found = [(size, (number == i).nonzero()[:, 0]) for i, size in enumerate(sizes)]
+        # Of no rows, the latents are in the shape of the first plan's.
+        return [(size, places) for size, places in found if len(places)] or [(self.sigma_plans[0].size, torch.arange(0))]
+
+    def size_of(self, rows: Int[Tensor, " m"]) -> Size:
+        """The size of the pictures of these rows, which have one; of no rows, that of the first plan."""
+        return self.sigma_plans[int(self.course_index[rows[0]]) if len(rows) else 0].size
+
+    def shape_at(self, size: Size) -> torch.Size:
+        """The shape of a latent of a size."""
+        parts = zip(self.sigma_plans, self.latents.parts, strict=True)
+        return next(part.shape[1:] for sigma_plan, part in parts if sigma_plan.size == size)
 
     @property
     def is_forward(self) -> bool:
@@ -119,7 +168,7 @@ def trace_of_steps(
         sigma_plans=(sigma_plan,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(t).repeat(n, 1),
-        latents=torch.cat(kept),
+        latents=Latents((torch.cat(kept),)),
         before=torch.stack(at[:-1], 1),
         after=torch.stack(at[1:], 1),
         means=torch.stack(means, 1),
@@ -153,7 +202,7 @@ def trace_of_noised(
         sigma_plans=(sigma_plan,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(k).repeat(n, 1),
-        latents=torch.cat([samples.cpu(), noise.flatten(0, 1)]),
+        latents=Latents((torch.cat([samples.cpu(), noise.flatten(0, 1)]),)),
         before=rows,
         after=after,
         means=after,
@@ -188,6 +237,6 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
     return FlowTrace(
         conditions=tuple(condition for trace in traces for condition in trace.conditions),
         sigma_plans=tuple(sigma_plan for trace in traces for sigma_plan in trace.sigma_plans),
-        latents=torch.cat([trace.latents for trace in traces]),
+        latents=Latents(tuple(part for trace in traces for part in trace.latents.parts)),
         **{name: torch.cat([part[name] for part in moved]) for name in moved[0]},
     )

@@ -45,14 +45,16 @@ class CallLog:
     """Phase -> positions of the largest piece of work."""
     generating: bool = False
     latents: int = 0
-    """Of image generators: those that rollouts keep in the memory of the host."""
-    samples: int = 0
-    """Of image generators: those that are decoded."""
+    """Of image generators: bytes of those that rollouts keep in the memory of the host."""
+    decoded: int = 0
+    """Of image generators: bytes of the samples' pixels."""
+    drawn: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Of image generators: width and height -> samples."""
 
     def clear(self) -> None:
         """Begin again; counts that were handed out stay as they are."""
         self.counts, self.largest = {phase: CallCount() for phase in PHASES}, {}
-        self.latents = self.samples = 0
+        self.latents, self.decoded, self.drawn = 0, 0, {}
 
     @property
     def phase(self) -> str:

@@ -1,6 +1,7 @@
 """Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER..."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from mmrl.training.state import copy_state
 from tests.support.flow_policies import PLANS, make, prompts
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 
+SIZES = ({}, {"width": 32, "height": 16}, {"width": 16, "height": 32})
+"""Of the prompts: the first process has two sizes, the second one a third."""
+
 
 def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, Any]:
     """What this process reads after two updates on its share of the prompts, and the state that all hold."""
@@ -20,7 +24,8 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, 
     policy.prepare(accelerator)
     assert (type(policy.parameters()[0]).__name__ == "DTensor") == (kind == "sharded")
     optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
-    requests = [Request(prompt, 4 - 2 * (i > 0), i, seed=7 + i) for i, prompt in enumerate(prompts())]
+    chosen = [replace(prompt, columns=size) for prompt, size in zip(prompts(), SIZES, strict=True)]
+    requests = [Request(prompt, 4 - 2 * (i > 0), i, seed=7 + i) for i, prompt in enumerate(chosen)]
     mine = requests if world == 1 else requests[:2] if rank == 0 else requests[2:]
     rollouts = policy.rollout(mine, PLANS["flow_grpo"])
     for _ in range(2):

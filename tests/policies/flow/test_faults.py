@@ -15,7 +15,7 @@ from mmrl.flow.schedules import Full, Window
 from mmrl.policies.flow import diagnose as causes
 from mmrl.policies.flow.generate import Sampled
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.flow.trace import FlowTrace, Latents
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.preflight import TrainingStoppedError
@@ -201,9 +201,9 @@ def on_trace(change: Any) -> Any:
 
 
 def burst(trace: FlowTrace) -> FlowTrace:
-    latents = trace.latents.clone()
+    (latents,) = (part.clone() for part in trace.latents.parts)
     latents[trace.after[3, 0]] = torch.nan
-    return replace(trace, latents=latents)
+    return replace(trace, latents=Latents((latents,)))
 
 
 def nameless(rollouts: Rollouts) -> Rollouts:
@@ -213,7 +213,7 @@ def nameless(rollouts: Rollouts) -> Rollouts:
 
 
 def narrowed(trace: FlowTrace) -> FlowTrace:
-    return replace(trace, latents=trace.latents[..., :2])
+    return replace(trace, latents=Latents(tuple(part[..., :2] for part in trace.latents.parts)))
 
 
 def late(trace: FlowTrace) -> FlowTrace:

@@ -32,6 +32,7 @@ def without_size(family: object, prompts: Mapping[str, torch.Tensor]) -> dict[st
 
 FACTS: dict[str, tuple[str, type, str, Any]] = {
     "guidance counts from 0": ("z_image", ZImage, "guide", lambda self, a, b, g, t: b + (g - 1) * (a - b)),
+    "lengths are not cut": ("z_image_capped", ZImage, "guide", lambda self, a, b, g, t: b + g * (a - b)),
     "the velocity is not turned": ("z_image", ZImage, "velocity", lambda self, *rest: -VELOCITY(self, *rest)),
     "time runs to the noise": (
         "z_image",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.flow.path import nearest_multiple, velocity_with_guidance
+from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.adapters import add_adapter, save_adapter
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
@@ -75,7 +75,7 @@ def test_a_pipeline_without_a_loader_keeps_its_adapters(tiny, tmp_path):
     assert all(torch.equal(again[name], trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("rule", ["plain", "norm", "zero_star"])
+@pytest.mark.parametrize("rule", ["plain", "norm", "cap", "zero_star"])
 def test_rules_of_guidance_join_both_passes(tiny, rule):
     """Against the formula at the first step, and read again to 1e-6."""
     policy = make(tiny("sd3"), guidance_rule=rule)
@@ -92,10 +92,28 @@ def test_rules_of_guidance_join_both_passes(tiny, rule):
         expected = 2 * c - u
     elif rule == "norm":
         expected = (2 * c - u) * (c.norm(dim=-1, keepdim=True) / (2 * c - u).norm(dim=-1, keepdim=True))
+    elif rule == "cap":
+        plain = 2 * c - u
+        expected = torch.stack([b * min(1.0, float(a.norm() / b.norm())) for a, b in zip(c, plain, strict=True)])
     else:
         share = torch.stack([(a * b).sum() / (b * b).sum() for a, b in zip(c, u, strict=True)]).view(-1, 1, 1, 1)
         expected = 2 * c - share * u
     torch.testing.assert_close(guided, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_rule_is_that_of_diffusers_own_guider():
+    from diffusers.guiders.classifier_free_zero_star_guidance import ClassifierFreeZeroStarGuidance
+
+    c, u = torch.randn(2, 3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).unbind(0)
+    guider = ClassifierFreeZeroStarGuidance(guidance_scale=4.0, zero_init_steps=0)
+    guider.set_state(step=1, num_inference_steps=4, timestep=torch.tensor(500.0))
+    ours = velocity_with_guidance(c, nearest_multiple(c, u), 4.0)
+    torch.testing.assert_close(ours, guider.forward(c, u).pred, atol=1e-5, rtol=1e-5)
+
+
+def test_a_length_is_cut_and_never_raised():
+    c, v = torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([[6.0, 8.0], [0.3, 0.4]])
+    torch.testing.assert_close(no_longer_than(c, v), torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
 
 
 def test_one_scale_per_row_is_that_of_every_row():

@@ -1,4 +1,4 @@
-"""Two processes with prompts of different cost equal one: replicated (DDP) and sharded (FSDP2)."""
+"""Two processes with prompts of different cost and size equal one: replicated (DDP) and sharded (FSDP2)."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -22,13 +22,14 @@ def on_second_device(policy: FlowPolicy) -> FlowPolicy:
     return policy
 
 
-def no_images(latents: Tensor) -> list[object]:
+def no_images(latents: Tensor, size: object = None) -> list[object]:
     return [None] * len(latents)
 
 
 def latents_of(rollouts: Rollouts) -> Tensor:
     assert isinstance(rollouts.trace, FlowTrace)
-    return rollouts.trace.latents
+    (latents,) = rollouts.trace.latents.parts
+    return latents
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,9 +79,9 @@ def test_a_velocity_that_is_not_finite_names_the_first_step_and_its_prompt(tiny)
     policy = make(tiny("sd3"))
     forward, calls = policy.forward, []
 
-    def spoiled(x, timesteps, conditions, index, guidance=None):
+    def spoiled(x, timesteps, conditions, index, guidance=None, size=None):
         calls.append(1)
-        v = forward(x, timesteps, conditions, index, guidance).clone()
+        v = forward(x, timesteps, conditions, index, guidance, size).clone()
         if len(calls) in (2, 3):
             v[5:7] = torch.nan
         return v

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +10,12 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.flow.path import nearest_multiple, velocity_with_guidance
+from mmrl.core.types import Prompt
+from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import Grid, Size, asked_size
 from mmrl.policies.shared.published import Published, Read
 
 Pipeline = Any
@@ -33,6 +35,8 @@ TESTED = "latents, pictures, exports as its pipeline's; log-probabilities, gradi
 @dataclass(frozen=True)
 class FlowFamily:
     """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
+
+    It draws one size; `at` gives the family that draws another one with the same networks.
 
     Raises:
         ValueError: a picture size that the model cannot draw.
@@ -84,10 +88,8 @@ class FlowFamily:
 
     def __post_init__(self) -> None:
         refuse_clips(self.settings, type(self))
-        step = self.scale * self.patch
         for name in ("height", "width"):
-            if getattr(self, name) % step:
-                raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws multiples of {step} pixels")
+            self.grid.refuse_setting(f"policy.{name}", getattr(self, name))
         if self.settings.guidance_low is not None and self.boundary is None:
             raise ValueError(
                 f"policy.guidance_low is {self.settings.guidance_low:g}, but {self.settings.model!r} has one network for all "
@@ -160,6 +162,32 @@ class FlowFamily:
         return 2
 
     @property
+    def grid(self) -> Grid:
+        """The sizes of pictures that the model draws."""
+        return Grid(self.scale * self.patch)
+
+    def size_of(self, prompt: Prompt) -> Size:
+        """Width and height that a prompt is drawn at: those in its columns, else the run's.
+
+        Raises:
+            ValueError: columns that are no size, or a size that the model cannot draw.
+        """
+        asked = asked_size(prompt)
+        if asked is None:
+            return self.width, self.height
+        self.grid.refuse(asked, f"prompt {prompt.id!r}")
+        return asked
+
+    def at(self, size: Size) -> "FlowFamily":
+        """The family that draws pictures of this width and height."""
+        width, height = size
+        return self if size == (self.width, self.height) else replace(self, width=width, height=height)
+
+    def rows_at(self, most: int, size: Size) -> int:
+        """Latents of a size that have as many tokens as `most` of the run's; one at least, and 1 stays 1."""
+        return max(1, most * self.image_tokens // self.at(size).image_tokens) if most > 1 else most
+
+    @property
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, perhaps frames, rows and columns."""
         return (self.config.in_channels // 4, self.height // self.scale, self.width // self.scale)
@@ -200,10 +228,11 @@ class FlowFamily:
         keep_norm = self.keep_norm if rule == "family" else rule == "norm"
         if rule == "zero_star":
             unconditional = nearest_multiple(conditional, unconditional)
-        if low is None or self.boundary is None:
-            return velocity_with_guidance(conditional, unconditional, scale, keep_norm)
-        scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
-        return velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        scales: Tensor | float = scale
+        if low is not None and self.boundary is not None:
+            scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        return no_longer_than(conditional, v) if rule == "cap" else v
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+from mmrl.policies.flow.sizes import Grid
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,10 @@ class StableDiffusion3(FlowFamily):
     usual_prompt_tokens = 256
     lora_targets = ATTENTION
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most = self.config.pos_embed_max_size * self.patch * self.scale
-        for name in ("height", "width"):
-            if getattr(self, name) > most:
-                raise ValueError(f"policy.{name} is {getattr(self, name)}, but this model draws at most {most} pixels a side")
+    @property
+    def grid(self) -> Grid:
+        """As far as its positions reach."""
+        return Grid(self.scale * self.patch, self.config.pos_embed_max_size * self.patch * self.scale)
 
     @property
     def patch(self) -> int:

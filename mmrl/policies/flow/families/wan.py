@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 from jaxtyping import Float
@@ -42,7 +41,7 @@ class Wan(FlowFamily):
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
-        """The autoencoder's config tells which frames and sides there are; the index, whether there are two experts."""
+        """The index tells whether there are two experts."""
         super().refuse(index, settings)
         low = settings.guidance_low
         if low is not None and index.get("boundary_ratio") is None:
@@ -54,13 +53,6 @@ class Wan(FlowFamily):
                 "policy.guidance is 1, which draws in one pass, so policy.guidance_low cannot be had: set guidance above 1 or "
                 "leave guidance_low out"
             )
-        library, name = index["vae"]
-        try:
-            vae = getattr(import_module(library), name).load_config(settings.model, subfolder="vae")
-        except OSError:
-            return
-        check_frames(settings.frames, int(vae.get("scale_factor_temporal", 4)))
-        check_sides(settings, int(vae.get("scale_factor_spatial", 8)))
 
     @property
     def network(self) -> nn.Module:
@@ -158,10 +150,3 @@ def check_frames(frames: int, per_latent: int) -> None:
         raise ValueError(
             f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or {below + per_latent}"
         )
-
-
-def check_sides(settings: FlowPolicyConfig, scale: int) -> None:
-    """Raise ValueError for sides that the autoencoder cannot make; the transformer's patches come later."""
-    for name, side in (("height", settings.height), ("width", settings.width)):
-        if side % scale:
-            raise ValueError(f"policy.{name} is {side}, but this model draws multiples of {scale} pixels: choose such a size")

@@ -1,0 +1,196 @@
+"""Columns `width` and `height` through the commands: runs, plans, resuming, and what is refused before weights load."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.algorithms.objectives.flow import RatioNorm
+from mmrl.app.commands.plan import draw_up, print_geometry
+from mmrl.app.commands.train import TrainArguments, run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.modality.flow_checks import refuse_comparison_of_sizes, refuse_sizes
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.run import build as building
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
+from mmrl.core.types import Prompt
+from mmrl.policies.flow import loading
+from mmrl.policies.flow.sizes import Grid
+from mmrl.tiny.pipelines import PIPELINES
+from tests.support.flow_runs import SMALL, Make, with_preset
+
+ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]
+STEPS = {"sd3": 4, "flux": 4, "qwen_image": 4, "z_image": 4, "flux2": 4, "flux2_klein": 4, "sana": 2, "sd15": 2, "sdxl": 2}
+STEPS |= {"kontext": 4, "qwen_edit": 8, "qwen_edit_2511": 8, "wan": 16, "wan_5b": 32, "wan_a14b": 16}
+"""Family -> the pixels whose multiples its tiny model draws."""
+
+
+def lines_of(rows: Sequence[dict[str, object]], folder: Path) -> str:
+    file = folder / "sizes.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return str(file)
+
+
+def mixed(make: Make, folder: Path, *words: str, rows: Sequence[dict[str, object]] = ROWS, preset: str = "flow_grpo") -> Resolved:
+    """The tiny config on rows of several sizes."""
+    resolved = make()
+    for table in (("data",), ("evaluation", "data")):
+        resolved.table.set(table, {"use": "prompts", "path": lines_of(rows, folder)}, "test")
+    return with_preset(lambda: resolved, preset, "prompts_per_step=3", *words)
+
+
+def test_a_run_draws_every_prompt_at_its_size_and_goes_on_where_it_stopped(make: Make, tmp_path: Path):
+    words = ("save_every=1", "evaluate_every=2")
+    whole = run_training(mixed(make, tmp_path, *words, "steps=2", "output=whole"))
+    cut = run_training(mixed(make, tmp_path, *words, "steps=1", "output=cut"))
+    run_training(TrainArguments(["steps=2"], resume=cut.path).resolve(), cut.path)
+
+    def numbers(run: RunDir) -> list[dict[str, float]]:
+        lines = [line for line in run.read_metrics().lines if "loss" in line]
+        return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+    assert len(numbers(whole)) == 2
+    for one, other in zip(numbers(whole), numbers(cut), strict=True):
+        assert one == pytest.approx(other, abs=1e-6, nan_ok=True)
+    expected = {"a red fox": (16, 16), "two dogs": (32, 16), "hi": (32, 32)}
+    for file in (whole.samples_file("eval", 2), whole.samples_file("train", 1)):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert {line["text"] for line in lines} == set(expected)
+        for line in lines:
+            assert Image.open(whole.samples / line["image"]["file"]).size == expected[line["text"]]
+    assert whole.report_file.read_text().count("data:image/png") >= 6
+
+
+@pytest.mark.parametrize("preset", sorted(SMALL))
+def test_presets_take_a_step_on_sizes_of_their_own(make: Make, tmp_path: Path, preset: str):
+    """The ratio gate (1e-6) passes."""
+    needs = ["algorithm.minibatches=1"] if preset != "temp_flow_grpo" else []
+    job = build(mixed(make, tmp_path, "evaluation.num_prompts=0", *needs, preset=preset))
+    before = [weight.detach().clone() for weight in job.policy.parameters()]
+    metrics = job.trainer.step()
+    assert torch.tensor([metrics["loss"], metrics["policy/grad_norm"]]).isfinite().all()
+    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+
+
+def test_a_plan_counts_every_size(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    made = draw_up(mixed(make, tmp_path, "evaluation.num_prompts=0"))
+    rollout = made.usual.counts["rollout"]
+    # 3 prompts x 4 samples x 4 steps without guidance, of 16, 32 and 64 tokens
+    assert (rollout.rows, rollout.positions) == (48, 16 * (16 + 32 + 64))
+    assert made.usual.drawn == {(16, 16): 4, (32, 16): 4, (32, 32): 4}
+    assert made.memory.host["decoded samples"] == 4 * 3 * (256 + 512 + 1024)
+    print_geometry(made)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sizes of pictures 16 x 16 (4 samples), 32 x 16 (4 samples), 32 x 32 (4 samples)" in said
+    small = draw_up(mixed(make, tmp_path, "evaluation.num_prompts=0", rows=[{"prompt": text} for text in "abc"]))
+    assert made.memory.phases["update"] > small.memory.phases["update"]
+    assert made.memory.host["latents of a step's rollouts"] * 3 == small.memory.host["latents of a step's rollouts"] * (1 + 2 + 4)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weights may be loaded."""
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("weights were loaded"))
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"prompt": "x", "width": 30, "height": 32},
+            r"sizes\.jsonl.*4.*: prompt '4' asks for 30 x 32 pixels, but this model draws multiples of 4 pixels, at most 64 a "
+            r"side: take 28 x 32 or 32 x 32",
+        ),
+        (
+            {"prompt": "x", "id": "lone", "width": 32},
+            r"sizes\.jsonl.*4.*: prompt 'lone' has a width \(32\) and no height: give both",
+        ),
+        ({"prompt": "x", "width": "wide", "height": 32}, r"the column width of prompt '4' is 'wide': give whole pixels above 0"),
+        ({"prompt": "x", "width": 32.5, "height": 32}, r"the column width of prompt '4' is 32\.5"),
+    ],
+)
+def test_a_row_that_cannot_be_drawn_is_refused_with_its_place(make: Make, tmp_path: Path, row: dict[str, object], said: str):
+    with pytest.raises(ValueError, match=said):
+        build(mixed(make, tmp_path, rows=[*ROWS, row]))
+    with pytest.raises(ValueError, match=said):
+        draw_up(mixed(make, tmp_path, rows=[*ROWS, row]))
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("family", sorted(PIPELINES))
+def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_path: Path, family: str):
+    """For the run's own size and for a prompt's, with the nearest sizes that fit."""
+    step = STEPS[family]
+    low, high = 32 // step * step or step, (32 // step + 1) * step
+    own = make(f"policy.model=tiny:{family}", f"policy.height={low + 1}", f"policy.width={low}", "policy.max_prompt_tokens=3")
+    with pytest.raises(ValueError, match=rf"policy\.height is {low + 1}, but this model draws multiples of {step} pixels.*{low}"):
+        check(own, [Prompt("a", "a red fox")])
+    fits = make(f"policy.model=tiny:{family}", f"policy.height={low}", f"policy.width={low}", "policy.max_prompt_tokens=3")
+    media = (Image.fromarray(np.zeros((32, 32, 3), np.uint8)),) if "kontext" in family or "edit" in family else ()
+    check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high})])
+    message = (
+        rf"prompt 'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take {low} x {high}"
+    )
+    with pytest.raises(ValueError, match=message):
+        check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high - 1})])
+
+
+def check(resolved: Resolved, prompts: Sequence[Prompt]) -> None:
+    config = building.with_local_model(resolved.config)
+    modality_of(config.policy).check_prompts(config.policy, prompts)
+
+
+def test_several_bad_rows_are_counted():
+    prompts = [Prompt(str(i), "x", columns={"width": 512}) for i in range(3)]
+    with pytest.raises(
+        ValueError, match=r"prompt '0' has a width \(512\) and no height.* \(and 2 more of 3 prompts cannot be drawn\)"
+    ):
+        refuse_sizes(prompts, None)
+
+
+def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make: Make, tmp_path: Path):
+    resolved = mixed(make, tmp_path, preset="grpo_guard")
+    algorithm = resolved.config.algorithm.algorithm
+    refuse_comparison_of_sizes(algorithm, [(16, 16), (32, 16)])
+    whole = replace(algorithm, objective=((1.0, RatioNorm(bias="batch")),))
+    refuse_comparison_of_sizes(whole, [(16, 16)])
+    with pytest.raises(
+        ValueError, match=r"compares latents \(mean, sampled_mean\) .* drawn at 16 x 16, 32 x 16 pixels: draw all"
+    ):
+        refuse_comparison_of_sizes(whole, [(32, 16), (16, 16)])
+
+
+@pytest.mark.parametrize(
+    ("grid", "size", "near"),
+    [
+        (Grid(16), (500, 512), [(496, 512), (512, 512)]),
+        (Grid(16), (507, 511), [(512, 512), (496, 512)]),
+        (Grid(16, 1024), (1030, 512), [(1024, 512)]),
+        (Grid(64, 1000), (970, 64), [(960, 64)]),
+        (Grid(32), (8, 100), [(32, 96), (32, 128)]),
+    ],
+)
+def test_the_nearest_sizes_fit(grid: Grid, size: tuple[int, int], near: list[tuple[int, int]]):
+    assert not grid.fits(size)
+    assert list(grid.nearest(size)) == near and all(map(grid.fits, near))
+
+
+def test_editors_take_the_columns_of_their_rows(make: Make, tmp_path: Path):
+    rows: list[dict[str, object]] = []
+    for i, columns in enumerate([{}, {"width": 32, "height": 16}]):
+        Image.fromarray(np.full((16, 16, 3), 40 * i, np.uint8)).save(tmp_path / f"{i}.png")
+        rows.append({"image": f"{i}.png", "instruction": "make it red", **columns})
+    resolved = make("policy.model=tiny:kontext", "policy.max_prompt_tokens=24", "evaluation.num_prompts=0", "prompts_per_step=2")
+    resolved.table.set(("data",), {"use": "edits", "path": lines_of(rows, tmp_path)}, "test")
+    job = build(configs.resolve(resolved.table))
+    samples = job.trainer.collect().rollouts.groups
+    assert sorted(group.samples[0].image.size for group in samples) == [(16, 16), (32, 16)]  # type: ignore[attr-defined]
