@@ -136,9 +136,8 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
         return {"image": paths}
     found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
     cells = found if isinstance(found, list) else [found]
-    return {
-        "image": [os.path.abspath(one) if isinstance(one, str) else cell for one, cell in zip(prompt.media, cells, strict=True)]
-    }
+    pairs = zip(prompt.media, cells, strict=True)
+    return {"image": [_seen_from(folder, one) if isinstance(one, str) else cell for one, cell in pairs]}
 
 
 def _seen_from(folder: Path, path: str) -> str:

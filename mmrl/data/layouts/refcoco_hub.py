@@ -80,7 +80,7 @@ def _sentences(row: Row) -> list[str]:
         found = json.loads(found) if isinstance(found, str) and found.startswith("[") else found
         texts = [item.get("sent") or item.get("raw") if isinstance(item, dict) else item for item in found or ()]
         if texts and all(isinstance(text, str) and text.strip() for text in texts):
-            return texts
+            return [str(text).strip() for text in texts]
     raise ValueError(f"none of the columns {', '.join(SENTENCES)} holds a list of sentences")
 
 
