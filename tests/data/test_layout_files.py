@@ -142,6 +142,19 @@ def test_boxes_that_disagree_are_named(a_png, tmp_path):
         load("grounding_jsonl", "datasets")(path)
 
 
+def test_coco_is_read_as_it_is(a_png, tmp_path, caplog):
+    caplog.set_level("INFO", logger="mmrl.loading")
+    crowd = {"id": 12, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": 1}
+    (tmp_path / "annotations").mkdir()
+    path = tmp_path / "annotations/instances.json"
+    path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], crowd]}))
+    assert (guess(path).layout, guess(path).data_set) == ("coco", "grounding_jsonl")
+    [prompt] = load("grounding_jsonl", "datasets")(path, image_root=tmp_path, template="{question} Say only boxes.")
+    assert (prompt.id, prompt.text) == ("1-3", "Locate every cat in the picture. Say only boxes.")
+    assert prompt.answer == (Box(1, 2, 11, 22, label="cat"),)
+    assert "is read as coco: COCO's instances JSON" in caplog.text and "1 annotations left out: crowd" in caplog.text
+
+
 def test_bad_entries_of_coco_are_named_one_by_one(a_png, tmp_path):
     path = tmp_path / "instances.json"
     broken = {"id": 12, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}

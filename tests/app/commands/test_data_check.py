@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
+from mmrl.app.cli.data import data
 from mmrl.app.commands.data import check
 from mmrl.data.layouts.guess import guess, guess_layout
 
@@ -66,3 +69,28 @@ def test_duplicate_prompts_are_problems_of_a_check(tmp_path: Path):
     (tmp_path / "prompts.txt").write_text("a fox\na dog\n")
     said = check(str(tmp_path / "prompts.txt"), [])
     assert "(read as prompts: " in said and "2 rows, 0 problems" in said
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(data, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_words(tmp_path: Path):
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "a.png")
+    turns = [{"from": "human", "value": "<image>Where?"}, {"from": "gpt", "value": [8, 6, 8, 12]}]
+    row = {"image": "a.png", "chat": turns, "split": "train"}
+    (tmp_path / "llava.json").write_text(json.dumps([row, row | {"split": "test", "chat": [*turns, *turns]}]))
+    file, words = str(tmp_path / "llava.json"), ["columns.conversations=chat"]
+    out = str(tmp_path / "right.jsonl")
+    said = run("check", file, *words, "--as", "llava", "--boxes", "xywh", "--fix", out)
+    assert (
+        "read as llava" in said and "1 rows written, 1 of 2 left out" in said and "1 x the conversation has .. questions" in said
+    )
+    assert "read as boxes" not in run("check", out) and "1 rows, 0 problems" in run("check", out)
+    assert json.loads(Path(out).read_text())["box"] == [8, 6, 16, 18]
+    said = run("convert", file, str(tmp_path / "all.jsonl"), *words, "--turns", "each")
+    assert "3 rows, 1 pictures" in said and "guessed; --as NAME says otherwise" in said
+    (tmp_path / "p.txt").write_text("a fox")
+    assert "(as you say)" in run("check", str(tmp_path / "p.txt"), "--as", "prompts")
