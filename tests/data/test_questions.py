@@ -143,9 +143,9 @@ def test_each_kind_accepts_its_own_answer(jsonl):
         assert [score.value for score in scores] == [1, 0], (prompt.answer, scores)
 
 
-def test_fifty_thousand_rows(tmp_path):
-    lines = (json.dumps({"question": f"{i} + 1?", "answer": i + 1}) for i in range(50_000))
+def test_bad_rows_at_the_end_of_many(tmp_path):
+    lines = (json.dumps({"question": f"{i} + 1?", "answer": i + 1}) for i in range(5_000))
     (tmp_path / "many.jsonl").write_text("\n".join([*lines, '{"question": "why?"', '{"question": 7, "answer": 1}']))
-    with pytest.raises(ValueError, match="50002 rows, 2 problems") as error:
+    with pytest.raises(ValueError, match="5002 rows, 2 problems") as error:
         read(tmp_path / "many.jsonl")
-    assert "many.jsonl:50001: this is not JSON" in str(error.value) and "many.jsonl:50002: column question" in str(error.value)
+    assert "many.jsonl:5001: this is not JSON" in str(error.value) and "many.jsonl:5002: column question" in str(error.value)
