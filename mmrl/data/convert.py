@@ -81,7 +81,7 @@ def convert(
         )
     if not lines:
         raise ValueError(f"{source} gives no rows ({dict(report.notes)}): nothing was written")
-    pictures = {picture for line in lines for name in PICTURES for picture in _listed(line.get(name))}
+    pictures = {picture for line in lines for name in PICTURES for picture in _as_list(line.get(name))}
     missing = sum(not (out.parent / picture).is_file() for picture in pictures)
     if pictures and missing == len(pictures):
         raise ValueError(
@@ -102,5 +102,5 @@ def _lines(source: Source, writer: LineWriter, report: Report) -> Iterator[dict[
             yield writer.line(values)
 
 
-def _listed(value: Cell) -> list[str]:
+def _as_list(value: Cell) -> list[str]:
     return value if isinstance(value, list) else [] if value is None else [value]

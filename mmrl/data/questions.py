@@ -61,7 +61,7 @@ class Questions:
 
         Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
         """
-        pictures, clips = _listed(row, *PICTURES), _listed(row, *CLIPS)
+        pictures, clips = _as_list(row, *PICTURES), _as_list(row, *CLIPS)
         if pictures and clips:
             raise ValueError("the row has both pictures and clips, whose order a prompt would not know: keep one kind")
         found = [self._resolve(picture) for picture in pictures]
@@ -93,6 +93,7 @@ class Questions:
         columns = {name: value for name, value in row.values.items() if name not in USED}
         columns |= {"question": question, "problem_type": kind, FILE_ROW: row.place}
         columns |= {"options": options} if options else {}
+        columns |= {} if row.values.get("split") is None else {"split": str(row.values["split"])}
         columns |= {"system": row.values["system"]} if row.values.get("system") is not None else {}
         given = row.values.get("id")
         name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
@@ -204,7 +205,7 @@ _CHECKS: Mapping[str, Callable[[Prompt], object]] = {
 }
 
 
-def _listed(row: Row, *names: str) -> list[Cell]:
+def _as_list(row: Row, *names: str) -> list[Cell]:
     found = one_of(row, *names)
     return [] if found is None else found if isinstance(found, list) else [found]
 

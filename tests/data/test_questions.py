@@ -111,6 +111,14 @@ def test_questions_without_labels_and_a_template(jsonl):
         read(jsonl({"question": "Why?"}), template="no")
 
 
+def test_splits_choose_rows_and_stay_among_the_columns(jsonl):
+    rows = [{"question": f"{split}?", "answer": "yes", "split": split} for split in ("train", "val")]
+    [prompt] = read(jsonl(*rows), split="val")
+    assert (prompt.text, prompt.columns["split"]) == ("val?", "val")
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:3: column split is missing or empty"):
+        read(jsonl(*rows, {"question": "none?", "answer": "yes"}), split="val")
+
+
 def test_clips_are_looked_at(tmp_path, jsonl):
     write_video(tmp_path / "a.mp4", even(8))
     (tmp_path / "b.mp4").write_bytes(b"no clip")

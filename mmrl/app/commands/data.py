@@ -37,7 +37,7 @@ BOX_SPACES = ("pixel", "norm1", "norm1000")
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What a check of a file is told beside the settings of its data set."""
+    """Words of a check of a file, beside the settings of its data set."""
 
     layout: str | None = None
     """The name of the file's layout; None: guessed."""
@@ -77,7 +77,7 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
     reader, is_told = _reader(opened, table, options.boxes)
     if options.fix is not None:
         return f"{source}: {opened.guess}\n{fix(opened, reader, options.fix, is_told, show_progress)}"
-    return _checked_text(opened, reader, source, is_told)
+    return _report_text(opened, reader, source, is_told)
 
 
 def convert_file(
@@ -125,7 +125,7 @@ def _guess(source: str, columns: Mapping[str, str], name: str | None, split: str
         return None
 
 
-def _checked_text(source: Source, reader: RowReader, name: str, is_told: bool) -> str:
+def _report_text(source: Source, reader: RowReader, name: str, is_told: bool) -> str:
     """The report of a check without problems; ValueError listing them otherwise."""
     report = read_prompts(str(source.path), source.rows, reader, source.rows_split, watch=show_progress)[1]
     report.note_if_empty()

@@ -11,7 +11,7 @@ _LONGEST = 100_000
 """Characters of an answer that may be JSON."""
 
 
-def said_answer(answer: Cell, has_picture: bool) -> Values:
+def say_answer(answer: Cell, has_picture: bool) -> Values:
     """`box` for an answer that is a box or several, else `answer`: `("[1, 2, 30, 40]", True) -> {"box": [1, 2, 30, 40]}`.
 
     Four numbers are a box only where there is a picture. Boxes may be JSON in a text, in a code fence or answer tags.

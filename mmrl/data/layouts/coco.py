@@ -39,9 +39,9 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         for number, annotation in enumerate(data["annotations"], start=1):
             with collecting_rows(report, path, "annotation", annotation.get("id", f"number {number}")):
                 image_id = annotation["image_id"]
-                box = corners(annotation, listed(images, image_id, "picture"), report.notes)
+                box = corners(annotation, find_record(images, image_id, "picture"), report.notes)
                 if box is not None:
-                    listed(names, annotation["category_id"], "category")
+                    find_record(names, annotation["category_id"], "category")
                     boxes[image_id, annotation["category_id"]].append(box)
         empty = len(images) - len({image_id for image_id, _ in boxes})
         report.notes.update({"pictures left out: no boxes": empty} if empty else {})
@@ -60,7 +60,7 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
     yield from (Row(values, path.name, number) for number, values in enumerate(rows, start=1))
 
 
-def listed(records: Mapping[Hashable, T], key: Hashable, what: str) -> T:
+def find_record(records: Mapping[Hashable, T], key: Hashable, what: str) -> T:
     """The record of that id; ValueError where the file lists none."""
     if key not in records:
         raise ValueError(f"{what} {key!r} is not listed in the file: add it, or remove what names it")

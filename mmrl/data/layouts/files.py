@@ -85,7 +85,7 @@ def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) ->
     """
     if path.is_dir():
         names = frozenset(file.name for file in path.iterdir())
-        found = _stored_rows(path) if is_stored(path) else ()
+        found = _table_rows(path) if is_stored(path) else ()
         if not found and has_metadata(path):
             found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
         return _look(path, found, columns, names)
@@ -124,7 +124,7 @@ def _look_at_json(path: Path, columns: Mapping[str, str]) -> Look:
     return Look(path, keys=frozenset(keys))
 
 
-def _stored_rows(folder: Path) -> tuple[Row, ...]:
+def _table_rows(folder: Path) -> tuple[Row, ...]:
     """The first rows of the first table of a folder, read without a copy into a cache."""
     files = tables(folder)
     if not files:

@@ -13,7 +13,7 @@ from mmrl.data.ahead import Watch, same
 from mmrl.data.files import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import WatchedReader
-from mmrl.data.layouts.read import RowReader, checked_rows
+from mmrl.data.layouts.read import RowReader, check_rows
 from mmrl.data.layouts.source import Source
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.readers import Cell, Row
@@ -69,7 +69,7 @@ def fix(source: Source, reader: RowReader, out: str | Path, is_told: bool, watch
         list[dict[str, Cell]](),
         dict[object, str](),
     )
-    for good in checked_rows(source.rows, reader, report, source.rows_split, watch):
+    for good in check_rows(source.rows, reader, report, source.rows_split, watch):
         with report.collecting(good.row.place):
             new = [prompt for prompt in good.prompts if _is_new(prompt, good.row.place, seen)]
             if not new:
@@ -130,17 +130,17 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     if not prompt.media:
         return {}
     if isinstance(prompt.media[0], Video):
-        return {"video": [_seen_from(folder, str(clip.source)) for clip in prompt.media if isinstance(clip, Video)]}
-    paths = [_seen_from(folder, one) for one in prompt.media if isinstance(one, str)]
+        return {"video": [_path_from(folder, str(clip.source)) for clip in prompt.media if isinstance(clip, Video)]}
+    paths = [_path_from(folder, one) for one in prompt.media if isinstance(one, str)]
     if len(paths) == len(prompt.media):
         return {"image": paths}
     found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
     cells = found if isinstance(found, list) else [found]
     pairs = zip(prompt.media, cells, strict=True)
-    return {"image": [_seen_from(folder, one) if isinstance(one, str) else cell for one, cell in pairs]}
+    return {"image": [_path_from(folder, one) if isinstance(one, str) else cell for one, cell in pairs]}
 
 
-def _seen_from(folder: Path, path: str) -> str:
+def _path_from(folder: Path, path: str) -> str:
     """A path below the folder as seen from there, another one absolute."""
     seen = Path(os.path.relpath(path, folder))
     return os.path.abspath(path) if seen.parts[0] == os.pardir else seen.as_posix()

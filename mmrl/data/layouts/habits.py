@@ -54,7 +54,7 @@ class BoxHabits:
 
     @property
     def suspicion(self) -> str | None:
-        """What the boxes look like if not like corners in pixels, with the remedy; None where nothing speaks against that."""
+        """A sentence for boxes that look written otherwise than as corners in pixels, with the remedy; None for others."""
         if self.num == 0:
             return None
         if self.as_shares == self.num:

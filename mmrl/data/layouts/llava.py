@@ -7,7 +7,7 @@
 from collections.abc import Iterator
 
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Look, RowLayout
-from mmrl.data.layouts.turns import Turn, role_of, said_turns
+from mmrl.data.layouts.turns import Turn, role_of, say_turns
 from mmrl.data.readers import Cell, Row
 
 COLUMN = "conversations"
@@ -22,7 +22,7 @@ def one(row: Row) -> Iterator[Row]:
     found: Cell = row.values.get(COLUMN)
     if not isinstance(found, list) or not found:
         raise ValueError(f"column {COLUMN} must be a list of turns, not {str(found)[:80]!r}")
-    yield from said_turns(row, [_turn(item) for item in found], (COLUMN,))
+    yield from say_turns(row, [_turn(item) for item in found], (COLUMN,))
 
 
 def _turn(item: Cell) -> Turn:

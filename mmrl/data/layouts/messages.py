@@ -12,7 +12,7 @@ ms-swift's `objects` hold what `<ref-object>` and `<bbox>` stand for, in order; 
 from collections.abc import Iterator
 
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Look, RowLayout
-from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Turn, role_of, said_turns, text_and_media
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Turn, role_of, say_turns, text_and_media
 from mmrl.data.readers import Cell, Row
 
 REF, BBOX = "<ref-object>", "<bbox>"
@@ -35,10 +35,10 @@ def one(row: Row) -> Iterator[Row]:
         turns += [_turn(item) for item in completion] if isinstance(completion, list) else [Turn(ANSWERS_BACK, completion)]
     objects = row.values.get("objects")
     if objects is None:
-        yield from said_turns(row, turns, (column, "completion"))
+        yield from say_turns(row, turns, (column, "completion"))
         return
     texts, values = _with_objects(turns, objects)
-    for said in said_turns(row, texts, (column, "completion", "objects")):
+    for said in say_turns(row, texts, (column, "completion", "objects")):
         kept = {name: value for name, value in said.values.items() if name != "answer"}
         yield Row({**kept, **values}, said.source, said.number)
 

@@ -6,7 +6,7 @@
 
 from collections.abc import Iterator
 
-from mmrl.data.layouts.answers import said_answer
+from mmrl.data.layouts.answers import say_answer
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Look, RowLayout, one_of, row_like
 from mmrl.data.readers import Row
 
@@ -24,7 +24,7 @@ def one(row: Row) -> Iterator[Row]:
     said = {"question": text.strip(), "image": pictures or None, "video": clips or None}
     solution = row.values.get("answer") if row.values.get("answer") is not None else one_of(row, *ANSWERS)
     used = ("problem", *PICTURES, *CLIPS, *ANSWERS)
-    yield row_like(row, used, {**said, **said_answer(solution, bool(pictures))})
+    yield row_like(row, used, {**said, **say_answer(solution, bool(pictures))})
 
 
 PROBLEM = RowLayout(

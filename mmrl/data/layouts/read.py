@@ -54,14 +54,14 @@ def read_prompts(
         limit: so many problems are listed.
     """
     report, prompts = Report(name, limit), list[Prompt]()
-    for good in checked_rows(rows, reader, report, split, watch):
+    for good in check_rows(rows, reader, report, split, watch):
         for prompt in good.prompts:
             report.note_duplicate(prompt, good.row.place)
         prompts += good.prompts
     return prompts, report
 
 
-def checked_rows(
+def check_rows(
     rows: Callable[[Report], Iterator[Row]], reader: RowReader, report: Report, split: str | None = None, watch: Watch = same
 ) -> Iterator[RowPrompts]:
     """Every good row with its prompts, in order; bad ones go into the report.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmrl.data.layouts.base import FileLayout, Look
-from mmrl.data.layouts.coco import Record, by_id, collecting_rows, corners, listed, naming_layout, read_json
+from mmrl.data.layouts.coco import Record, by_id, collecting_rows, corners, find_record, naming_layout, read_json
 from mmrl.data.readers import Row
 from mmrl.data.validate import Report
 
@@ -40,8 +40,10 @@ def refer_rows(path: Path, report: Report) -> Iterator[Row]:
         rows: list[Record] = []
         for ref in read_refs(refs_file):
             with collecting_rows(report, refs_file, "ref", ref.get("ref_id")):
-                image = listed(images, ref["image_id"], "picture")
-                rows += _sentences(ref, image, corners(listed(annotations, ref["ann_id"], "annotation"), image, report.notes))
+                image = find_record(images, ref["image_id"], "picture")
+                rows += _sentences(
+                    ref, image, corners(find_record(annotations, ref["ann_id"], "annotation"), image, report.notes)
+                )
     yield from (Row(values, refs_file.name, number) for number, values in enumerate(rows, start=1))
 
 

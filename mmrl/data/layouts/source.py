@@ -75,12 +75,12 @@ class Source:
         """All rows in our words; those that cannot be read or said go into the report."""
         found: Iterable[Row] = ()
         if not isinstance(self.layout, FileLayout):
-            found = (one for row in rows_of(self.path, report, self.split) for one in self._unrolled(row))
+            found = (one for row in rows_of(self.path, report, self.split) for one in self._unroll(row))
         return self.layout.rows(self.path, found, report)
 
     def translate(self, row: Row) -> Iterator[Row]:
         """One row in our words; ValueError without its place for one that says something else."""
-        for one in self._unrolled(row):
+        for one in self._unroll(row):
             yield from self.layout.translate(one)
 
     def say(self, *more: str) -> None:
@@ -90,7 +90,7 @@ class Source:
         for line in more:
             loading.info("%s: %s", self.path, line)
 
-    def _unrolled(self, row: Row) -> Iterator[Row]:
+    def _unroll(self, row: Row) -> Iterator[Row]:
         # grounding rows with columns of other names are read as they are: their errors speak of those
         named = row if self.layout.name == OWN_BOXES.name else rename_columns(row, self.columns)
         column = next((name for name in TURNS if isinstance(named.values.get(name), list)), None)

@@ -7,7 +7,7 @@ A prompt that is a list of turns is the layout `messages`.
 
 from collections.abc import Iterator
 
-from mmrl.data.layouts.answers import said_answer
+from mmrl.data.layouts.answers import say_answer
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Look, RowLayout, one_of, row_like
 from mmrl.data.readers import Row
 
@@ -25,7 +25,7 @@ def one(row: Row) -> Iterator[Row]:
         raise ValueError(f"column prompt must be a text that is not empty, not {str(text)[:80]!r}")
     pictures, clips = one_of(row, *PICTURES), one_of(row, *CLIPS)
     said = {"question": text.strip(), "image": pictures or None, "video": clips or None}
-    answer = said_answer(one_of(row, *ANSWER), bool(pictures))
+    answer = say_answer(one_of(row, *ANSWER), bool(pictures))
     yield row_like(row, ("prompt", *PICTURES, *CLIPS, *ANSWER), {**said, **answer})
 
 

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mmrl.data.layouts.answers import said_answer
+from mmrl.data.layouts.answers import say_answer
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Values, one_of, row_like
 from mmrl.data.readers import Cell, Row
 
@@ -28,7 +28,7 @@ class Turn:
     clips: tuple[Cell, ...] = ()
 
 
-def said_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterator[Row]:
+def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterator[Row]:
     """The row's one question in our words, with its answer: that of a column, else the last turn.
 
     Raises ValueError for turns that are not one question, and for a part that is neither text, picture nor clip.
@@ -49,7 +49,7 @@ def said_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterat
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
     said = {"question": str(asked[0].text).strip(), "system": system, "image": pictures or None, "video": clips or None}
-    yield row_like(row, (*used, *PICTURES, *CLIPS, *ANSWERS), {**said, **(said_answer(answer, bool(pictures)))})
+    yield row_like(row, (*used, *PICTURES, *CLIPS, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
 
 
 def each_question(row: Row, column: str) -> Iterator[Row]:

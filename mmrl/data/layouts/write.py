@@ -40,7 +40,7 @@ class LineWriter:
         for name, value in values.items():
             if name in (*PICTURES, *CLIPS):
                 listed = value if isinstance(value, list) else [value]
-                moved = [self._moved(item) for item in listed if item is not None]
+                moved = [self._path_of(item) for item in listed if item is not None]
                 if moved:
                     line[name] = moved[0] if len(moved) == 1 else moved
             elif value is not None:
@@ -50,7 +50,7 @@ class LineWriter:
                     raise ValueError(f"column {name} is nested too deep to be written: leave the column out") from None
         return line
 
-    def _moved(self, item: Cell) -> str:
+    def _path_of(self, item: Cell) -> str:
         if isinstance(item, str):
             path_below(self.root, item, "image_root", self.anywhere)
             return relative_to(item, self.root, self.out.parent)
@@ -63,7 +63,7 @@ class LineWriter:
         if isinstance(item, dict) and item.get("bytes"):
             return self._write(item["bytes"])
         if isinstance(item, dict) and isinstance(item.get("path"), str):
-            return self._moved(item["path"])
+            return self._path_of(item["path"])
         raise ValueError(f"a picture must be a path or bytes, not {type(item).__name__}")
 
     def _write(self, data: bytes) -> str:
