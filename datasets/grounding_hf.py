@@ -1,17 +1,21 @@
 """Grounding data from Hugging Face `datasets`: a hub id, a local folder, or parquet files; RefCOCO layout and the like.
 
-RefCOCO as commonly published: columns = {question = "answer", box = "bbox"}, box_format = "xywh". A list of questions gives
-one prompt each. Needs `pip install 'mmrl[data]'`. Licence: that of the data set.
+RefCOCO, RefCOCO+ and RefCOCOg are recognised in both layouts of the hub, as are messages, LLaVA's conversations, problem and
+solution. A list of questions gives one prompt each. Needs `pip install 'mmrl[data]'`. Licence: that of the data set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.hf_prompts import StoredPrompts, StreamedPrompts
-from mmrl.data.readers import open_hf
+from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.read import TranslatingReader
+from mmrl.data.layouts.source import look_for
+from mmrl.data.readers import StoredHfDataset, open_hf
 
 
 def load(
@@ -30,7 +34,7 @@ def load(
         name: hub id, folder (saved data set or data files) or `*.parquet`.
         split: may be left out where there is one only.
         streaming: True reads rows as they are asked for and checks each then; False checks all rows first.
-        columns: our name -> the data set's, for image, question, box, size, space, id.
+        columns: our name -> the data set's, for image, question, box, size, space, id, or a layout's own columns.
         box_format: xyxy (two corners) or xywh (a corner, width and height).
         space: of the boxes: pixel, norm1000 or norm1.
         template: the prompt's text, with {question} in it.
@@ -39,7 +43,11 @@ def load(
     Raises:
         ValueError: naming data set and row, for rows that cannot be trained on.
     """
-    layout = Layout(Path(image_root), space, box_format, columns or {}, template, anywhere=not str(image_root))
-    if streaming:
-        return StreamedPrompts(open_hf(name, split, True), name, layout)
-    return StoredPrompts(open_hf(name, split), name, layout)
+    data = open_hf(name, split, True) if streaming else open_hf(name, split)
+    source = look_for(Look(Path(name)), next(iter(data), None), "grounding_jsonl", columns or {})
+    source.check_boxes(space, box_format)
+    source.say()
+    names = columns or {} if source.is_own else {}
+    layout = Layout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
+    reader = TranslatingReader(source.translate, layout)
+    return StreamedPrompts(data, name, reader) if streaming else StoredPrompts(cast(StoredHfDataset, data), name, reader)

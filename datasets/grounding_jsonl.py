@@ -3,6 +3,9 @@
     {"image": "cat.jpg", "question": "Where is the cat?", "box": [10, 20, 200, 180]}
     {"image": "street.jpg", "question": "Find all cars", "boxes": [{"bbox": [0, 5, 60, 40], "label": "car"}], "id": "7"}
 
+Other people's files are recognised and said aloud: COCO's instances, RefCOCO's folder of refs (also `+` and `g`, MDETR's JSON and
+two layouts of the hub in parquet), messages (OpenAI, ms-swift, TRL), LLaVA's conversations, problem and solution (VLM-R1).
+
 Further columns: `size` ([width, height], compared with the picture), `space` (of this row's boxes), `split`; all others
 reach the rewards in `prompt.columns`. Every row is checked before training starts. Licence: that of your data.
 """
@@ -12,7 +15,9 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
-from mmrl.data.grounding import BoxFormat, Layout, read_grounding
+from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.layouts.load import load_prompts
+from mmrl.data.layouts.source import open_source
 
 
 def load(
@@ -23,29 +28,26 @@ def load(
     box_format: BoxFormat = "xyxy",
     columns: Mapping[str, str] | None = None,
     template: str = "{question}",
+    layout: str | None = None,
 ) -> Sequence[Prompt]:
     """The file's prompts, in its order; answers are a Box, or a tuple where the row lists boxes.
 
     Args:
-        path: the file, or a folder that holds `<split>.jsonl`.
-        split: for a file, keep the rows whose column `split` says so.
+        path: the file; or a folder: with `<split>.jsonl`, of Hugging Face, of pictures with metadata.jsonl, or RefCOCO's.
+        split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
         image_root: where relative picture paths start and which none leaves; the file's folder by default, and then absolute
             paths may name any picture.
         space: of the boxes: pixel, norm1000 or norm1.
         box_format: xyxy (two corners) or xywh (a corner, width and height).
-        columns: our name -> the file's, for image, question, box, size, space, id, split.
+        columns: our name -> the file's, for image, question, box, size, space, id, split, or a layout's own columns.
         template: the prompt's text, with {question} in it.
+        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed and said.
 
     Raises:
         ValueError: listing the first bad rows with file and line.
     """
-    file, rows_split = Path(path), split
-    if file.is_dir():
-        if split is None:
-            raise ValueError(f"{file} is a folder: give `split`, to read <split>.jsonl, or a file")
-        file, rows_split = file / f"{split}.jsonl", None
-    root = file.parent if image_root is None else Path(image_root)
-    layout = Layout(root, space, box_format, columns or {}, template, anywhere=image_root is None)
-    prompts, report = read_grounding(file, layout, rows_split)
-    report.raise_if_bad()
-    return prompts
+    source = open_source(path, "grounding_jsonl", layout, columns, split)
+    source.check_boxes(space, box_format)
+    root = source.root if image_root is None else Path(image_root)
+    names = columns or {} if source.is_own else {}
+    return load_prompts(source, Layout(root, space, box_format, names, template, anywhere=image_root is None))

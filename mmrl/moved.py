@@ -5,6 +5,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "mmrl.data.recognise": "mmrl.data.layouts.guess",
     "mmrl.geometry": "mmrl.answers",
     "mmrl.geometry.answers": "mmrl.answers.block",
     "mmrl.geometry.attempts": "mmrl.answers.boxes.attempts",

@@ -1,19 +1,22 @@
-"""The reward that each row's own type of question asks for: letters, numbers, text read or written, or spans of time.
+"""The reward that each row's own type of question asks for: letters, numbers, expressions, text or spans of time.
 
     multiple choice -> right letters      numerical -> equal numbers        regression -> 1 - relative error
     OCR -> 1 - word error rate            free-form -> mean of ROUGE-1/2/L  temporal grounding -> temporal IoU
+    math -> equal expressions (math-verify)
 
 In Video-R1 the first row's type decides for the whole batch, and an error or an unknown type counts as 0; here every row has its
-own, and an unknown one is an error. Alone, with more options: choice, number, ocr_wer, rouge, temporal_iou.
+own, and an unknown one is an error. Alone, with more options: choice, number, math_answer,
+ocr_wer, rouge, temporal_iou.
 
 Modality: text
-Needs: column problem_type, an answer of that type; for OCR and free-form pip install "mmrl[rewards]"
+Needs: column problem_type, an answer of that type; for math, OCR and free-form pip install "mmrl[rewards]"
 Range: [0, 1]
 Source: Video-R1, arXiv:2503.21776
 Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass
+from math import nan
 
 from mmrl import Group, Sample, Scored
 from mmrl.answers import numbers
@@ -24,7 +27,8 @@ from mmrl.answers.questions import is_off, problem_type, read_letters, true_lett
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.core.ranges import NonNegative, Positive, check_ranges
+from mmrl.serving.math_grader import grade_math
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class ByType:
     """How far off an equal number may be, in units of the number."""
     unit: Unit = "seconds"
     """The unit of numbers without one in spans of time."""
+    limit_s: Positive = 5.0
+    """Seconds until the comparison of two expressions is given up and the sample fails."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 
@@ -79,6 +85,9 @@ class ByType:
             close = float(numbers.is_close(number, truth, self.relative, self.absolute))
             return (close if kind == "number" else numbers.regression_score(number, truth)), False
         written, wanted = answer_block(text), true_text(prompt)
+        if kind == "math":
+            grade = grade_math(written, wanted, prompt.id, self.limit_s)
+            return (nan if grade.timeout else float(grade.equal)), grade.unparsed
         if kind == "ocr":
             return max(0.0, 1 - error_rate(written.split(), wanted.split())), not written
         scores = rouge(written, wanted)

@@ -15,6 +15,7 @@ PROBLEM_TYPES = {
     "numerical": "number",
     "number": "number",
     "count": "number",
+    "math": "math",
     "regression": "regression",
     "ocr": "ocr",
     "free-form": "text",
@@ -28,7 +29,7 @@ PROBLEM_TYPES = {
 
 
 def problem_type(prompt: Prompt, column: str = "problem_type") -> str:
-    """The kind of reward that this row's own type asks for: choice, number, regression, ocr, text or span.
+    """The kind of reward that this row's own type asks for: choice, number, math, regression, ocr, text or span.
 
     Raises ValueError naming the row for a type that is missing or unknown.
     """

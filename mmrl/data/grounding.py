@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
-from mmrl.data.ahead import Watch, ahead, same
+from mmrl.data.ahead import Watch, same
 from mmrl.data.files import path_below
+from mmrl.data.layouts.read import Measured, read_prompts
 from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Cell, Row, read_rows
-from mmrl.data.validate import FILE_ROW, Report, check_markers, check_new_id, check_shape, check_tokens
+from mmrl.data.validate import FILE_ROW, Report, check_markers, check_shape, check_tokens
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
-Measured = tuple[list[object], list[tuple[int, int]]]
-"""The pictures of a row, and their widths and heights."""
 _MOST = 1e300
 """Numbers beyond are no coordinates; whole numbers of JSON may have thousands of digits."""
 _USUAL_NAMES = {
@@ -98,6 +98,12 @@ class Layout:
         shown = tuple(picture if isinstance(picture, str) else open_picture(picture) for picture in media)
         return [Prompt(i, text, shown, answer, columns) for i, text in zip(ids, texts, strict=True)]
 
+    def raw_boxes(self, row: Row) -> list[list[float]]:
+        """The four numbers of each box of a row as they are written; those that cannot be read are left out."""
+        found = self._optional(row, "box")
+        items = found if isinstance(found, list | tuple) and not _is_single(found) else [found]
+        return [sides for item in cast(Sequence[object], items) if (sides := _sides(item)) is not None]
+
     def split_of(self, row: Row) -> str:
         """The split a row belongs to."""
         return str(self._require(row, "split"))
@@ -131,9 +137,7 @@ class Layout:
         found = self._require(row, "box")
         space = self._optional(row, "space") or self.space
         self._check_space(space)
-        single = isinstance(found, dict) or (
-            isinstance(found, list) and len(found) == 4 and not isinstance(found[0], dict | list)
-        )
+        single = _is_single(found)
         items = [found] if single else found
         if not isinstance(items, list | tuple):
             raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {found!r}")
@@ -144,13 +148,9 @@ class Layout:
         return boxes[0] if single else boxes
 
     def _box(self, item: object, space: Space, size: MediaSize) -> Box:
-        label, numbers = None, item
-        if isinstance(item, dict):
-            fields = cast(dict[str, object], item)
-            label = fields.get("label")
-            numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
-        sides = [float(x) for x in cast(Sequence[object], numbers) if _is_number(x)] if isinstance(numbers, list | tuple) else []
-        if len(sides) != 4 or len(cast(Sequence[object], numbers)) != 4:
+        label = cast(dict[str, object], item).get("label") if isinstance(item, dict) else None
+        sides = _sides(item)
+        if sides is None:
             raise ValueError(f"a box must be four numbers, not {item!r}")
         x1, y1, x2, y2 = sides
         corners = (x1, y1, x1 + x2, y1 + y2)
@@ -200,32 +200,8 @@ class Layout:
 def read_grounding(
     path: str | Path, layout: Layout, split: str | None = None, limit: int = 20, watch: Watch = same
 ) -> tuple[list[Prompt], Report]:
-    """Read all good prompts of a file, and a report on its bad rows; `watch` sees the rows go by.
-
-    Threads look at the pictures of the next rows. Problems are those of one row after the other all the same.
-    """
-    report, prompts, ids = Report(str(path), limit), list[Prompt](), set[str]()
-    unread = Report(str(path), limit)
-    rows = ((row, unread.num_problems) for row in read_rows(path, unread))
-
-    def measure(numbered: tuple[Row, int]) -> Measured:
-        row, _ = numbered
-        return layout.measure(row) if split is None or layout.split_of(row) == split else ([], [])
-
-    for (row, bad), measured in watch(ahead(rows, measure)):
-        report.take_over(unread, bad)
-        with report.collecting(row.place):
-            if split is not None and layout.split_of(row) != split:
-                continue
-            report.num_rows += 1
-            found = layout.prompts(row, measured)
-            for prompt in found:
-                check_new_id(prompt, ids)
-                report.note_duplicate(prompt, row.place)
-                prompts.append(prompt)
-    report.take_over(unread, unread.num_problems)
-    report.num_rows += unread.num_rows
-    return prompts, report
+    """All good prompts of a file with rows of our own, and a report on its bad rows; `watch` sees the rows go by."""
+    return read_prompts(str(path), partial(read_rows, path), layout, split, limit, watch)
 
 
 def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20, watch: Watch = same) -> Report:
@@ -235,6 +211,23 @@ def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20, 
     report.note_if_empty()
     report.refuse_duplicates()
     return report
+
+
+def _is_single(found: object) -> bool:
+    """Is it one box, not a list of boxes?"""
+    return isinstance(found, dict) or (isinstance(found, list) and len(found) == 4 and not isinstance(found[0], dict | list))
+
+
+def _sides(item: object) -> list[float] | None:
+    """The four numbers of a box, or None where it is written otherwise."""
+    numbers = item
+    if isinstance(item, dict):
+        fields = cast(dict[str, object], item)
+        numbers = next((fields[name] for name in ("bbox_2d", "bbox", "box") if name in fields), None)
+    if not isinstance(numbers, list | tuple) or len(cast(Sequence[object], numbers)) != 4:
+        return None
+    sides = [float(x) for x in cast(Sequence[object], numbers) if _is_number(x)]
+    return sides if len(sides) == 4 else None
 
 
 def _is_number(x: object) -> TypeGuard[float]:

@@ -1,11 +1,11 @@
-"""Grounding prompts over a Hugging Face data set, built when asked for."""
+"""Prompts over a Hugging Face data set, built when asked for."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
 from mmrl.core.types import Prompt
-from mmrl.data.grounding import Layout
+from mmrl.data.layouts.read import PromptMaker
 from mmrl.data.readers import Row, StoredHfDataset, hf_rows
 from mmrl.data.validate import Report, check_new_id
 
@@ -19,7 +19,7 @@ class StoredPrompts(Sequence[Prompt]):
 
     data: StoredHfDataset
     name: str
-    layout: Layout
+    layout: PromptMaker
     places: list[tuple[int, int]] = field(init=False)
     """Prompt -> (row, which of the row's questions)."""
 
@@ -54,7 +54,7 @@ class StreamedPrompts:
 
     data: Iterable[Mapping[str, object]]
     name: str
-    layout: Layout
+    layout: PromptMaker
 
     def __iter__(self) -> Iterator[Prompt]:
         for row in hf_rows(self.data, self.name):

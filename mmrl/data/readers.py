@@ -72,7 +72,7 @@ def import_hf_datasets() -> ModuleType:
 
     Without it, `import datasets` finds any folder of that name and yields an empty namespace; this raises ValueError instead.
     """
-    return _import_extra("datasets", "load_dataset")
+    return import_extra("datasets", "load_dataset")
 
 
 @overload
@@ -102,10 +102,17 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
             raise FileNotFoundError(
                 f"data set {name!r} is neither a folder nor one the hub gave us ({said}){offline_note()}"
             ) from None
+        except RuntimeError as error:
+            said = (str(error).strip().splitlines() or ["no reason"])[0]
+            raise ValueError(
+                f"data set {name!r} cannot be read ({said}): give its data files alone, without Python beside them"
+            ) from None
         data = _only_split(found, name)
     for column, feature in (data.features or {}).items():
         if isinstance(feature, hf.Image):
             data = data.cast_column(column, hf.Image(decode=False))
+        elif isinstance(feature, hf.List) and isinstance(feature.feature, hf.Image):
+            data = data.cast_column(column, hf.List(hf.Image(decode=False)))
     return data
 
 
@@ -171,7 +178,7 @@ def _parse_json(text: bytes) -> object:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    parquet, number = _import_extra("pyarrow.parquet", "ParquetFile"), 0
+    parquet, number = import_extra("pyarrow.parquet", "ParquetFile"), 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
             for values in batch.to_pylist():
@@ -181,7 +188,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path} is broken after row {number}: write or download it again ({error})") from None
 
 
-def _import_extra(module_name: str, proof: str) -> ModuleType:
+def import_extra(module_name: str, proof: str) -> ModuleType:
     """Import a module of an extra; ValueError unless it really holds the name `proof`."""
     hint = f"this needs the package {module_name.partition('.')[0]!r}: pip install 'mmrl[data]'"
     try:

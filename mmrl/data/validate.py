@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class Report:
     problems: list[Problem] = field(default_factory=list[Problem])
     duplicates: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """(place, place before it) of rows that say exactly the same."""
+    notes: Counter[str] = field(default_factory=Counter[str])
+    """What was left out or changed without being a problem -> how often: {"annotations left out: crowd": 3}."""
     _first: dict[Hashable, str] = field(default_factory=dict[Hashable, str])
     _taken: int = 0
     """Problems of another report that are here too."""

@@ -24,6 +24,7 @@ _CHECKS: Mapping[str, Callable[[Prompt], object]] = {
     "choice": true_letters,
     "number": true_number,
     "regression": true_number,
+    "math": true_text,
     "text": true_text,
     "ocr": true_text,
     "span": true_spans,

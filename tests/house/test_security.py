@@ -11,7 +11,7 @@ FOLDERS = ("mmrl", "rewards", "datasets", "benchmarks", "examples")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 OWN_PROCESSES = {"mmrl/core/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
 """Unpickle what a process they started, or that started them, wrote into a pipe."""
-DATA_ONLY = {"mmrl/data/convert.py"}
+DATA_ONLY = {"mmrl/data/layouts/refer.py"}
 """Reads a published data set that is a pickle, with an unpickler that refuses every class and function."""
 PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/core/workers.py"}
 """Run files that the user named, here and in a process of its own."""

@@ -1,7 +1,7 @@
 """`mmrl data`: check, convert, split and filter data sets; loads no torch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -12,33 +12,48 @@ from mmrl.app.errors import printable
 
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
+LayoutName = Annotated[
+    str | None, Option("--as", metavar="NAME", help="How the file is laid out: boxes, questions, messages, llava, coco, ..")
+]
+Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question a row, or a row for each question.")]
 
 
 @data.command("check")
 def data_check(
-    source: Annotated[str, Argument(metavar="FILE|CONFIG", help="A JSONL, JSON or parquet file, or a config.toml.")],
+    source: Annotated[str, Argument(metavar="FILE|CONFIG", help="A file or folder with data, or a config.toml.")],
     settings: Annotated[
         list[str] | None, Argument(metavar="[KEY=VALUE]...", help="How to read a file, such as box_format=xywh columns.box=bbox")
     ] = None,
+    layout: LayoutName = None,
+    boxes: Annotated[str | None, Option(metavar="FORMAT", help="xywh, norm1, norm1000; or two, as in xywh,norm1000.")] = None,
+    fix: Annotated[Path | None, Option(metavar="OUT.jsonl", help="Write the rows that are right, with boxes in pixels.")] = None,
+    turns: Turns = "one",
 ) -> None:
-    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2."""
-    from mmrl.app.commands.data import check
+    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2.
 
-    typer.echo(printable(check(source, settings or [])))
+    How the file is laid out is guessed from its first rows and said.
+    """
+    from mmrl.app.commands.data import CheckOptions, check
+
+    typer.echo(printable(check(source, settings or [], CheckOptions(layout, boxes, fix, turns == "each"))))
 
 
 @data.command("convert")
 def data_convert(
-    source: Annotated[Path, Argument(help="COCO: the instances JSON. RefCOCO: its folder or refs file.")],
+    source: Annotated[Path, Argument(help="A file or folder: COCO's instances JSON, RefCOCO's folder, messages, parquet, ..")],
     file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
-    kind: Annotated[str, Option(help="coco or refcoco.")],
+    kind: Annotated[
+        str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, refcoco, llava, .. (default: guessed).")
+    ] = None,
+    settings: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="columns.KEY=NAME, split=NAME.")] = None,
     image_root: ImageRoot = None,
     question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
+    turns: Turns = "one",
 ) -> None:
-    """Write other people's layouts as JSONL with boxes in pixels."""
-    from mmrl.data.convert import convert
+    """Write other people's layouts as JSONL with boxes in pixels, or with questions and answers."""
+    from mmrl.app.commands.data import convert_file
 
-    typer.echo(printable(str(convert(source, kind, file, image_root, question))))
+    typer.echo(printable(convert_file(source, file, kind, image_root, question, settings or [], turns == "each")))
 
 
 @data.command("split")

@@ -1,10 +1,10 @@
 """`mmrl data`: from the words of a command line to the functions of mmrl.data."""
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from rich.progress import track
 
@@ -13,44 +13,166 @@ from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
 from mmrl.app.errors import Terminal
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import look_at
 from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.tables import Table
+from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.app.toml.values import plain
-from mmrl.data.grounding import Layout, check_file
-from mmrl.data.recognise import recognise
+from mmrl.data.convert import convert
+from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.layouts import files
+from mmrl.data.layouts.base import BOX, BOXES
+from mmrl.data.layouts.fix import fix
+from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
+from mmrl.data.layouts.habits import WatchedReader
+from mmrl.data.layouts.read import RowReader, read_prompts
+from mmrl.data.layouts.source import NAMES, Source, open_source
+from mmrl.data.questions import Questions
 from mmrl.data.split import Part, split
 from mmrl.data.validate import check as check_prompts
 
 T = TypeVar("T")
+BOX_SPACES = ("pixel", "norm1", "norm1000")
 
 
-def check(source: str, settings: Sequence[str]) -> str:
-    """Read every row and picture of a file, or every prompt of a config's data sets.
+@dataclass(frozen=True)
+class CheckOptions:
+    """Words of a check of a file, beside the settings of its data set."""
 
-    Rows with boxes are recognised, and the layouts of the shipped data sets; `use=NAME` names another data set. `settings` are
-    `key=value` for a file's Layout, such as box_format=xywh, for the data set, such as videos=clips, or overrides of a config.
+    layout: str | None = None
+    """The name of the file's layout; None: guessed."""
+    boxes: str | None = None
+    """How boxes are written: xywh, xyxy, norm1, norm1000, pixel, two of them joined by a comma."""
+    fix: Path | None = None
+    """A JSONL file to write with the rows that are right."""
+    each: bool = False
+    """True makes a row of each question of a conversation."""
+
+
+def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOptions()) -> str:
+    """Read every row and picture of a file or folder, or every prompt of a config's data sets; or write the rows that are right.
+
+    Layouts are recognised by their first rows; `use=NAME` names a data set that is to read the file. `settings` are `key=value`
+    for the data set, such as box_format=xywh, columns.box=bbox or videos=clips, or overrides of a config.
 
     Raises:
         ValueError: listing what is wrong.
     """
-    if source.endswith(".toml"):
-        resolved = load(source, settings)
-        config = resolved.config
-        named = [*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))]
-        for path, data in named:
-            report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
-            report.refuse_duplicates()
-            report.raise_if_bad()
-        return f"{source}: {len(named)} data sets checked, nothing wrong"
+    if source.endswith(".toml") or (not Path(source).exists() and source in [one.name for one in catalog("configs")]):
+        return _check_config(source, settings)
     if any(setting.startswith("use=") for setting in settings):
+        _refuse_options(options, "use=NAME")
         return _check_with(source, settings)
-    known = recognise(Path(source))
-    if known is not None:
-        return _check_with(source, [f"use={known}", *settings])
-    report = check_file(source, layout(source, settings), watch=show_progress)
+    table = Table.of({}, "default")
+    for assignment in settings:
+        table.override(assignment)
+    columns, split = _columns_and_split(table)
+    found = _guess(source, columns, options.layout, split)
+    if found is not None and found.data_set not in NAMES:
+        _refuse_options(options, f"the layout {found.layout}")
+        return _check_with(source, [f"use={found.data_set}", *settings], f"{found}")
+    data_set = BOXES if found is None else found.data_set
+    opened = open_source(source, data_set, found and found.layout, columns, split, options.each)
+    opened = opened if found is None else replace(opened, guess=found)
+    reader, is_told = _reader(opened, table, options.boxes)
+    if options.fix is not None:
+        return f"{source}: {opened.guess}\n{fix(opened, reader, options.fix, is_told, show_progress)}"
+    return _report_text(opened, reader, source, is_told)
+
+
+def convert_file(
+    source: Path, out: Path, kind: str | None, image_root: Path | None, question: str, settings: Sequence[str], each: bool
+) -> str:
+    """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME.
+
+    Raises:
+        ValueError: a setting of another name, or whatever the conversion refuses.
+    """
+    table = Table()
+    for assignment in settings:
+        table.override(assignment)
+    columns, split = _columns_and_split(table)
+    check_keys(table.values, ["columns"], (), table)
+    return str(convert(source, kind, out, image_root, question, columns, split, each))
+
+
+def _columns_and_split(table: Table) -> tuple[dict[str, str], str | None]:
+    """`columns.KEY=NAME` and `split=NAME` of a command line; the split is taken out of the table."""
+    columns = plain(dict[str, str], table.values.get("columns", {}), ("columns",), table)
+    split = table.values.pop("split", None)
+    return columns, None if split is None else str(split)
+
+
+def _check_config(source: str, settings: Sequence[str]) -> str:
+    resolved = load(source, settings)
+    config = resolved.config
+    named = [*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))]
+    for path, data in named:
+        report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
+        report.refuse_duplicates()
+        report.raise_if_bad()
+    return f"{source}: {len(named)} data sets checked, nothing wrong"
+
+
+def _guess(source: str, columns: Mapping[str, str], name: str | None, split: str | None) -> Guess | None:
+    """The file's layout; None for a file without rows, and one with boxes that are called by no known name."""
+    try:
+        return guess(source, columns, name, split)
+    except UnknownLayoutError:
+        look = files.look_at(Path(source), columns, split)
+        if look.rows and not look.has_one(*BOX):
+            raise
+        return None
+
+
+def _report_text(source: Source, reader: RowReader, name: str, is_told: bool) -> str:
+    """The report of a check without problems; ValueError listing them otherwise."""
+    report = read_prompts(str(source.path), source.rows, reader, source.rows_split, watch=show_progress)[1]
+    report.note_if_empty()
+    report.refuse_duplicates()
+    report.source = name if source.is_own else f"{name} ({source.guess})"
+    suspicion = reader.habits.suspicion if isinstance(reader, WatchedReader) and not is_told else None
+    if suspicion is not None and not report.ok:
+        report.source += f"\n  {suspicion}"
     report.raise_if_bad()
-    return str(report)
+    kinds = reader.seen.most_common() if isinstance(reader, Questions) else ()
+    lines = [str(report), *(f"{count} answers: {kind}" for kind, count in kinds)]
+    lines += [f"{count} {note}" for note, count in sorted(report.notes.items())]
+    return "\n  ".join([*lines, *([] if suspicion is None else [suspicion])])
+
+
+def _refuse_options(options: CheckOptions, what: str) -> None:
+    given = {"--boxes": options.boxes, "--fix": options.fix, "--turns": options.each or None}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is for rows with boxes or questions, and not for {what}: leave it out")
+
+
+def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader, bool]:
+    """The reader of a source's rows with the settings of a command line, and whether these say how boxes are written.
+
+    Pictures are decoded to their end.
+    """
+    table.values.setdefault("image_root", str(source.root))
+    table.values.setdefault("decode", True)
+    kind = Layout if source.guess.data_set == BOXES else Questions
+    if boxes is not None and kind is Questions:
+        raise ValueError(f"--boxes {boxes} is for rows with boxes, and {source.path} is {source.guess}: leave it out")
+    for word in boxes.split(",") if boxes is not None else ():
+        key = "box_format" if word in get_args(BoxFormat) else "space" if word in BOX_SPACES else None
+        if key is None:
+            raise ValueError(f"--boxes {boxes}: say {', '.join([*get_args(BoxFormat), *BOX_SPACES])}, two joined by a comma")
+        table.set((key,), word, COMMAND_LINE)
+    is_told = not {"box_format", "space"}.isdisjoint(table.values) or source.knows_boxes
+    if kind is Questions or not source.is_own:
+        table.values.pop("columns", None)
+    known = [f.name for f in fields(kind) if f.name != "seen"]
+    check_keys(table.values, known, (), table)
+    if kind is Questions:
+        return plain(Questions, table.values, (), table), True
+    reader = plain(Layout, table.values, (), table)
+    source.check_boxes(reader.space, reader.box_format)
+    return WatchedReader(reader), is_told
 
 
 def show_progress(rows: Iterable[T]) -> Iterable[T]:
@@ -59,7 +181,7 @@ def show_progress(rows: Iterable[T]) -> Iterable[T]:
     return track(rows, "rows looked at", console=console, transient=True, disable=not console.is_terminal)
 
 
-def _check_with(source: str, settings: Sequence[str]) -> str:
+def _check_with(source: str, settings: Sequence[str], said: str = "") -> str:
     """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
     table = Table.of({"path": source}, "default")
     for assignment in settings:
@@ -69,19 +191,10 @@ def _check_with(source: str, settings: Sequence[str]) -> str:
     reader = plugins.load(name, "datasets")
     check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
     report = check_prompts(reader(**arguments), watch=show_progress)
-    report.source = f"{source} (read by {name})"
+    report.source = f"{source} ({said or f'read by {name}'})"
     report.refuse_duplicates()
     report.raise_if_bad()
     return str(report)
-
-
-def layout(source: str, settings: Sequence[str]) -> Layout:
-    """How a file is to be read; pictures are decoded to their end."""
-    table = Table.of({"image_root": str(Path(source).parent), "decode": True}, "default")
-    for assignment in settings:
-        table.override(assignment)
-    check_keys(table.values, [f.name for f in fields(Layout)], (), table)
-    return plain(Layout, table.values, (), table)
 
 
 def split_by_shares(source: Path, folder: Path, shares: Sequence[str], seed: int, image_root: Path | None) -> list[Part]:

@@ -34,8 +34,15 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ),
     "cp": ("mmrl cp rewards/iou mine.py", "mmrl cp tiny/image my_run.toml"),
     "data": ("mmrl data check boxes.jsonl",),
-    "data check": ("mmrl data check boxes.jsonl box_format=xywh", "mmrl data check tiny/image"),
-    "data convert": ("mmrl data convert instances_val2017.json boxes.jsonl --kind coco",),
+    "data check": (
+        "mmrl data check boxes.jsonl box_format=xywh",
+        "mmrl data check boxes.jsonl --boxes xywh --fix right.jsonl",
+        "mmrl data check tiny/image",
+    ),
+    "data convert": (
+        "mmrl data convert instances_val2017.json boxes.jsonl",
+        "mmrl data convert llava.json rows.jsonl --turns each",
+    ),
     "data split": ("mmrl data split boxes.jsonl parts train=0.9 test=0.1",),
     "data filter": ("mmrl data filter tiny/image kept.jsonl --samples 16 --low 0.2",),
     "reward": ("mmrl reward test iou --data boxes.jsonl",),

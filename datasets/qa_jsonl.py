@@ -1,0 +1,56 @@
+"""Questions of your own with pictures, clips or text alone: a file or folder with a question and its answer in every row.
+
+    {"image": "clock.jpg", "question": "What time is it?", "answer": "10:10"}
+    {"images": ["a.png", "b.png"], "question": "Which is larger?", "options": ["the first", "the second"], "answer": "B"}
+    {"video": "match.mp4", "question": "How many goals?", "answer": 3}
+    {"question": "Solve x^2 = 2 for x > 0", "answer": "\\\\sqrt{2}", "kind": "math"}
+
+Other people's layouts are recognised and said aloud: messages (OpenAI, ms-swift, TRL), llava, trl, problem. Each answer has a
+kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions) or text (ROUGE). A row's own column
+`kind` says it; else it is guessed, and the run says how often as what. Options are listed below the question, and a choice is
+asked for by letter; nothing else is added to your question. Several turns in one row are refused. Further columns reach the
+rewards. Licence: that of your data.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mmrl import Prompt
+from mmrl.data.layouts.load import load_prompts
+from mmrl.data.layouts.source import open_source
+from mmrl.data.questions import Kind, Numbering, Questions
+
+
+def load(
+    path: str | Path,
+    split: str | None = None,
+    image_root: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
+    kind: Kind = "auto",
+    numbering: Numbering = "letters",
+    template: str | None = None,
+) -> Sequence[Prompt]:
+    """The prompts in their order; answers are letters ("A,C"), numbers or texts, None in data without labels.
+
+    Args:
+        path: a .jsonl, .json or .parquet file; or a folder: with `<split>.jsonl`, of Hugging Face, or of pictures.
+        split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
+        image_root: where relative paths of pictures and clips start and which none leaves; the file's folder by default, and
+            then absolute paths may name any file.
+        columns: our name -> the file's, for question, answer, image, video, options, kind, id, split, or a layout's own columns.
+        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed and said.
+        kind: of all answers: choice, number, math or text; auto: each row's own, else guessed.
+        numbering: how answers name options: letters (or wordings), or numbers counted from zero or one.
+        template: the prompt's text, with {question} in it; None: the question, and for a choice that a letter is the answer.
+
+    Raises:
+        ValueError: several layouts that fit, or listing the first bad rows with file and line.
+    """
+    source = open_source(path, "qa_jsonl", layout, columns, split)
+    root = source.root if image_root is None else Path(image_root)
+    questions = Questions(root, kind, template, numbering, anywhere=image_root is None)
+    prompts = load_prompts(source, questions)
+    kinds = ", ".join(f"{count} {name}" for name, count in questions.seen.most_common())
+    source.say(f"answers are compared as {kinds}; kind = NAME in the data set says otherwise")
+    return prompts

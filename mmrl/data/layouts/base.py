@@ -1,0 +1,191 @@
+"""The promise of a layout: how its files look at their beginning, and what their rows say in our words.
+
+Our words are the columns that `mmrl.data.grounding` and `mmrl.data.questions` read: id, image, video, question, answer, options,
+kind, box, space, size, split, and system for a text that stands before all turns. Every other column stays as it is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import Report
+
+Values = Mapping[str, Cell]
+"""The columns of a row."""
+BOXES, QUESTIONS = "grounding_jsonl", "qa_jsonl"
+"""The data sets that train on layouts of other people: on rows with boxes, and on rows with an answer of another kind."""
+PICTURES = ("image", "images")
+CLIPS = ("video", "videos")
+ANSWERS = ("answer", "solution", "ground_truth")
+BOX = ("box", "boxes", "bbox")
+
+
+@dataclass(frozen=True)
+class Look:
+    """The beginning of a file or folder: `Look(Path("a.jsonl"), ({"image": "a.png", "question": "where?"},))`."""
+
+    path: Path
+    rows: tuple[Values, ...] = ()
+    """Its first rows, with columns called as the user says; none where it holds no rows."""
+    keys: frozenset[str] = frozenset()
+    """The keys of a file that is one JSON object, or the names of the files in a folder."""
+    line: str = ""
+    """The first line of a .txt or .csv file."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that any of the first rows fills."""
+        return frozenset(name for row in self.rows for name, value in row.items() if value is not None)
+
+    def has(self, *names: str) -> bool:
+        return self.columns >= set(names)
+
+    def has_one(self, *names: str) -> bool:
+        return not self.columns.isdisjoint(names)
+
+    def example(self, name: str) -> Cell:
+        """The first value of a column; None without one."""
+        return next((row[name] for row in self.rows if row.get(name) is not None), None)
+
+
+@runtime_checkable
+class DataLayout(Protocol):
+    """A layout that files have: its name for `--as`, how it is recognised, and the data set that reads it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def beats(self) -> tuple[str, ...]: ...
+    def fits(self, look: Look) -> bool: ...
+    def data_set(self, look: Look) -> str: ...
+
+
+@runtime_checkable
+class Translation(Protocol):
+    """A layout whose rows can be said in our words."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]: ...
+    def translate(self, row: Row) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """A layout in which each row stands alone, whatever file or folder holds the rows."""
+
+    name: str
+    summary: str
+    columns: tuple[str, ...]
+    """The columns it reads, which a user's `columns` may name otherwise."""
+    is_one: Callable[[Look], bool]
+    one: Callable[[Row], Iterable[Row]]
+    """A row in our words; ValueError without the row's place for one that says something else."""
+    beats: tuple[str, ...] = ()
+    """Layouts that are recognised by fewer columns and give way to this one."""
+    always: str | None = None
+    """The data set, where rows need not be looked at to tell."""
+
+    def fits(self, look: Look) -> bool:
+        return self.is_one(look)
+
+    def data_set(self, look: Look) -> str:
+        """Boxes, if a row of the beginning has some, else questions."""
+        if self.always is not None:
+            return self.always
+        for number, values in enumerate(look.rows, start=1):
+            try:
+                if any(not BOXES_OF.isdisjoint(row.values) for row in self.one(Row(values, look.path.name, number))):
+                    return BOXES
+            except (ValueError, OverflowError):
+                continue
+        return QUESTIONS
+
+    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]:
+        """The rows in our words; one that cannot be said goes into the report."""
+        for row in found:
+            said: list[Row] = []
+            problems = report.num_problems
+            with report.collecting(row.place):
+                said = list(self.one(row))
+            report.num_rows += report.num_problems > problems
+            yield from said
+
+    def translate(self, row: Row) -> Iterator[Row]:
+        yield from self.one(row)
+
+
+BOXES_OF = frozenset(BOX)
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A layout whose rows are made of a whole file or folder."""
+
+    name: str
+    summary: str
+    is_one: Callable[[Look], bool]
+    read: Callable[[Path, Report], Iterator[Row]]
+    columns: tuple[str, ...] = ()
+    """None: its words are those of a published format."""
+    beats: tuple[str, ...] = ()
+    always: str = BOXES
+
+    def fits(self, look: Look) -> bool:
+        return self.is_one(look)
+
+    def data_set(self, look: Look) -> str:
+        return self.always
+
+    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]:
+        """The rows that the file gives; what `found` holds is not asked for."""
+        return self.read(path, report)
+
+    def translate(self, row: Row) -> Iterator[Row]:
+        """A row that is in our words already."""
+        yield row
+
+
+@dataclass(frozen=True)
+class OwnDataSet:
+    """A layout that a shipped data set of its own reads; only its name is told here."""
+
+    name: str
+    summary: str
+    is_one: Callable[[Look], bool]
+    beats: tuple[str, ...] = field(default=())
+
+    def fits(self, look: Look) -> bool:
+        return self.is_one(look)
+
+    def data_set(self, look: Look) -> str:
+        return self.name
+
+
+def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """The row with columns called as `columns` (our name -> the file's) says; a column that had our name gives way."""
+    if not columns:
+        return row
+    taken = {*columns.values(), *columns}
+    values = {name: value for name, value in row.values.items() if name not in taken}
+    values |= {ours: row.values[theirs] for ours, theirs in columns.items() if theirs in row.values}
+    return Row(values, row.source, row.number)
+
+
+def row_like(row: Row, used: Iterable[str], said: Values, place: str = "") -> Row:
+    """A row at the same place: what is said in our words, and the columns that were not used for it."""
+    names = {*used, *said}
+    values = {name: value for name, value in row.values.items() if name not in names}
+    return Row({**{name: value for name, value in said.items() if value is not None}, **values}, row.source, row.number)
+
+
+def one_of(row: Row, *names: str) -> Cell:
+    """The one of several columns that is filled; ValueError where two are, None where none is."""
+    found = [name for name in names if row.values.get(name) is not None]
+    if len(found) > 1:
+        raise ValueError(f"columns {', '.join(found)} say the same twice: choose with columns = {{{names[0]} = ..}}")
+    return row.values[found[0]] if found else None

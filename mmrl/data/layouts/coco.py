@@ -1,0 +1,132 @@
+"""COCO's instances: one JSON object with images, annotations and categories; a row per picture and category, with all boxes."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from mmrl.data.layouts.base import FileLayout, Look
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import Report
+
+T = TypeVar("T")
+Record = dict[str, Cell]
+"""An object of a JSON file: `{"id": 7, "file_name": "7.jpg"}`."""
+QUESTION = "Locate every {label} in the picture."
+KEYS = ("images", "annotations", "categories")
+_MOST = 1e12
+"""Beyond any picture."""
+_OVERHANG = 1.0
+"""Pixels by which annotation tools let boxes stick out; such boxes are cut at the edge and counted."""
+
+
+def is_one(look: Look) -> bool:
+    return look.keys >= set(KEYS)
+
+
+def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
+    """Rows of an instances file, with boxes as corners; what was left out is counted in `report.notes`.
+
+    Raises ValueError naming the file where it does not have the layout.
+    """
+    with naming_layout(path, "coco"):
+        data = read_json(path)
+        images, names = by_id(data["images"]), {category["id"]: category["name"] for category in data["categories"]}
+        boxes: defaultdict[tuple[Hashable, Hashable], list[list[float]]] = defaultdict(list)
+        for number, annotation in enumerate(data["annotations"], start=1):
+            with collecting_rows(report, path, "annotation", annotation.get("id", f"number {number}")):
+                image_id = annotation["image_id"]
+                box = corners(annotation, find_record(images, image_id, "picture"), report.notes)
+                if box is not None:
+                    find_record(names, annotation["category_id"], "category")
+                    boxes[image_id, annotation["category_id"]].append(box)
+        empty = len(images) - len({image_id for image_id, _ in boxes})
+        report.notes.update({"pictures left out: no boxes": empty} if empty else {})
+        rows: list[Record] = []
+        for (image_id, category_id), found in boxes.items():
+            image, name = images[image_id], names[category_id]
+            rows.append(
+                {
+                    "id": f"{image_id}-{category_id}",
+                    "image": image["file_name"],
+                    "size": [image["width"], image["height"]],
+                    "question": question.replace("{label}", name),
+                    "boxes": [{"bbox": box, "label": name} for box in found],
+                }
+            )
+    yield from (Row(values, path.name, number) for number, values in enumerate(rows, start=1))
+
+
+def find_record(records: Mapping[Hashable, T], key: Hashable, what: str) -> T:
+    """The record of that id; ValueError where the file lists none."""
+    if key not in records:
+        raise ValueError(f"{what} {key!r} is not listed in the file: add it, or remove what names it")
+    return records[key]
+
+
+@contextmanager
+def collecting_rows(report: Report, path: Path, what: str, name: object) -> Iterator[None]:
+    """Make a problem of an entry that cannot be read, named by its id, and count it as a row."""
+    problems = report.num_problems
+    with report.collecting(f"{path.name}, {what} {name}"):
+        yield
+    report.num_rows += report.num_problems > problems
+
+
+@contextmanager
+def naming_layout(path: Path, name: str) -> Iterator[None]:
+    """Turn the errors of a file that has another layout into a sentence that names it."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} does not have the layout of {name}: {type(error).__name__} {error}") from None
+
+
+def corners(annotation: Record, image: Record, notes: Counter[str]) -> list[float] | None:
+    """The annotation's box as two corners inside the picture, or None with a note why."""
+    if annotation.get("iscrowd"):
+        notes["annotations left out: crowd"] += 1
+        return None
+    numbers = annotation["bbox"]
+    if (
+        not isinstance(numbers, list)
+        or len(numbers) != 4
+        or not all(isinstance(x, int | float) and abs(x) <= _MOST for x in numbers)
+    ):
+        raise ValueError(f"annotation {annotation.get('id')} has bbox {str(numbers)[:80]}: it must be four numbers")
+    x, y, width, height = map(float, numbers)
+    found = [x, y, x + width, y + height]
+    cut = [min(max(a, 0.0), float(most)) for a, most in zip(found, [image["width"], image["height"]] * 2, strict=True)]
+    if max(abs(a - b) for a, b in zip(found, cut, strict=True)) > _OVERHANG:
+        notes["annotations left out: outside the picture"] += 1
+        return None
+    if cut[2] <= cut[0] or cut[3] <= cut[1]:
+        notes["annotations left out: no area"] += 1
+        return None
+    notes.update(["annotations cut at the picture's edge"] if cut != found else [])
+    return [round(a, 4) for a in cut]
+
+
+def by_id(rows: list[Record]) -> dict[Hashable, Record]:
+    return {row["id"]: row for row in rows}
+
+
+def read_json(path: Path) -> Cell:
+    """The file's value; FileNotFoundError, or ValueError naming the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def with_question(question: str) -> FileLayout:
+    """The layout with a question of the user's own, with {label} in it."""
+    return FileLayout("coco", "COCO's instances JSON", is_one, partial(coco_rows, question=question))
+
+
+COCO = with_question(QUESTION)

@@ -1,0 +1,145 @@
+"""Files and folders that hold rows, whatever the rows say: JSONL, JSON, parquet, folders of Hugging Face and of pictures."""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from mmrl.data.layouts.base import Look, rename_columns
+from mmrl.data.readers import Cell, Row, hf_rows, import_extra, open_hf, read_rows
+from mmrl.data.validate import Report
+from mmrl.data.video_layouts import csv_rows
+
+FIRST = 16
+"""Rows that a look reads."""
+LISTS = ("metadata.jsonl", "metadata.csv")
+"""The files by which a folder of pictures says what is known of each: `file_name`, and columns of any kind."""
+FILE_NAMES = {"file_name": "image", "file_names": "images", "image_file_name": "image", "image_file_names": "images"}
+SAVED = ("state.json", "dataset_dict.json")
+TABLES = (".parquet", ".arrow")
+
+
+def is_stored(path: Path) -> bool:
+    """True for a folder that Hugging Face's `datasets` reads: from `save_to_disk`, or with parquet or arrow files."""
+    return path.is_dir() and not has_metadata(path) and (any((path / name).is_file() for name in SAVED) or bool(tables(path)))
+
+
+def tables(folder: Path) -> list[Path]:
+    """The parquet and arrow files in a folder and its sub-folders, by name."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in TABLES and not file.name.startswith("cache-"))
+
+
+def has_metadata(folder: Path) -> bool:
+    """Is it a folder of pictures, or of splits with pictures?"""
+    return any((folder / name).is_file() or any(folder.glob(f"*/{name}")) for name in LISTS)
+
+
+def metadata_file(folder: Path, split: str | None = None) -> Path | None:
+    """The list of a folder of pictures, in it or in the folder of a split; None if it has none.
+
+    Raises ValueError where several splits have one and none is named.
+    """
+    for name in LISTS:
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(file for name in LISTS for file in folder.glob(f"*/{name}"))
+    if split is not None:
+        found = [file for file in found if file.parent.name == split]
+    if len(found) > 1:
+        names = ", ".join(file.parent.name for file in found)
+        raise ValueError(f"folder {folder} holds the splits {names}: choose one with `split`")
+    return found[0] if found else None
+
+
+def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Row]:
+    """The rows of a file, or of a folder of pictures with its list; rows that cannot be read go into the report.
+
+    Raises FileNotFoundError, or ValueError for a file or folder that holds no rows.
+    """
+    if not path.is_dir():
+        yield from read_rows(path, report)
+        return
+    if is_stored(path):
+        yield from hf_rows(open_hf(str(path), split), path.name)
+        return
+    listed = metadata_file(path, split)
+    if listed is None:
+        raise ValueError(f"{path} is a folder without {' or '.join(LISTS)}, data of Hugging Face or <split>.jsonl: give a file")
+    found = csv_rows(listed) if listed.suffix == ".csv" else read_rows(listed, report)
+    below = listed.parent.relative_to(path).as_posix()
+    for row in found:
+        values = dict(row.values)
+        for theirs, ours in FILE_NAMES.items():
+            name = values.pop(theirs, None)
+            if name is not None and ours not in values:
+                values[ours] = [f"{below}/{one}" for one in name] if isinstance(name, list) else f"{below}/{name}"
+        yield Row(values, row.source, row.number)
+
+
+def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) -> Look:
+    """The beginning of a file or folder, with its columns called as the user says.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: it is not what its ending says.
+    """
+    if path.is_dir():
+        names = frozenset(file.name for file in path.iterdir())
+        found = _table_rows(path) if is_stored(path) else ()
+        if not found and has_metadata(path):
+            found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
+        return _look(path, found, columns, names)
+    if not path.is_file():
+        raise FileNotFoundError(f"data file {path} does not exist")
+    if path.suffix.lower() in (".txt", ".csv"):
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            return Look(path, line=file.readline(10_000))
+    if path.suffix.lower() == ".p":
+        return Look(path)
+    if path.suffix.lower() == ".json":
+        return _look_at_json(path, columns)
+    return _look(path, tuple(islice(read_rows(path, Report(str(path))), FIRST)), columns)
+
+
+def _look(path: Path, rows: tuple[Row, ...], columns: Mapping[str, str], keys: frozenset[str] = frozenset()) -> Look:
+    return Look(path, tuple(rename_columns(row, columns).values for row in rows), keys)
+
+
+def _look_at_json(path: Path, columns: Mapping[str, str]) -> Look:
+    try:
+        found: Cell = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"data file {path} is not JSON: {error}") from None
+    if isinstance(found, list):
+        rows = [Row(values, path.name, i) for i, values in enumerate(found[:FIRST], start=1) if isinstance(values, dict)]
+        return _look(path, tuple(rows), columns)
+    if not isinstance(found, dict):
+        return Look(path)
+    keys = set(found)
+    images, entry = found.get("images"), next(iter(found.values()), None)
+    if isinstance(images, list) and images and isinstance(images[0], dict) and "caption" in images[0]:
+        keys.add("caption")
+    # an object with time stamps per video
+    keys |= {"timestamps"} if isinstance(entry, dict) and "timestamps" in entry else set()
+    return Look(path, keys=frozenset(keys))
+
+
+def _table_rows(folder: Path) -> tuple[Row, ...]:
+    """The first rows of the first table of a folder, read without a copy into a cache."""
+    files = tables(folder)
+    if not files:
+        return ()
+    file = files[0]
+    try:
+        if file.suffix == ".parquet":
+            batch = next(
+                iter(import_extra("pyarrow.parquet", "ParquetFile").ParquetFile(file).iter_batches(batch_size=FIRST)), None
+            )
+        else:
+            with import_extra("pyarrow", "memory_map").memory_map(str(file)) as memory:
+                reader = import_extra("pyarrow.ipc", "open_stream").open_stream(memory)
+                batch = next(iter(reader), None)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is broken: write or download it again ({error})") from None
+    rows = [] if batch is None else batch.slice(0, FIRST).to_pylist()
+    return tuple(Row(values, file.name, number) for number, values in enumerate(rows, start=1))

@@ -1,0 +1,155 @@
+"""The rows of a file that are right, written in our words; the others counted by what is wrong with them."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.answers.boxes.box import Box
+from mmrl.core.types import MediaSize, Prompt, Video
+from mmrl.data.ahead import Watch, same
+from mmrl.data.files import write_jsonl
+from mmrl.data.layouts.base import BOXES, PICTURES
+from mmrl.data.layouts.habits import WatchedReader
+from mmrl.data.layouts.read import RowReader, check_rows
+from mmrl.data.layouts.source import Source
+from mmrl.data.layouts.write import LineWriter
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW, Problem, Report
+
+SHOWN = 20
+"""Problems that are printed."""
+_ALL = 10**7
+_DETAIL = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\S*[\d/\\]\S*|\S+\.\w{2,5}\b")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The file that was written, and what was left out of it."""
+
+    out: Path
+    num_rows: int
+    num_written: int
+    reasons: Mapping[str, int]
+    """What was wrong, without its details -> how often."""
+    problems: tuple[Problem, ...]
+    notes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"{self.out}: {self.num_written} rows written, {sum(self.reasons.values())} of {self.num_rows} left out"]
+        lines += [f"{count} x {reason}" for reason, count in sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))]
+        lines += [f"{count} {note}" for note, count in sorted(self.notes.items())]
+        lines += [f"left out: {problem}" for problem in self.problems[:SHOWN]]
+        hidden = len(self.problems) - SHOWN
+        return "\n  ".join([*lines, f"and {hidden} more"] if hidden > 0 else lines)
+
+
+def fix(source: Source, reader: RowReader, out: str | Path, is_told: bool, watch: Watch = same) -> Fixed:
+    """Write the rows of a file that are right, whole or not at all; boxes become corners in pixels.
+
+    Rows that say exactly what one before them said are left out too.
+
+    Args:
+        out: the JSONL file to write; pictures that the source holds as bytes come into a folder beside it.
+        is_told: somebody said how boxes are written; else a file whose boxes look written otherwise is refused.
+
+    Raises:
+        ValueError: no row is right, the boxes look written otherwise, or `out` is the source.
+    """
+    out = Path(out)
+    if out.exists() and out.resolve() == source.path.resolve():
+        raise ValueError(f"--fix {out} is the file that is read: write another one")
+    if out.suffix.lower() != ".jsonl":
+        raise ValueError(f"--fix {out} is to be JSONL: call it {out.with_suffix('.jsonl').name}")
+    report, writer, lines, seen = (
+        Report(str(source.path), _ALL),
+        LineWriter(out, out.parent),
+        list[dict[str, Cell]](),
+        dict[object, str](),
+    )
+    for good in check_rows(source.rows, reader, report, source.rows_split, watch):
+        with report.collecting(good.row.place):
+            new = [prompt for prompt in good.prompts if _is_new(prompt, good.row.place, seen)]
+            if not new:
+                raise ValueError("the row says exactly what one before it says")
+            lines += [writer.line(line_of(prompt, good.row, source, out.parent)) for prompt in new]
+    report.note_if_empty()
+    suspicion = reader.habits.suspicion if isinstance(reader, WatchedReader) else None
+    if suspicion is not None and not is_told:
+        raise ValueError(f"{source.path}: {suspicion}; nothing was written")
+    if not lines:
+        report.limit = SHOWN
+        raise ValueError(f"no row of {source.path} is right, so nothing was written\n{_short(report)}")
+    write_jsonl({out: lines})
+    reasons = Counter(reason_of(problem.text) for problem in report.problems)
+    return Fixed(out, report.num_rows, len(lines), reasons, tuple(report.problems), dict(report.notes))
+
+
+def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str, Cell]:
+    """A prompt as a row of our own, for a file in `folder`: of grounding_jsonl, or of qa_jsonl."""
+    columns = {name: value for name, value in prompt.columns.items() if name != FILE_ROW}
+    line: dict[str, Cell] = {"id": prompt.id, **_media(prompt, row, source.columns.get("image", "image"), folder)}
+    if source.guess.data_set != BOXES:
+        kind = columns.pop("problem_type")
+        line |= {"question": columns.pop("question"), "answer": prompt.answer, "kind": kind}
+        return {**line, **columns}
+    size = columns["size"]
+    answer = prompt.answer
+    line["question"] = prompt.text
+    if isinstance(answer, Box):
+        line["box"] = _in_pixels(answer, size)
+    elif isinstance(answer, tuple):
+        line["boxes"] = [_in_pixels(box, size) for box in answer]
+    return {**line, **{name: value for name, value in columns.items() if name not in line}}
+
+
+def reason_of(text: str) -> str:
+    """A problem without its details: `"picture a/7.png does not exist" -> "picture .. does not exist"`."""
+    return re.sub(r"(\.\.[\s,]*){2,}", ".. ", _DETAIL.sub("..", text.partition("; ")[0]))[:100].strip()
+
+
+def _short(report: Report) -> str:
+    """The report with its first problems only."""
+    short = Report(report.source, SHOWN, report.num_rows)
+    for problem in report.problems:
+        short.add(problem.place, problem.text)
+    return str(short)
+
+
+def _is_new(prompt: Prompt, place: str, seen: dict[object, str]) -> bool:
+    names = [str(media) if isinstance(media, str | Path | Video) else None for media in prompt.media]
+    key = (prompt.text, tuple(names), repr(prompt.answer))
+    # a picture that a table holds is told apart by its pixels only, which nobody looked at
+    return None in names or seen.setdefault(key, f"{place} {prompt.id}") == f"{place} {prompt.id}"
+
+
+def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cell]:
+    """The prompt's media: paths as seen from a folder, and the row's own cell for a picture held as bytes."""
+    if not prompt.media:
+        return {}
+    if isinstance(prompt.media[0], Video):
+        return {"video": [_path_from(folder, str(clip.source)) for clip in prompt.media if isinstance(clip, Video)]}
+    paths = [_path_from(folder, one) for one in prompt.media if isinstance(one, str)]
+    if len(paths) == len(prompt.media):
+        return {"image": paths}
+    found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
+    cells = found if isinstance(found, list) else [found]
+    pairs = zip(prompt.media, cells, strict=True)
+    return {"image": [_path_from(folder, one) if isinstance(one, str) else cell for one, cell in pairs]}
+
+
+def _path_from(folder: Path, path: str) -> str:
+    """A path below the folder as seen from there, another one absolute."""
+    seen = Path(os.path.relpath(path, folder))
+    return os.path.abspath(path) if seen.parts[0] == os.pardir else seen.as_posix()
+
+
+def _in_pixels(box: Box, size: tuple[int, int]) -> Cell:
+    """Two corners in pixels, with the box's label if it has one; what rounding pushes over the edge is cut."""
+    found = box.to("pixel", MediaSize(*size, *size))
+    cut = [round(min(max(x, 0.0), float(most)), 2) for x, most in zip(found.corners, [*size, *size], strict=True)]
+    if cut[2] <= cut[0] or cut[3] <= cut[1]:
+        raise ValueError(f"{box} has no area in pixels")
+    return cut if box.label is None else {"bbox_2d": cut, "label": box.label}

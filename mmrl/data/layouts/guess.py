@@ -1,0 +1,119 @@
+"""The layout of a file or folder, guessed from its beginning: `guess_layout(Path("llava.json")) -> "llava"`."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from mmrl.data.layouts.base import DataLayout, FileLayout, Look
+from mmrl.data.layouts.coco import COCO
+from mmrl.data.layouts.files import look_at
+from mmrl.data.layouts.llava import LLAVA
+from mmrl.data.layouts.messages import MESSAGES
+from mmrl.data.layouts.own import OWN_BOXES, OWN_QUESTIONS, SHIPPED
+from mmrl.data.layouts.problem import PROBLEM
+from mmrl.data.layouts.refcoco_hub import REFCOCO_LMMS, REFCOCO_RAW
+from mmrl.data.layouts.refer import MDETR, REFER
+from mmrl.data.layouts.trl import TRL
+
+LAYOUTS: Mapping[str, DataLayout] = {
+    layout.name: layout
+    for layout in (
+        OWN_BOXES,
+        OWN_QUESTIONS,
+        MESSAGES,
+        LLAVA,
+        TRL,
+        PROBLEM,
+        COCO,
+        REFER,
+        MDETR,
+        REFCOCO_LMMS,
+        REFCOCO_RAW,
+        *SHIPPED,
+    )
+}
+"""Name -> layout, of all that are recognised."""
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+
+
+class UnknownLayoutError(ValueError):
+    """A file has none of the layouts that are known."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The layout that a file has, and the data set that reads it: `Guess("llava", "qa_jsonl", "LLaVA's conversations", True)`."""
+
+    layout: str
+    data_set: str
+    summary: str
+    is_guess: bool
+    """False where somebody said the layout."""
+
+    def __str__(self) -> str:
+        how = "guessed; --as NAME says otherwise" if self.is_guess else "as you say"
+        return f"read as {self.layout}: {self.summary} ({how})"
+
+
+def guess_layout(path: str | Path) -> str:
+    """The name of a file's layout, one of LAYOUTS; raises what `guess` raises."""
+    return guess(path).layout
+
+
+def guess(
+    path: str | Path,
+    columns: Mapping[str, str] = NO_COLUMNS,
+    name: str | None = None,
+    split: str | None = None,
+    among: Collection[str] = LAYOUTS,
+) -> Guess:
+    """The layout of a file or folder and the data set that reads it.
+
+    Args:
+        columns: our name -> the file's, as the data set will be told.
+        name: the layout, where somebody says it.
+        split: of a folder with several.
+        among: the layouts that come into question.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: it is not what its ending says, has none of the layouts or several, or `name` is none of them.
+    """
+    layout = None if name is None else say_layout(name)
+    # what is made of a whole file is read once, by its layout
+    look = Look(Path(path)) if isinstance(layout, FileLayout) else look_at(Path(path), columns, split)
+    layout = layout or choose(look, among)
+    return Guess(layout.name, layout.data_set(look), layout.summary, name is None)
+
+
+def say_layout(name: str) -> DataLayout:
+    """The layout called so; ValueError listing all where there is none."""
+    if name not in LAYOUTS:
+        raise ValueError(f"no layout is called {name!r}: choose one of {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def choose(look: Look, among: Collection[str] = LAYOUTS) -> DataLayout:
+    """The one layout that a file may have; ValueError for none or several."""
+    fitting = candidates(look, among)
+    if len(fitting) > 1:
+        names = [layout.name for layout in fitting]
+        raise ValueError(
+            f"{look.path} may be {' or '.join(names)}: say which, with --as {' or --as '.join(names)} "
+            f'(in a config layout = "{names[0]}")'
+        )
+    if not fitting:
+        there = ", ".join(sorted(map(str, look.columns or look.keys))[:12]) or "no rows"
+        raise UnknownLayoutError(
+            f"{look.path} has none of the layouts that are known ({there}): call its columns by our names, as in "
+            f"columns.question=NAME, or say its layout with --as, one of {', '.join(LAYOUTS)}"
+        )
+    return fitting[0]
+
+
+def candidates(look: Look, among: Collection[str] = LAYOUTS) -> list[DataLayout]:
+    """The layouts that fit, without those that give way to another one of them."""
+    fitting = [layout for name, layout in LAYOUTS.items() if name in among and layout.fits(look)]
+    beaten = {name for layout in fitting for name in layout.beats}
+    return [layout for layout in fitting if layout.name not in beaten]

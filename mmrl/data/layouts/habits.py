@@ -1,0 +1,101 @@
+"""How a file writes its boxes, judged by all of them together: one row may fit two spellings, a whole file seldom does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from mmrl.core.types import Prompt
+from mmrl.data.layouts.read import Measured, RowReader
+from mmrl.data.readers import Row
+
+FEW = 20
+"""Boxes from which on their sizes alone make a file look normalised."""
+_SLACK = 1.0
+"""Pixels by which a box may stick out of its picture."""
+
+
+@runtime_checkable
+class BoxReader(RowReader, Protocol):
+    """A reader of rows with boxes."""
+
+    def raw_boxes(self, row: Row) -> list[list[float]]: ...
+
+
+@dataclass
+class BoxHabits:
+    """Counts of how the four numbers of boxes fit their pictures."""
+
+    num: int = 0
+    as_corners: int = 0
+    """Boxes that are two corners inside their picture."""
+    as_sizes: int = 0
+    """Boxes that are a corner, width and height inside their picture."""
+    as_shares: int = 0
+    """Corners within 0 to 1."""
+    as_thousandths: int = 0
+    """Corners within 0 to 1000."""
+    on_large: int = 0
+    """Boxes on pictures that are wider and higher than 1,200 pixels."""
+    most: float = 0.0
+    """The largest number of all."""
+
+    def add(self, box: list[float], size: tuple[int, int]) -> None:
+        """Count a box on a picture (width, height)."""
+        x, y, third, fourth = box
+        width, height = (side + _SLACK for side in size)
+        is_corner = 0 <= x < third and 0 <= y < fourth
+        self.num += 1
+        self.as_corners += is_corner and third <= width and fourth <= height
+        self.as_sizes += min(x, y) >= 0 < min(third, fourth) and x + third <= width and y + fourth <= height
+        self.as_shares += is_corner and max(third, fourth) <= 1
+        self.as_thousandths += is_corner and max(third, fourth) <= 1000
+        self.on_large += min(size) > 1200
+        self.most = max(self.most, *box)
+
+    @property
+    def suspicion(self) -> str | None:
+        """A sentence for boxes that look written otherwise than as corners in pixels, with the remedy; None for others."""
+        if self.num == 0:
+            return None
+        if self.as_shares == self.num:
+            return f"all {self.num} boxes lie within 0 to 1, so they look like shares of the picture: give --boxes norm1"
+        if self.as_sizes == self.num and self.as_corners < self.num:
+            return (
+                f"{self.num - self.as_corners} of {self.num} boxes are no two corners, and all fit as x, y, width and height: "
+                "give --boxes xywh"
+            )
+        outside = self.num - self.as_corners
+        # one slip is no habit: small pictures hold no number beyond 1000 anyway
+        if self.as_thousandths == self.num and outside >= (0.05 if self.num >= FEW else 0.5) * self.num > 0:
+            return (
+                f"{outside} of {self.num} boxes lie outside their pictures, and none goes beyond 1000, so "
+                "they look like thousandths: give --boxes norm1000"
+            )
+        if self.as_thousandths == self.num == self.on_large and self.num >= FEW:
+            return (
+                f"all pictures are larger than 1,200 pixels, and none of the {self.num} boxes goes beyond {self.most:g}, so they "
+                "may be thousandths: give --boxes norm1000, or --boxes xyxy if they are pixels"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class WatchedReader:
+    """A reader of rows with boxes that notes how these are written."""
+
+    reader: BoxReader
+    habits: BoxHabits = field(default_factory=BoxHabits)
+
+    def measure(self, row: Row) -> Measured:
+        return self.reader.measure(row)
+
+    def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
+        """The reader's prompts; a row's boxes are counted also where the reader refuses them."""
+        media, sizes = self.reader.measure(row) if measured is None else measured()
+        if sizes and row.values.get("space") is None:
+            for box in self.reader.raw_boxes(row):
+                self.habits.add(box, sizes[0])
+        return self.reader.prompts(row, lambda: (media, sizes))
+
+    def split_of(self, row: Row) -> str:
+        return self.reader.split_of(row)

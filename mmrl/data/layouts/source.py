@@ -1,0 +1,169 @@
+"""A file or folder whose layout is known, as rows in our words."""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrl.data.layouts.base import BOXES, QUESTIONS, DataLayout, FileLayout, Look, RowLayout, rename_columns
+from mmrl.data.layouts.files import is_stored, look_at, rows_of
+from mmrl.data.layouts.guess import LAYOUTS, NO_COLUMNS, Guess, candidates, choose, say_layout
+from mmrl.data.layouts.own import OWN_BOXES, OWN_QUESTIONS
+from mmrl.data.layouts.turns import each_question
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import Report
+
+loading = logging.getLogger("mmrl.loading")
+OWN = {BOXES: OWN_BOXES, QUESTIONS: OWN_QUESTIONS}
+"""Data set -> the layout that its files have if they have none of the others."""
+NAMES = {
+    data_set: tuple(
+        name
+        for name, layout in LAYOUTS.items()
+        if isinstance(layout, FileLayout | RowLayout) and (layout.always or data_set) == data_set
+    )
+    for data_set in OWN
+}
+"""Data set -> the layouts that it can read."""
+TURNS = ("conversations", "messages", "prompt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file or folder and its layout: `open_source("llava.json", "qa_jsonl").rows(report)` gives its rows in our words."""
+
+    path: Path
+    layout: RowLayout | FileLayout
+    guess: Guess
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Our name -> the file's."""
+    split: str | None = None
+    """Of a folder with several, the one that is read."""
+    rows_split: str | None = None
+    """Of a file, the split to which rows must say they belong."""
+    each: bool = False
+    """True makes a row of each question of a conversation."""
+
+    @property
+    def root(self) -> Path:
+        """Where the paths of pictures start if nobody says otherwise."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def is_own(self) -> bool:
+        return self.layout.name in (OWN_BOXES.name, OWN_QUESTIONS.name)
+
+    @property
+    def is_stored(self) -> bool:
+        """True for a data set of Hugging Face on disk, whose rows are read when they are asked for."""
+        return not isinstance(self.layout, FileLayout) and is_stored(self.path)
+
+    @property
+    def knows_boxes(self) -> bool:
+        """True where the layout says itself how its boxes are written."""
+        return isinstance(self.layout, FileLayout) or (self.layout.always == BOXES and not self.is_own)
+
+    def check_boxes(self, space: str, box_format: str) -> None:
+        """Raise ValueError where somebody says how boxes are written and the layout knows it."""
+        if self.knows_boxes and (space, box_format) != ("pixel", "xyxy"):
+            raise ValueError(
+                f"the layout {self.layout.name} knows how its boxes are written: leave space and box_format out, or say layout = "
+                f'"{OWN_BOXES.name}" and the columns of question and box'
+            )
+
+    def rows(self, report: Report) -> Iterator[Row]:
+        """All rows in our words; those that cannot be read or said go into the report."""
+        found: Iterable[Row] = ()
+        if not isinstance(self.layout, FileLayout):
+            found = (one for row in rows_of(self.path, report, self.split) for one in self._unroll(row))
+        return self.layout.rows(self.path, found, report)
+
+    def translate(self, row: Row) -> Iterator[Row]:
+        """One row in our words; ValueError without its place for one that says something else."""
+        for one in self._unroll(row):
+            yield from self.layout.translate(one)
+
+    def say(self, *more: str) -> None:
+        """Tell what was guessed, on the terminal of a command."""
+        if self.guess.is_guess and not self.is_own:
+            loading.info("%s is %s", self.path, self.guess)
+        for line in more:
+            loading.info("%s: %s", self.path, line)
+
+    def _unroll(self, row: Row) -> Iterator[Row]:
+        # grounding rows with columns of other names are read as they are: their errors speak of those
+        named = row if self.layout.name == OWN_BOXES.name else rename_columns(row, self.columns)
+        column = next((name for name in TURNS if isinstance(named.values.get(name), list)), None)
+        if self.each and column is not None:
+            yield from each_question(named, column)
+        else:
+            yield named
+
+
+def open_source(
+    path: str | Path,
+    data_set: str,
+    name: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    split: str | None = None,
+    each: bool = False,
+) -> Source:
+    """The source that a data set is to read.
+
+    Args:
+        path: a file; or a folder with `<split>.jsonl`, a data set of Hugging Face, pictures and metadata.jsonl, or RefCOCO.
+        data_set: grounding_jsonl or qa_jsonl; its own layout goes first, and a file that has none is taken for it.
+        name: the layout, where somebody says it.
+        columns: our name -> the file's.
+        split: of a folder, the one to read; of a file, the one whose rows are read.
+        each: make a row of each question of a conversation.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a layout that the data set does not read, several that fit, or a folder that holds nothing to read.
+    """
+    file, rows_split, columns = Path(path), split, columns or NO_COLUMNS
+    if file.is_dir() and split is not None and (file / f"{split}.jsonl").is_file():
+        file, split, rows_split = file / f"{split}.jsonl", None, None
+    own = OWN[data_set]
+    if name is None:
+        look = look_at(file, columns, split)
+        fitting = candidates(look, NAMES[data_set])
+        layout: DataLayout = own if own in fitting or not fitting else choose(look, NAMES[data_set])
+        if not fitting and file.is_dir() and not look.rows:
+            raise ValueError(
+                f"{file} is a folder: give `split`, to read <split>.jsonl, or a file (or data of Hugging Face, pictures with "
+                "metadata.jsonl, RefCOCO's instances.json and refs)"
+            )
+    else:
+        layout = say_layout(name)
+    if layout.name not in NAMES[data_set] or not isinstance(layout, RowLayout | FileLayout):
+        raise ValueError(f"the data set {data_set} does not read the layout {layout.name}: use {', '.join(NAMES[data_set])}")
+    _check_columns(layout, columns)
+    guessed = Guess(layout.name, data_set, layout.summary, name is None)
+    in_folder = file.is_dir() and not isinstance(layout, FileLayout) and split is not None and not _is_flat(file)
+    return Source(file, layout, guessed, columns, split if in_folder else None, None if in_folder else rows_split, each)
+
+
+def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, columns: Mapping[str, str]) -> Source:
+    """The source of a data set that was opened elsewhere, of which the first row is known."""
+    seen = Look(look.path, () if first is None else (rename_columns(Row(first, look.path.name, 1), columns).values,))
+    fitting = candidates(seen, NAMES[data_set])
+    own = OWN[data_set]
+    layout: DataLayout = own if own in fitting or not fitting else choose(seen, NAMES[data_set])
+    if not isinstance(layout, RowLayout):
+        layout = own
+    _check_columns(layout, columns)
+    return Source(look.path, layout, Guess(layout.name, data_set, layout.summary, True), columns)
+
+
+def _is_flat(folder: Path) -> bool:
+    """Is there one list for all splits of a folder of pictures?"""
+    return any((folder / name).is_file() for name in ("metadata.jsonl", "metadata.csv"))
+
+
+def _check_columns(layout: RowLayout | FileLayout, columns: Mapping[str, str]) -> None:
+    unknown: Collection[str] = sorted(set(columns) - set(layout.columns))
+    if unknown and layout is not OWN_BOXES:
+        there = f"use {', '.join(layout.columns)}" if layout.columns else "it takes none"
+        raise ValueError(f"columns maps {', '.join(unknown)}, which the layout {layout.name} does not have: {there}")

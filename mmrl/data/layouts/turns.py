@@ -1,0 +1,169 @@
+"""Turns of a conversation as one question with its answer, whoever wrote them down."""
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mmrl.data.layouts.answers import say_answer
+from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Values, one_of, row_like
+from mmrl.data.readers import Cell, Row
+
+ASKS, ANSWERS_BACK, SETS = "user", "assistant", "system"
+"""The three roles."""
+_DATA_URL = "data:image/"
+_FILE_URL = "file://"
+REMEDY = "write one row per question, or let `mmrl data convert FILE OUT --turns each` do so"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn: `Turn("user", "<image>\\nWhere is the cat?", ("cat.jpg",))`."""
+
+    role: str
+    text: Cell
+    """What was said; of an answer perhaps a list of numbers."""
+    pictures: tuple[Cell, ...] = ()
+    """Pictures that the turn itself names, in the order of their markers."""
+    clips: tuple[Cell, ...] = ()
+
+
+def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterator[Row]:
+    """The row's one question in our words, with its answer: that of a column, else the last turn.
+
+    Raises ValueError for turns that are not one question, and for a part that is neither text, picture nor clip.
+    """
+    system = "\n".join(str(turn.text) for turn in turns if turn.role == SETS) or None
+    spoken = [turn for turn in turns if turn.role != SETS]
+    asked = [turn for turn in spoken if turn.role == ASKS]
+    if not asked:
+        raise ValueError(f"no turn is by the user (the roles are {', '.join(turn.role for turn in turns) or 'none'})")
+    if len(asked) > 1:
+        raise ValueError(f"the conversation has {len(asked)} questions, and a prompt is one: {REMEDY}")
+    if spoken[0].role != ASKS or len(spoken) > 2:
+        raise ValueError(
+            f"the turns are {', '.join(turn.role for turn in spoken)}: write a question and at most one answer after it"
+        )
+    answer = one_of(row, *ANSWERS)
+    if answer is None and len(spoken) > 1:
+        answer = spoken[1].text
+    pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
+    said = {"question": str(asked[0].text).strip(), "system": system, "image": pictures or None, "video": clips or None}
+    yield row_like(row, (*used, *PICTURES, *CLIPS, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
+
+
+def each_question(row: Row, column: str) -> Iterator[Row]:
+    """A row per question of a conversation with several, each with its own answer and the pictures of the whole row.
+
+    A `<image>` marker of the first question goes to all, so that each asks about the pictures again.
+    """
+    turns: Cell = row.values.get(column)
+    questions = [i for i, turn in enumerate(turns if isinstance(turns, list) else ()) if _role(turn) == ASKS]
+    if len(questions) < 2 or not all(isinstance(turn, dict) for turn in turns):
+        yield row
+        return
+    before = [turn for turn in turns[: questions[0]] if _role(turn) == SETS]
+    name = row.values.get("id", f"{row.source}-{row.number}")
+    for number, (start, end) in enumerate(zip(questions, [*questions[1:], len(turns)], strict=True)):
+        values = {**row.values, column: [*before, *_with_markers(turns, questions[0], start, end)], "id": f"{name}-{number}"}
+        yield Row(values, row.source, row.number)
+
+
+def _with_markers(turns: Cell, first: int, start: int, end: int) -> list[Cell]:
+    """The turns from start to end; where the first question shows media by markers or parts, this one does too."""
+    chosen: list[Cell] = [dict(turn) for turn in turns[start:end]]
+    if start == first:
+        return chosen
+    key = "value" if "value" in chosen[0] else "content"
+    shown, text = turns[first].get(key), chosen[0].get(key)
+    if isinstance(shown, list):
+        own = text if isinstance(text, list) else [{"type": "text", "text": text}]
+        if all(_type(part) == "text" for part in own):
+            chosen[0][key] = [part for part in shown if _type(part) != "text"] + own
+    elif isinstance(text, str) and isinstance(shown, str) and "<image>" not in text and "<video>" not in text:
+        chosen[0][key] = "<image>" * shown.count("<image>") + "<video>" * shown.count("<video>") + text
+    return chosen
+
+
+def _role(turn: Cell) -> str | None:
+    if not isinstance(turn, dict):
+        return None
+    return ROLES.get(str(turn.get("role", turn.get("from"))).lower())
+
+
+def _type(part: Cell) -> str:
+    return str(part.get("type", "text")) if isinstance(part, dict) else "text"
+
+
+ROLES = {
+    "user": ASKS,
+    "human": ASKS,
+    "assistant": ANSWERS_BACK,
+    "gpt": ANSWERS_BACK,
+    "model": ANSWERS_BACK,
+    "system": SETS,
+    "developer": SETS,
+}
+"""How files call the three roles, in small letters."""
+
+
+def role_of(name: Cell) -> str:
+    """One of the three roles; ValueError for another, such as a tool's."""
+    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    if role is None:
+        raise ValueError(f"a turn is by {name!r}: only {', '.join(ROLES)} are understood")
+    return role
+
+
+def _media(row: Row, names: tuple[str, ...], own: tuple[Cell, ...]) -> list[Cell]:
+    """The row's media: those of its column, or those that its turn names; ValueError where both do."""
+    found = one_of(row, *names)
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    sources = [source for source in own if source is not None]
+    if listed and sources:
+        raise ValueError(f"both the turn and a column name {names[0]}s: leave one of them out")
+    if sources and len(sources) < len(own):
+        raise ValueError(f"{len(own) - len(sources)} of {len(own)} {names[0]}s in the turn have no source: name all or none")
+    return [decode_source(source) for source in sources or listed]
+
+
+def decode_source(source: Cell) -> Cell:
+    """A path, without `file://`, or the bytes that a `data:image/..;base64,` text holds; anything else as it is."""
+    if not isinstance(source, str):
+        return source
+    if source.startswith(_FILE_URL):
+        return source.removeprefix(_FILE_URL)
+    if not source.startswith(_DATA_URL):
+        return source
+    head, _, body = source.partition(",")
+    try:
+        if not head.endswith(";base64"):
+            raise ValueError("it does not say base64")
+        return {"bytes": base64.b64decode(body, validate=True), "path": None}
+    except (ValueError, binascii.Error) as error:
+        raise ValueError(f"the picture {source[:40]!r}.. is not base64: {error}") from None
+
+
+def text_and_media(content: Cell) -> tuple[Cell, list[Cell], list[Cell]]:
+    """Text with markers, pictures and clips of a turn that is a text or a list of parts; a part without source gives None."""
+    if not isinstance(content, list) or not any(isinstance(part, dict) and "type" in part for part in content):
+        return content, [], []
+    text, pictures, clips = list[str](), list[Cell](), list[Cell]()
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("text", "input_text"):
+            text.append(str(part.get("text", "")))
+        elif kind in ("image", "image_url", "input_image"):
+            text.append("<image>")
+            pictures.append(_source(part, ("image", "image_url", "url", "path")))
+        elif kind in ("video", "video_url"):
+            text.append("<video>")
+            clips.append(_source(part, ("video", "video_url", "url", "path")))
+        else:
+            raise ValueError(f"a part of a turn is {str(part)[:80]}: only text, image and video are understood")
+    return "".join(text), pictures, clips
+
+
+def _source(part: Values, names: tuple[str, ...]) -> Cell:
+    found = next((part[name] for name in names if part.get(name) is not None), None)
+    return found.get("url") if isinstance(found, dict) and "url" in found else found

@@ -1,0 +1,95 @@
+"""Rows in our words as lines of JSONL, with pictures that a table held written to files beside it."""
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from mmrl.data.files import path_below, relative_to
+from mmrl.data.layouts.base import CLIPS, PICTURES
+from mmrl.data.readers import Cell
+
+SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
+
+
+@dataclass(frozen=True)
+class LineWriter:
+    """Makes lines for a file: media of rows become paths as seen from its folder, and bytes become files.
+
+    The files of pictures are named by their content, never by what a row calls them.
+    """
+
+    out: Path
+    root: Path
+    """Where the rows' paths start."""
+    anywhere: bool = True
+    """True lets rows name any file by its absolute path."""
+
+    @property
+    def pictures(self) -> Path:
+        """The folder for pictures that rows hold as bytes."""
+        return self.out.with_name(f"{self.out.stem}_pictures")
+
+    def line(self, values: Mapping[str, Cell]) -> dict[str, Cell]:
+        """A row as JSON can hold it; ValueError for a picture that is none, a path that leaves the root, or other bytes."""
+        line: dict[str, Cell] = {}
+        for name, value in values.items():
+            if name in (*PICTURES, *CLIPS):
+                listed = value if isinstance(value, list) else [value]
+                moved = [self._path_of(item) for item in listed if item is not None]
+                if moved:
+                    line[name] = moved[0] if len(moved) == 1 else moved
+            elif value is not None:
+                try:
+                    line[name] = _plain(value, name)
+                except RecursionError:
+                    raise ValueError(f"column {name} is nested too deep to be written: leave the column out") from None
+        return line
+
+    def _path_of(self, item: Cell) -> str:
+        if isinstance(item, str):
+            path_below(self.root, item, "image_root", self.anywhere)
+            return relative_to(item, self.root, self.out.parent)
+        if isinstance(item, bytes):
+            return self._write(item)
+        if isinstance(item, Image.Image):
+            data = io.BytesIO()
+            item.save(data, "PNG")
+            return self._write(data.getvalue())
+        if isinstance(item, dict) and item.get("bytes"):
+            return self._write(item["bytes"])
+        if isinstance(item, dict) and isinstance(item.get("path"), str):
+            return self._path_of(item["path"])
+        raise ValueError(f"a picture must be a path or bytes, not {type(item).__name__}")
+
+    def _write(self, data: bytes) -> str:
+        try:
+            kind = Image.open(io.BytesIO(data)).format or ""
+        except Exception as error:  # noqa: BLE001 - decoders raise whatever a broken file provokes
+            raise ValueError(f"a picture of {len(data)} bytes cannot be read: {error}") from None
+        if kind not in SUFFIXES:
+            raise ValueError(f"a picture is {kind}: only {', '.join(SUFFIXES)} are written")
+        file = self.pictures / f"{hashlib.sha256(data).hexdigest()[:24]}{SUFFIXES[kind]}"
+        if not file.is_file():
+            self.pictures.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(data)
+            os.replace(temporary, file)
+        return f"{self.pictures.name}/{file.name}"
+
+
+def _plain(value: Cell, name: str) -> Cell:
+    """The value as JSON can hold it; ValueError for bytes and other things that no JSON holds."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, name) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise ValueError(f"column {name} holds {type(value).__name__}, which JSON cannot hold: leave the column out")

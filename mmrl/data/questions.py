@@ -1,0 +1,249 @@
+"""Prompts from rows with a question and its answer: a choice, a number, a mathematical expression or a text."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast
+
+from mmrl.answers.choices import LETTERS, parse_choices
+from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
+from mmrl.core.types import Prompt, Video
+from mmrl.data.files import path_below
+from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, one_of
+from mmrl.data.layouts.read import Measured
+from mmrl.data.pictures import open_picture, picture_size
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens
+from mmrl.data.videos import check_video
+
+Kind = Literal["auto", "choice", "number", "math", "text"]
+"""The kind of an answer, by which the reward `by_type` compares; auto: guessed row by row."""
+Numbering = Literal["letters", "zero", "one"]
+"""How answers name options: by letters or wordings, or by numbers that count from zero or from one."""
+LETTER = "{question}\nAnswer with the letter of the right option."
+LETTERS_WANTED = "{question}\nAnswer with the letters of all right options."
+OPTIONS = ("options", "choices")
+KINDS = ("kind", "problem_type")
+USED = ("question", "system", "id", "split", *PICTURES, *CLIPS, *ANSWERS, *OPTIONS, *KINDS)
+_NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
+_FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
+_MATH = re.compile(r"[\\^=]|\$[^$]+\$|\bsqrt\b|\bpi\b|\d\s?[-+*/]\s?\d|\b\d+[a-z]\b\s?[-+*/]")
+_LISTED = re.compile(r"^\s*\(?A[).:]\s.*^\s*\(?B[).:]\s", re.MULTILINE | re.DOTALL)
+_LETTER = re.compile(r"\(?[A-Z][).]?")
+_LABELLED = re.compile(r"\(?([A-Z])[).:]\s*")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The layout of rows with questions: `Questions(Path("photos"), kind="number")`."""
+
+    image_root: Path = Path()
+    kind: Kind = "auto"
+    """The kind of all answers; auto: the row's own column `kind`, else guessed from its answer."""
+    template: str | None = None
+    """The prompt's text, with {question} in it; None: the question, its options, and which letters to answer with."""
+    numbering: Numbering = "letters"
+    anywhere: bool = True
+    """True lets rows name any file by its absolute path; relative paths never leave image_root."""
+    decode: bool = False
+    """True: decode every picture when checking it, not only suspicious ones."""
+    seen: Counter[str] = field(default_factory=Counter[str], compare=False)
+    """How many answers were taken for which kind: {"choice (guessed)": 3}."""
+
+    def __post_init__(self) -> None:
+        if self.template is not None and "{question}" not in self.template:
+            raise ValueError(f"template {self.template!r} must contain {{question}}")
+
+    def measure(self, row: Row) -> Measured:
+        """A row's pictures or clips, and the sizes of pictures; threads may ask for several rows together.
+
+        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
+        """
+        pictures, clips = _as_list(row, *PICTURES), _as_list(row, *CLIPS)
+        if pictures and clips:
+            raise ValueError("the row has both pictures and clips, whose order a prompt would not know: keep one kind")
+        found = [self._resolve(picture) for picture in pictures]
+        videos = [self._video(clip) for clip in clips]
+        for video in videos:
+            check_video(video, min_frames=1, decode=self.decode)
+        return [*found, *videos], [picture_size(picture, self.decode) for picture in found]
+
+    def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
+        """One prompt.
+
+        Args:
+            measured: gives what `measure(row)` gave, where somebody asked before.
+
+        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with the row.
+        """
+        question = row.values.get("question")
+        if not isinstance(question, str) or not question.strip():
+            there = ", ".join(map(str, row.values)) or "no columns"
+            raise ValueError(f"column question is {str(question)[:80]!r} (the row has {there}): map it with columns.question")
+        media, sizes = self.measure(row) if measured is None else measured()
+        for size in sizes:
+            check_shape(size)
+        options = _options(row)
+        answer = _answer(row)
+        kind, said = self._kind(row, question, answer, options)
+        if kind == "choice" and answer is not None:
+            answer = self._letters(answer, options)
+        columns = {name: value for name, value in row.values.items() if name not in USED}
+        columns |= {"question": question, "problem_type": kind, FILE_ROW: row.place}
+        columns |= {"options": options} if options else {}
+        columns |= {} if row.values.get("split") is None else {"split": str(row.values["split"])}
+        columns |= {"system": row.values["system"]} if row.values.get("system") is not None else {}
+        given = row.values.get("id")
+        name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
+        text = self._text(question, kind, options, answer)
+        check_markers(text, len(sizes))
+        check_markers(text, len(media) - len(sizes), "<video>", "videos")
+        check_tokens(text)
+        shown = tuple(item if isinstance(item, str | Video) else open_picture(item) for item in media)
+        prompt = Prompt(name, text, shown, answer, columns)
+        if answer is not None:
+            _CHECKS[problem_type(prompt)](prompt)
+        self.seen[said] += 1
+        return [prompt]
+
+    def split_of(self, row: Row) -> str:
+        """The split a row belongs to."""
+        split = row.values.get("split")
+        if split is None:
+            raise ValueError("column split is missing or empty: leave `split` out, or say which split the row belongs to")
+        return str(split)
+
+    def _kind(self, row: Row, question: str, answer: Cell, options: tuple[str, ...]) -> tuple[str, str]:
+        """The kind of the answer, and how it is counted."""
+        if self.kind != "auto":
+            return self.kind, self.kind
+        own = one_of(row, *KINDS)
+        if own is not None:
+            return problem_type(Prompt("", columns={"problem_type": own, FILE_ROW: row.place})), "as rows say"
+        kind = guess_kind(question, answer, options)
+        return kind, f"{kind} (guessed)"
+
+    def _letters(self, answer: Cell, options: tuple[str, ...]) -> str:
+        """The right letters: "A,C". ValueError for an answer that names no option, or two different ones."""
+        listed = cast(Sequence[Cell], answer) if isinstance(answer, list | tuple) else [answer]
+        return ",".join(letter for item in listed for letter in self._letters_of(item, options))
+
+    def _letters_of(self, answer: Cell, options: tuple[str, ...]) -> list[str]:
+        text = str(answer).strip()
+        worded = [letter for letter, option in zip(LETTERS, options, strict=False) if option.strip().lower() == text.lower()]
+        if self.numbering != "letters" and text.isdecimal():
+            place = int(text) - (self.numbering == "one")
+            if not 0 <= place < len(options):
+                raise ValueError(
+                    f"the answer {text} is no option's number: there are {len(options)}, counted from {self.numbering}"
+                )
+            return [LETTERS[place]]
+        if len(worded) > 1:
+            raise ValueError(f"the answer {text!r} is the wording of options {' and '.join(worded)}: write its letter")
+        named = sorted(parse_choices(text, options))
+        if worded and _LETTER.fullmatch(text) and named and named != worded:
+            raise ValueError(f"the answer {text!r} is both a letter and the wording of option {worded[0]}: write another wording")
+        if not worded and text.isdecimal() and options:
+            raise ValueError(f"the answer {text} may count options from zero or from one: set numbering = zero or one")
+        if not worded and not named:
+            there = ", ".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)) or "none listed"
+            raise ValueError(f"the answer {text[:80]!r} is none of the options ({there[:200]})")
+        return worded or named
+
+    def _text(self, question: str, kind: str, options: tuple[str, ...], answer: Cell) -> str:
+        lines = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+        asked = question.strip() + ("" if _LISTED.search(question) else lines)
+        several = isinstance(answer, str) and "," in answer
+        form = self.template or ((LETTERS_WANTED if several else LETTER) if kind == "choice" else "{question}")
+        return form.replace("{question}", asked)
+
+    def _resolve(self, picture: Cell) -> object:
+        """A path below image_root; a cell that holds bytes as it is."""
+        if isinstance(picture, str):
+            return str(Path(path_below(self.image_root, picture, "image_root", self.anywhere)))
+        if isinstance(picture, dict) and not picture.get("bytes") and isinstance(picture.get("path"), str):
+            return {**picture, "path": self._resolve(picture["path"])}
+        return picture
+
+    def _video(self, clip: Cell) -> Video:
+        if not isinstance(clip, str) or not clip:
+            raise ValueError(f"a clip must be a path, not {str(clip)[:80]!r}")
+        return Video(path_below(self.image_root, clip, "image_root", self.anywhere))
+
+
+def guess_kind(question: str, answer: Cell, options: Sequence[str] = ()) -> str:
+    """The kind of an answer by its looks: `("How many?", "12", ()) -> "number"`.
+
+    Options or letters where the question lists some: choice. One plain number, perhaps with a percent sign or currency, or a
+    fraction: number. LaTeX, powers, equations, sums: math. Everything else, and no answer: text.
+    """
+    if options:
+        return "choice"
+    if isinstance(answer, list | tuple):
+        answer = ",".join(map(str, cast(Sequence[Cell], answer)))
+    if answer is None or isinstance(answer, bool):
+        return "text"
+    if isinstance(answer, int | float):
+        return "number"
+    text = str(answer).strip()
+    if _LISTED.search(question) and (_LETTER.fullmatch(text) or re.fullmatch(r"[A-Z](?:\s*,\s*[A-Z])+", text)):
+        return "choice"
+    if _FRACTION.fullmatch(text) or (any(letter.isdigit() for letter in text) and _NUMBER.fullmatch(text)):
+        return "number"
+    return "math" if _MATH.search(text) else "text"
+
+
+_CHECKS: Mapping[str, Callable[[Prompt], object]] = {
+    "choice": true_letters,
+    "number": true_number,
+    "regression": true_number,
+    "math": true_text,
+    "text": true_text,
+    "ocr": true_text,
+}
+
+
+def _as_list(row: Row, *names: str) -> list[Cell]:
+    found = one_of(row, *names)
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _answer(row: Row) -> Cell:
+    """The row's answer; one in a list alone is that one. None: data without labels."""
+    answer = one_of(row, *ANSWERS)
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, bool):
+        raise ValueError(f"the answer is {answer}: write it as the text that a model is to write, such as 'yes'")
+    if isinstance(answer, dict) or (isinstance(answer, str) and not answer.strip()):
+        raise ValueError(f"the answer is {str(answer)[:80]!r}: it must be a text or a number")
+    return answer.strip() if isinstance(answer, str) else answer
+
+
+def _options(row: Row) -> tuple[str, ...]:
+    """The wordings of A, B, ..: of a list, of an object by letters, or of one with text and label."""
+    found: Cell = one_of(row, *OPTIONS)
+    if isinstance(found, dict) and isinstance(found.get("text"), list):
+        found = found["text"]
+    elif isinstance(found, dict):
+        keys = sorted(found)
+        if keys != list(LETTERS[: len(keys)]):
+            raise ValueError(
+                f"options are called {', '.join(map(str, keys))[:80]}: call them A, B, .. without a gap, or write a list"
+            )
+        found = [found[key] for key in keys]
+    if found is None:
+        return ()
+    if (
+        not isinstance(found, list)
+        or not 2 <= len(found) <= len(LETTERS)
+        or not all(isinstance(x, str | int | float) for x in found)
+    ):
+        raise ValueError(f"options must be a list of 2 to {len(LETTERS)} texts, not {str(found)[:80]}")
+    texts = [str(option).strip() for option in found]
+    labels = [_LABELLED.match(text) for text in texts]
+    if all(label is not None and label[1] == letter for label, letter in zip(labels, LETTERS, strict=False)):
+        texts = [_LABELLED.sub("", text, count=1) for text in texts]
+    return tuple(texts)

@@ -1,0 +1,60 @@
+"""Two steps of training on questions of four kinds, with pictures and without, from a file of messages."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.run.folder import RunDir
+
+CONFIG = """steps = 2
+prompts_per_step = 4
+output = "{folder}/run"
+[algorithm]
+preset = "dr_grpo"
+group_size = 2
+minibatches = 1
+[policy]
+kind = "text"
+model = "tiny:qwen3_vl"
+answer_format = "direct"
+sampling = {{ max_new_tokens = 4 }}
+[data]
+use = "qa_jsonl"
+path = "{folder}/rows.jsonl"
+[[reward]]
+use = "by_type"
+limit_s = 60.0
+[[reward]]
+use = "length"
+weight = 0.1
+high = 4
+slope = 32
+"""
+
+
+def ask(text: str, answer: object, *pictures: str) -> str:
+    turns = [{"role": "user", "content": "<image>" * len(pictures) + text}]
+    return json.dumps({"messages": turns, "images": list(pictures), "solution": answer, "id": text})
+
+
+def test_questions_of_every_kind_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (64, 64), "red").save(tmp_path / name)
+    rows = [
+        ask("Which?\nA. red\nB. blue", "A", "a.png", "b.png"),
+        ask("How many?", 2, "a.png"),
+        ask("Solve 2x = 1.", "\\frac{1}{2}"),
+        ask("Who?", "nobody at all"),
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
+    train(TrainArguments([str(tmp_path / "run.toml")], None, None, None, [], None, None, None))
+    metrics = [json.loads(line) for line in RunDir(tmp_path / "run").metrics_file.read_text().splitlines()]
+    steps = [line for line in metrics if "loss" in " ".join(line)]
+    assert len(steps) >= 2
+    named = " ".join(key for line in metrics for key in line)
+    assert all(f"by_type/{kind}" in named for kind in ("choice", "number", "math", "text")), named
+    assert "Which?" in RunDir(tmp_path / "run").prompt_file.read_text() or "messages" in "".join(capsys.readouterr())

@@ -1,0 +1,253 @@
+"""Layouts of whole files and folders: RefCOCO as it is published five times, and data sets of Hugging Face on disk."""
+
+import json
+import pickle
+
+import datasets as hf
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
+from mmrl.data.convert import convert
+from mmrl.data.grounding import check_file
+from mmrl.data.layouts.guess import guess, guess_layout
+
+IMAGE = {"id": 1, "file_name": "a.png", "width": 64, "height": 48}
+INSTANCES = {
+    "images": [IMAGE],
+    "annotations": [{"id": 11, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 20]}],
+    "categories": [{"id": 3, "name": "cat"}],
+}
+REFS = [{"ref_id": 5, "ann_id": 11, "image_id": 1, "split": "val", "sentences": [{"sent": "left cat"}, {"sent": "small one"}]}]
+BOX = Box(1, 2, 11, 22)
+ASKED = ["left cat", "small one"]
+
+
+@pytest.fixture
+def a_png(tmp_path):
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+def refer_folder(tmp_path, suffix):
+    (tmp_path / "instances.json").write_text(json.dumps(INSTANCES))
+    dumped = pickle.dumps(REFS, protocol=2) if suffix == "p" else json.dumps(REFS).encode()
+    (tmp_path / f"refs(unc).{suffix}").write_bytes(dumped)
+    return tmp_path
+
+
+def mdetr(tmp_path):
+    images = [IMAGE | {"id": i, "caption": text} for i, text in enumerate(ASKED)]
+    annotations = [{"id": i, "image_id": i, "category_id": 3, "bbox": [1, 2, 10, 20], "iscrowd": 0} for i in range(2)]
+    path = tmp_path / "finetune_refcoco_val.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "object"}]}))
+    return path
+
+
+def lmms(tmp_path):
+    """A row as in the parquet of lmms-lab/RefCOCO."""
+    row = {
+        "question_id": "5",
+        "image": {"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"},
+        "question": "Please carefully observe the area circled in the image and come up with a caption for the area.",
+        "answer": ASKED,
+        "segmentation": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+        "bbox": [1.0, 2.0, 10.0, 20.0],
+        "iscrowd": 0,
+        "file_name": "COCO_train2014_000000000001_5.jpg",
+    }
+    (tmp_path / "lmms/data").mkdir(parents=True)
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "lmms/data/val-00000-of-00001.parquet")
+    return tmp_path / "lmms"
+
+
+def raw(tmp_path):
+    """A row as in the parquet of jxu124/refcoco."""
+    row = {
+        "ref_id": 5,
+        "ann_id": 11,
+        "image_id": 1,
+        "file_name": "a_5.png",
+        "split": "val",
+        "sentences": [{"raw": text, "sent": text, "sent_id": i, "tokens": text.split()} for i, text in enumerate(ASKED)],
+        "raw_anns": json.dumps(INSTANCES["annotations"][0]),
+        "raw_image_info": json.dumps(IMAGE),
+        "raw_sentences": json.dumps([]),
+        "image_path": "a.png",
+        "bbox": [1.0, 2.0, 11.0, 22.0],
+        "captions": ASKED,
+    }
+    path = tmp_path / "validation.parquet"
+    parquet.write_table(pa.Table.from_pylist([row]), path)
+    return path
+
+
+PUBLISHED = {
+    "refs.p": (lambda folder: refer_folder(folder, "p"), "refcoco"),
+    "refs.json": (lambda folder: refer_folder(folder, "json"), "refcoco"),
+    "refs file": (lambda folder: refer_folder(folder, "p") / "refs(unc).p", "refcoco"),
+    "mdetr": (mdetr, "refcoco_mdetr"),
+    "lmms": (lmms, "refcoco_lmms"),
+    "raw": (raw, "refcoco_raw"),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_refcoco_is_recognised_and_read(name, a_png, tmp_path):
+    make, layout = PUBLISHED[name]
+    path = make(tmp_path)
+    assert guess_layout(path) == layout and guess(path).data_set == "grounding_jsonl"
+    prompts = load("grounding_jsonl", "datasets")(path, image_root=tmp_path)
+    assert [prompt.text for prompt in prompts] == ASKED
+    assert all(prompt.answer == BOX for prompt in prompts)
+    done = convert(path, None, tmp_path / "out/boxes.jsonl", tmp_path)
+    assert check_file(done.out).ok
+    again = load("grounding_jsonl", "datasets")(done.out)
+    assert [(prompt.text, prompt.answer) for prompt in again] == [(text, BOX) for text in ASKED]
+    assert all(Image.open(prompt.media[0]).size == (64, 48) for prompt in again)
+
+
+def test_splits_of_refcoco(a_png, tmp_path):
+    folder = refer_folder(tmp_path, "p")
+    assert len(load("grounding_jsonl", "datasets")(folder, split="val", image_root=tmp_path)) == 2
+    with pytest.raises(ValueError, match="holds no rows"):
+        load("grounding_jsonl", "datasets")(folder, split="testA", image_root=tmp_path)
+
+
+def test_a_layout_that_knows_its_boxes_is_not_told_how(a_png, tmp_path):
+    with pytest.raises(
+        ValueError, match="the layout refcoco_lmms knows how its boxes are written: leave space and box_format out"
+    ):
+        load("grounding_jsonl", "datasets")(lmms(tmp_path), box_format="xywh")
+    columns = {"question": "answer", "box": "bbox"}
+    [one, _] = load("grounding_jsonl", "datasets")(tmp_path / "lmms", box_format="xywh", columns=columns)
+    assert one.answer == BOX
+
+
+def test_the_hub_data_set_recognises_refcoco(a_png, tmp_path):
+    found = load("grounding_hf", "datasets")(str(lmms(tmp_path)), split="val")
+    assert [(prompt.text, prompt.answer) for prompt in found] == [(text, BOX) for text in ASKED]
+    streamed = load("grounding_hf", "datasets")(str(tmp_path / "lmms"), split="val", streaming=True)
+    assert [prompt.text for prompt in streamed] == ASKED
+
+
+def test_boxes_that_disagree_are_named(a_png, tmp_path):
+    path = raw(tmp_path)
+    rows = parquet.read_table(path).to_pylist()
+    parquet.write_table(pa.Table.from_pylist([rows[0] | {"bbox": [5.0, 5.0, 9.0, 9.0]}]), path)
+    with pytest.raises(ValueError, match=r"validation\.parquet:1: bbox \[5.0, 5.0, 9.0, 9.0\] is not the box of raw_anns"):
+        load("grounding_jsonl", "datasets")(path)
+
+
+def test_coco_is_read_as_it_is(a_png, tmp_path, caplog):
+    caplog.set_level("INFO", logger="mmrl.loading")
+    crowd = {"id": 12, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": 1}
+    (tmp_path / "annotations").mkdir()
+    path = tmp_path / "annotations/instances.json"
+    path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], crowd]}))
+    assert (guess(path).layout, guess(path).data_set) == ("coco", "grounding_jsonl")
+    [prompt] = load("grounding_jsonl", "datasets")(path, image_root=tmp_path, template="{question} Say only boxes.")
+    assert (prompt.id, prompt.text) == ("1-3", "Locate every cat in the picture. Say only boxes.")
+    assert prompt.answer == (Box(1, 2, 11, 22, label="cat"),)
+    assert "is read as coco: COCO's instances JSON" in caplog.text and "1 annotations left out: crowd" in caplog.text
+
+
+def test_bad_entries_of_coco_are_named_one_by_one(a_png, tmp_path):
+    path = tmp_path / "instances.json"
+    broken = {"id": 12, "image_id": 9, "category_id": 3, "bbox": [1, 2, 3, 4]}
+    path.write_text(json.dumps(INSTANCES | {"annotations": [*INSTANCES["annotations"], broken]}))
+    with pytest.raises(ValueError, match=r"instances\.json, annotation 12: picture 9 is not listed in the file"):
+        load("grounding_jsonl", "datasets")(path)
+    with pytest.raises(ValueError, match=r"(?s)was not converted, .*--fix OUT.*annotation 12"):
+        convert(path, "coco", tmp_path / "boxes.jsonl")
+
+
+class Bomb:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_a_refs_pickle_that_could_run_code_is_refused_by_the_data_set_too(a_png, tmp_path, capsys):
+    folder = refer_folder(tmp_path, "p")
+    for dumped in (pickle.dumps([Bomb()]), b"\x80\x02]q\x00(", b"no pickle", b"cos\nsystem\n(S'true'\ntR."):
+        (folder / "refs(unc).p").write_bytes(dumped)
+        with pytest.raises(ValueError, match=r"refs\(unc\)\.p is not a pickle of plain data"):
+            load("grounding_jsonl", "datasets")(folder)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def saved(a_png, tmp_path):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"How many? {i}"}], "images": [str(a_png)], "answer": str(i)} for i in range(3)
+    ]
+    data = hf.Dataset.from_list(rows).cast_column("images", hf.List(hf.Image()))
+    hf.DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(str(tmp_path / "saved"))
+    return tmp_path / "saved"
+
+
+def test_data_sets_that_hugging_face_saved(saved, tmp_path):
+    assert (guess(saved).layout, guess(saved).data_set) == ("messages", "qa_jsonl")
+    with pytest.raises(ValueError, match="holds the splits train, test: choose one with `split`"):
+        load("qa_jsonl", "datasets")(saved)
+    prompts = load("qa_jsonl", "datasets")(saved, split="train")
+    assert [prompt.answer for prompt in prompts] == ["0", "1", "2"] and prompts[2].media[0].size == (64, 48)
+    assert len({prompt.id for prompt in prompts}) == 3
+    done = convert(saved, None, tmp_path / "out.jsonl", split="test")
+    assert done.num_rows == 1 and load("qa_jsonl", "datasets")(done.out)[0].answer == "0"
+
+
+def test_folders_of_pictures(a_png, tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / "shapes" / split).mkdir(parents=True)
+        Image.new("RGB", (64, 48), "blue").save(tmp_path / "shapes" / split / "b.png")
+        line = {"file_name": "b.png", "question": "Which colour?", "answer": f"blue in {split}"}
+        (tmp_path / "shapes" / split / "metadata.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ValueError, match="holds the splits test, train: choose one with `split`"):
+        load("qa_jsonl", "datasets")(tmp_path / "shapes")
+    [prompt] = load("qa_jsonl", "datasets")(tmp_path / "shapes", split="test")
+    assert prompt.answer == "blue in test" and prompt.media == (str(tmp_path / "shapes/test/b.png"),)
+    flat = tmp_path / "shapes/train"
+    assert guess_layout(flat) == "questions"
+    (flat / "metadata.jsonl").unlink()
+    (flat / "metadata.csv").write_text('file_name,question,answer\nb.png,"Which colour?",blue\n../a.png,Which?,red\n')
+    with pytest.raises(ValueError, match=r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder"):
+        load("qa_jsonl", "datasets")(flat)
+
+
+def test_names_inside_a_table_never_choose_where_pictures_are_written(a_png, tmp_path):
+    row = {"question": "What?", "answer": "red", "image": {"bytes": a_png.read_bytes(), "path": "../../evil.png"}}
+    path = tmp_path / "in/rows.parquet"
+    path.parent.mkdir()
+    parquet.write_table(pa.Table.from_pylist([row, row | {"question": "And now?"}]), path)
+    done = convert(path, None, tmp_path / "out/rows.jsonl")
+    assert done.num_rows == 2 and done.num_pictures == 1
+    assert not list(tmp_path.rglob("evil.png")) and not (tmp_path.parent / "evil.png").exists()
+    [written] = (tmp_path / "out/rows_pictures").iterdir()
+    assert written.suffix == ".png" and load("qa_jsonl", "datasets")(done.out)[0].media == (str(written),)
+
+
+def test_python_in_a_folder_of_data_is_not_run(a_png, tmp_path):
+    folder = lmms(tmp_path)
+    for name in ("lmms.py", "data.py", "conftest.py", "data/val.py"):
+        (folder / name).write_text(f"from pathlib import Path\nPath({str(tmp_path / 'fuse')!r}).touch()\n")
+    with pytest.raises(ValueError, match=r"cannot be read \(.*lmms\.py\): give its data files alone, without Python beside them"):
+        load("grounding_jsonl", "datasets")(folder)
+    (folder / "lmms.py").unlink()
+    assert len(load("grounding_jsonl", "datasets")(folder)) == 2
+    assert not (tmp_path / "fuse").exists()
+
+
+def test_broken_tables_are_named(tmp_path):
+    (tmp_path / "table").mkdir()
+    for name in ("a.parquet", "b.arrow"):
+        file = tmp_path / "table" / name
+        file.write_bytes(b"PAR1 no table")
+        with pytest.raises(ValueError, match=rf"{name} is broken: write or download it again"):
+            guess(tmp_path / "table")
+        file.unlink()
+    with pytest.raises(ValueError, match="has none of the layouts that are known"):
+        guess(tmp_path / "table")

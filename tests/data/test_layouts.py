@@ -1,0 +1,241 @@
+"""Files as people have them: recognised, said in our words, and read as prompts."""
+
+import base64
+import json
+
+import pytest
+from PIL import Image
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
+from mmrl.core.types import Video
+from mmrl.data.layouts.files import look_at
+from mmrl.data.layouts.guess import LAYOUTS, candidates, guess, guess_layout
+from mmrl.data.layouts.source import NAMES
+from tests.support.videos import even, write_video
+
+BOX = Box(1, 2, 30, 40)
+FOUR = [1, 2, 30, 40]
+WHERE = "Where is the cat?"
+OPENAI = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": [{"type": "text", "text": WHERE}, {"type": "image_url", "image_url": {"url": "cat.png"}}]},
+    {"role": "assistant", "content": json.dumps(FOUR)},
+]
+TRL_TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": WHERE}]}]
+SWIFT_ASKS = {"role": "user", "content": "<image>" + WHERE}
+LLAVA_ASKS = {"from": "human", "value": "<image>\n" + WHERE}
+ROWS = {
+    "openai": ({"messages": OPENAI}, "messages", WHERE + "<image>", BOX),
+    "swift": (
+        {"messages": [SWIFT_ASKS], "images": ["cat.png"], "solution": "[1, 2, 30, 40]"},
+        "messages",
+        "<image>" + WHERE,
+        BOX,
+    ),
+    "swift objects": (
+        {
+            "messages": [{"role": "user", "content": "<image>Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+            "images": ["cat.png"],
+            "objects": {"ref": ["the cat"], "bbox": [FOUR]},
+        },
+        "messages",
+        "<image>Find the cat",
+        BOX,
+    ),
+    "swift names": (
+        {
+            "messages": [
+                {"role": "user", "content": "<image>Find all"},
+                {"role": "assistant", "content": "<ref-object><bbox><ref-object><bbox>"},
+            ],
+            "images": ["cat.png"],
+            "objects": {"ref": ["cat", "dog"], "bbox": [[0.1, 0.1, 0.5, 0.5], [0.5, 0.5, 1, 1]], "bbox_type": "norm1"},
+        },
+        "messages",
+        "<image>Find all",
+        (Box(0.1, 0.1, 0.5, 0.5, "norm1", "cat"), Box(0.5, 0.5, 1, 1, "norm1", "dog")),
+    ),
+    "trl turns": ({"prompt": TRL_TURNS, "images": ["cat.png"], "solution": FOUR}, "messages", "<image>" + WHERE, BOX),
+    "trl": ({"prompt": WHERE, "images": ["cat.png"], "solution": FOUR}, "trl", WHERE, BOX),
+    "llava": (
+        {
+            "image": "cat.png",
+            "conversations": [LLAVA_ASKS, {"from": "gpt", "value": '```json\n[{"bbox_2d": [1, 2, 30, 40]}]\n```'}],
+        },
+        "llava",
+        "<image>\n" + WHERE,
+        BOX,
+    ),
+    "vlm-r1 lines": (
+        {"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": FOUR}]},
+        "llava",
+        "<image>\n" + WHERE,
+        BOX,
+    ),
+    "vlm-r1": ({"image": "cat.png", "problem": WHERE, "solution": FOUR, "normal_caption": "cat"}, "problem", WHERE, BOX),
+    "own": ({"image": "cat.png", "question": WHERE, "box": FOUR}, "boxes", WHERE, BOX),
+}
+
+
+MIXED = ("openai", "swift objects", "swift names", "vlm-r1 lines")
+"""Rows whose columns hold several types, which parquet cannot."""
+FILES = [(name, suffix) for name in ROWS for suffix in ("jsonl", "json", "parquet") if suffix != "parquet" or name not in MIXED]
+
+
+@pytest.mark.parametrize(("name", "suffix"), FILES)
+def test_boxes_of_every_layout(name, suffix, picture, tmp_path):
+    row, layout, text, answer = ROWS[name]
+    picture("cat.png")
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        parquet.write_table(pa.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps([row] if suffix == "json" else row))
+    found = guess(path)
+    assert (found.layout, found.data_set, guess_layout(path)) == (layout, "grounding_jsonl", layout)
+    [prompt] = load("grounding_jsonl", "datasets")(path)
+    assert (prompt.text, prompt.media, prompt.answer) == (text, (str(tmp_path / "cat.png"),), answer)
+
+
+QUESTIONS = {
+    "messages": ({"messages": [SWIFT_ASKS, {"role": "assistant", "content": "left"}], "images": ["cat.png"]}, "left"),
+    "llava": ({"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": "<answer>left</answer>"}]}, "left"),
+    "trl": ({"prompt": WHERE, "images": ["cat.png"], "completion": "left"}, "left"),
+    "problem": ({"problem": WHERE, "images": ["cat.png"], "answer": "left"}, "left"),
+    "questions": ({"question": WHERE, "image": "cat.png", "answer": "left"}, "left"),
+}
+
+
+@pytest.mark.parametrize("layout", QUESTIONS)
+def test_questions_of_every_layout(layout, picture, jsonl, tmp_path):
+    row, answer = QUESTIONS[layout]
+    picture("cat.png")
+    path = jsonl(row)
+    assert (guess(path).layout, guess(path).data_set) == (layout, "qa_jsonl")
+    [prompt] = load("qa_jsonl", "datasets")(path)
+    assert prompt.text.replace("<image>", "").strip() == WHERE
+    assert (prompt.answer, prompt.media) == (answer, (str(tmp_path / "cat.png"),))
+    assert prompt.columns["problem_type"] == "text"
+
+
+def test_columns_of_any_layout_may_have_other_names(picture, jsonl):
+    picture("cat.png")
+    path = jsonl({"chat": [SWIFT_ASKS], "pics": ["cat.png"], "label": FOUR, "messages": "a note"})
+    with pytest.raises(
+        ValueError, match=r"has none of the layouts that are known \(chat, label, messages, pics\): .*columns.question"
+    ):
+        guess(path)
+    columns = {"messages": "chat", "images": "pics", "solution": "label"}
+    assert guess(path, columns).layout == "messages"
+    [prompt] = load("grounding_jsonl", "datasets")(path, columns=columns)
+    assert prompt.answer == BOX
+    with pytest.raises(ValueError, match="columns maps colour, which the layout messages does not have: use messages, prompt"):
+        load("grounding_jsonl", "datasets")(path, columns=columns | {"colour": "red"})
+
+
+def test_two_layouts_are_refused_and_both_are_named(picture, jsonl):
+    picture("cat.png")
+    path = jsonl({"image": "cat.png", "messages": OPENAI[1:], "conversations": [LLAVA_ASKS]})
+    with pytest.raises(
+        ValueError, match=r'may be messages or llava: say which, with --as messages or --as llava .*layout = "messages"'
+    ):
+        guess(path)
+    with pytest.raises(ValueError, match="may be messages or llava"):
+        load("grounding_jsonl", "datasets")(path)
+    both = jsonl({"image": "cat.png", "question": WHERE, "box": FOUR, "answer": "left"}, name="both.jsonl")
+    with pytest.raises(ValueError, match="may be boxes or questions"):
+        guess(both)
+    assert guess(both, name="boxes").data_set == "grounding_jsonl"
+    assert load("grounding_jsonl", "datasets")(both)[0].answer == BOX
+    assert load("qa_jsonl", "datasets")(both)[0].answer == "left"
+
+
+def test_a_layout_that_does_not_exist_or_is_another_data_sets(jsonl):
+    path = jsonl({"prompt": "a red fox"})
+    assert guess(path).data_set == "prompts"
+    with pytest.raises(ValueError, match="no layout is called 'lava': choose one of boxes, "):
+        guess(path, name="lava")
+    with pytest.raises(ValueError, match="the data set qa_jsonl does not read the layout coco: use questions"):
+        load("qa_jsonl", "datasets")(path, layout="coco")
+
+
+def test_several_turns_are_refused_or_become_rows(picture, jsonl, tmp_path):
+    from mmrl.data.convert import convert
+
+    picture("cat.png")
+    more = [{"from": "gpt", "value": "left"}, {"from": "human", "value": "How many legs?"}, {"from": "gpt", "value": "4"}]
+    path = jsonl({"id": "7", "image": "cat.png", "conversations": [LLAVA_ASKS, *more]})
+    with pytest.raises(
+        ValueError, match=r"boxes\.jsonl:1: the conversation has 2 questions, and a prompt is one: .*--turns each"
+    ):
+        load("qa_jsonl", "datasets")(path)
+    done = convert(path, None, tmp_path / "each.jsonl", each=True)
+    assert done.num_rows == 2 and "read as llava" in str(done)
+    first, second = load("qa_jsonl", "datasets")(done.out)
+    assert (first.id, first.answer, second.id, second.answer) == ("7-0", "left", "7-1", "4")
+    assert second.text == "<image>How many legs?" and second.media == first.media
+    assert second.columns["problem_type"] == "number"
+
+
+TURNS = {
+    "no question": ([{"role": "assistant", "content": "x"}], "no turn is by the user"),
+    "another role": ([{"role": "tool", "content": "x"}], "a turn is by 'tool': only user, human"),
+    "no content": ([{"role": "user"}], "a turn must be an object with role and content"),
+    "a sound": ([{"role": "user", "content": [{"type": "audio"}]}], "a part of a turn is .*audio.*: only text, image and video"),
+    "two answers": (
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"}],
+        "the turns are user, assistant, assistant: write a question and at most one answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turns_that_are_no_question_are_named_by_line(name, jsonl):
+    turns, words = TURNS[name]
+    path = jsonl({"messages": [{"role": "user", "content": "fine"}], "answer": 1}, {"messages": turns, "answer": 1})
+    with pytest.raises(ValueError, match=rf"boxes\.jsonl:2: {words}"):
+        load("qa_jsonl", "datasets")(path)
+
+
+def test_pictures_inside_a_text(tmp_path, jsonl):
+    Image.new("RGB", (64, 48), "red").save(tmp_path / "cat.png")
+    inside = "data:image/png;base64," + base64.b64encode((tmp_path / "cat.png").read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
+    rows = [{"messages": [{"role": "user", "content": parts}], "answer": "red"}]
+    [prompt] = load("qa_jsonl", "datasets")(jsonl(*rows))
+    assert prompt.media[0].size == (64, 48) and prompt.text == "<image>Which colour?"
+    parts[0]["image_url"]["url"] = "data:image/png;base64,***"
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:1: the picture 'data:image/png;base64,\*\*\*'\.\. is not base64"):
+        load("qa_jsonl", "datasets")(jsonl(*rows))
+    parts[0]["image_url"]["url"] = "https://example.com/cat.png"
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:1: .*is a URL, and URLs are not fetched"):
+        load("qa_jsonl", "datasets")(jsonl(*rows))
+
+
+def test_media_that_a_turn_and_a_column_name_are_refused(picture, jsonl):
+    picture("cat.png")
+    with pytest.raises(ValueError, match="both the turn and a column name images: leave one of them out"):
+        load("grounding_jsonl", "datasets")(jsonl({"messages": OPENAI, "images": ["cat.png"]}))
+
+
+def test_clips_of_messages(tmp_path, jsonl):
+    write_video(tmp_path / "a.mp4", even(8))
+    row = {"messages": [{"role": "user", "content": "<video>How many?"}], "videos": ["a.mp4"], "solution": 3}
+    [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
+    assert prompt.media == (Video(str(tmp_path / "a.mp4")),) and prompt.columns["problem_type"] == "number"
+
+
+def test_every_layout_says_what_it_is():
+    assert all(layout.name == name and layout.summary for name, layout in LAYOUTS.items())
+    assert {name for names in NAMES.values() for name in names} <= set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_no_layout_is_taken_for_another(name, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROWS[name][0]))
+    assert [layout.name for layout in candidates(look_at(path, {}))] == [ROWS[name][1]]

@@ -1,0 +1,159 @@
+"""Rows with questions: the kind of each answer, letters of options, and what is refused."""
+
+import json
+
+import pytest
+
+from mmrl.app.plugins.resolve import load
+from mmrl.core.types import Group, Sample
+from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
+from tests.support.videos import even, write_video
+
+OPTIONS = ["a cat", "a dog", "a fox"]
+
+
+def read(path, **settings):
+    return load("qa_jsonl", "datasets")(path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (3, "number"), (2.5, "number"), ("12", "number"), ("-1,250.5", "number"), ("50 %", "number"), ("$12", "number"),
+        ("3/4", "number"), ("1e3", "number"), ("\\frac{1}{2}", "math"), ("x^2", "math"), ("x = 3", "math"), ("2x + 1", "math"),
+        ("sqrt(2)", "math"), ("$\\pi$", "math"), ("12 km", "text"), ("left", "text"), ("A", "text"), ("", "text"), (None, "text"),
+        ("10:10", "text"), ("%", "text"), ("2024 was warm", "text"),
+    ],
+)  # fmt: skip
+def test_kinds_by_the_looks_of_answers(answer, kind):
+    assert guess_kind("what?", answer) == kind
+
+
+def test_letters_are_a_choice_only_where_letters_are_offered():
+    assert guess_kind("what?\nA. cat\nB. dog", "B") == "choice"
+    assert guess_kind("what?\n(A) cat\n(B) dog", "(B)") == "choice"
+    assert guess_kind("what?\nA. cat\nB. dog", "A, B") == "choice"
+    assert guess_kind("what?\nA. cat\nB. dog", "cat") == "text"
+    assert guess_kind("what?", "B", OPTIONS) == "choice"
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings", "letters"),
+    [
+        ("B", {}, "B"), ("a dog", {}, "B"), ("A Dog", {}, "B"), ("(B)", {}, "B"), (["A", "C"], {}, "A,C"), ("A,C", {}, "A,C"),
+        (1, {"numbering": "zero"}, "B"), ("1", {"numbering": "one"}, "A"),
+    ],
+)  # fmt: skip
+def test_right_options(answer, settings, letters, jsonl):
+    [prompt] = read(jsonl({"question": "What?", "options": OPTIONS, "answer": answer}), **settings)
+    assert prompt.answer == letters and prompt.columns["options"] == tuple(OPTIONS)
+    form = LETTERS_WANTED if "," in letters else LETTER
+    assert prompt.text == form.replace("{question}", "What?\nA. a cat\nB. a dog\nC. a fox")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"answer": 1}, r"the answer 1 may count options from zero or from one: set numbering"),
+        ({"answer": "D"}, r"the answer 'D' is none of the options \(A\. a cat"),
+        ({"answer": "A", "options": ["B", "A"]}, "both a letter and the wording of option B"),
+        ({"answer": "x", "options": ["x", "X"]}, "is the wording of options A and B"),
+        ({"answer": "A", "options": ["x"]}, r"options must be a list of 2 to 26 texts"),
+        ({"answer": "A", "options": {"A": "x", "C": "y"}}, "options are called A, C: call them A, B, .. without a gap"),
+        ({"answer": True}, "the answer is True: write it as the text"),
+        ({"answer": {"a": 1}}, r"the answer is .*: it must be a text or a number"),
+        ({"answer": "B", "kind": "riddle"}, "column problem_type is 'riddle', which no reward is for"),
+        ({"answer": "B", "solution": "C"}, "columns answer, solution say the same twice: choose with columns"),
+        ({"question": " ", "answer": "B"}, r"column question is ' '"),
+        ({"answer": "B", "image": "a.png", "video": "b.mp4"}, "both pictures and clips"),
+        ({"answer": "B", "question": "<|im_end|>"}, r"the text spells <\|im_end\|>"),
+        ({"answer": "B", "question": "<image>what?"}, "1 <image> markers for 0 pictures"),
+        ({"answer": "B", "image": "gone.png"}, r"picture .*gone\.png does not exist"),
+    ],
+)
+def test_rows_that_are_wrong_are_named_by_file_and_line(row, words, jsonl):
+    good = {"question": "fine?", "answer": "yes", "kind": "text"}
+    with pytest.raises(ValueError, match=rf"boxes\.jsonl:2: .*{words}"):
+        read(jsonl(good, {"question": "What?", "options": OPTIONS, **row}), layout="questions")
+
+
+def test_options_of_other_spellings(jsonl):
+    spellings = [
+        ["A. a cat", "B. a dog", "C. a fox"],
+        {"A": "a cat", "B": "a dog", "C": "a fox"},
+        {"text": OPTIONS, "label": ["A", "B", "C"]},
+    ]
+    rows = [{"question": f"What {i}?", "choices": options, "answer": "C"} for i, options in enumerate(spellings)]
+    assert [prompt.columns["options"] for prompt in read(jsonl(*rows))] == [tuple(OPTIONS)] * 3
+
+
+def test_kinds_are_said_forced_or_guessed(jsonl, caplog):
+    caplog.set_level("INFO", logger="mmrl.loading")
+    rows = [
+        {"question": "How many?", "answer": 3},
+        {"question": "Solve.", "answer": "12", "kind": "math"},
+        {"question": "Who?", "answer": "the dog"},
+    ]
+    path = jsonl(*rows)
+    assert [prompt.columns["problem_type"] for prompt in read(path)] == ["number", "math", "text"]
+    assert "answers are compared as 1 number (guessed), 1 as rows say, 1 text (guessed); kind = NAME" in caplog.text
+    assert {prompt.columns["problem_type"] for prompt in read(path, kind="text")} == {"text"}
+    with pytest.raises(
+        ValueError, match=r"boxes\.jsonl:3: the answer of prompt 'boxes-3' is 'the dog': this reward needs one number"
+    ):
+        read(path, kind="number")
+
+
+def test_questions_without_labels_and_a_template(jsonl):
+    [prompt] = read(jsonl({"question": "Why?"}), layout="questions", template="Q: {question}")
+    assert prompt.answer is None and prompt.text == "Q: Why?"
+    with pytest.raises(ValueError, match=r"must contain \{question\}"):
+        read(jsonl({"question": "Why?"}), template="no")
+
+
+def test_splits_choose_rows_and_stay_among_the_columns(jsonl):
+    rows = [{"question": f"{split}?", "answer": "yes", "split": split} for split in ("train", "val")]
+    [prompt] = read(jsonl(*rows), split="val")
+    assert (prompt.text, prompt.columns["split"]) == ("val?", "val")
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:3: column split is missing or empty"):
+        read(jsonl(*rows, {"question": "none?", "answer": "yes"}), split="val")
+
+
+def test_clips_are_looked_at(tmp_path, jsonl):
+    write_video(tmp_path / "a.mp4", even(8))
+    (tmp_path / "b.mp4").write_bytes(b"no clip")
+    good = {"video": "a.mp4", "question": "How many?", "answer": 3}
+    assert len(read(jsonl(good))) == 1
+    with pytest.raises(ValueError, match=r"boxes\.jsonl:2: .*b\.mp4"):
+        read(jsonl(good, good | {"video": "b.mp4"}))
+
+
+def test_system_messages_are_said_aloud(jsonl, caplog):
+    caplog.set_level("INFO", logger="mmrl.loading")
+    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
+    read(jsonl({"messages": turns, "answer": "so"}))
+    assert "1 system messages are not shown to the model: set policy.system_prompt = 'Be short.'" in caplog.text
+    assert "is read as messages" in caplog.text and "--as NAME says otherwise" in caplog.text
+
+
+def test_each_kind_accepts_its_own_answer(jsonl):
+    rows = [
+        {"question": "Which?", "options": OPTIONS, "answer": "a dog"},
+        {"question": "How many?", "answer": "1,250"},
+        {"question": "Solve.", "answer": "\\frac{1}{2}"},
+        {"question": "Who?", "answer": "the small dog"},
+    ]
+    wrong = ["A", "1251", "\\frac{1}{3}", "nobody"]
+    right = ["<answer>B</answer>", "1250.0", "$0.5$", "the small dog"]
+    reward = load("by_type", "rewards")(limit_s=30.0)
+    for prompt, no, yes in zip(read(jsonl(*rows)), wrong, right, strict=True):
+        scores = reward(Group(0, prompt, (Sample(yes), Sample(no))))
+        assert [score.value for score in scores] == [1, 0], (prompt.answer, scores)
+
+
+def test_bad_rows_at_the_end_of_many(tmp_path):
+    lines = (json.dumps({"question": f"{i} + 1?", "answer": i + 1}) for i in range(5_000))
+    (tmp_path / "many.jsonl").write_text("\n".join([*lines, '{"question": "why?"', '{"question": 7, "answer": 1}']))
+    with pytest.raises(ValueError, match="5002 rows, 2 problems") as error:
+        read(tmp_path / "many.jsonl")
+    assert "many.jsonl:5001: this is not JSON" in str(error.value) and "many.jsonl:5002: column question" in str(error.value)
