@@ -25,6 +25,19 @@ class Watching(Protocol):
 
 
 @runtime_checkable
+class Inspecting(Protocol):
+    """A planner that asks for samples by what was noted of actions, not by their rewards alone."""
+
+    def inspect(self, rollouts: Rollouts) -> None:
+        """Take in the rows so far, of all ranks and without traces and media, before every `revise`.
+
+        Raises:
+            ValueError: what it wants to know was not noted.
+        """
+        ...
+
+
+@runtime_checkable
 class Replaying(Protocol):
     """A planner that has rows of earlier steps trained again (`Request.stored`)."""
 
@@ -64,9 +77,31 @@ class Tempering(Protocol):
 
 
 @runtime_checkable
+class Heating(Protocol):
+    """A planner under which tokens are drawn at temperatures of their own (`Request.heat`), which servers do not know."""
+
+    @property
+    def heats_tokens(self) -> bool: ...
+
+
+@runtime_checkable
 class Preceding(Protocol):
     """A policy that may keep the weights with which the step before began, under the name `previous`."""
 
-    def end_step(self) -> None:
-        """A step's updates are over: `previous` becomes the weights with which this step began."""
+    def end_step(self, rebase: bool = False) -> None:
+        """A step's updates are over: `previous` becomes the weights with which this step began.
+
+        Args:
+            rebase: `ref`, if it is kept, becomes the weights of now.
+        """
+        ...
+
+
+@runtime_checkable
+class Rebasing(Protocol):
+    """A term whose reference is, from one step on, the policy as it then was."""
+
+    @property
+    def rebase_after(self) -> int:
+        """The training step, from 1 on, at whose end `ref` becomes the policy's weights; 0: none."""
         ...

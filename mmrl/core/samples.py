@@ -108,6 +108,8 @@ class Sample:
     """Its tokens from the first number up to the second were given and do not train; the policy went on from there."""
     temperature: float | None = None
     """What it was sampled at, where a planner asked for another temperature than the run's."""
+    values: tuple[tuple[int, float], ...] = ()
+    """Places in it, as numbers of its tokens, and the mean reward of what the policy went on with from there."""
 
 
 class Seen(NamedTuple):

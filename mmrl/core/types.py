@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.heat import Heat
 from mmrl.core.samples import ClipTime as ClipTime
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import MediaSize as MediaSize
@@ -71,6 +72,8 @@ class Request:
     temperature: float | None = None
     """To sample with instead of the run's; the rows are read at the run's, and their log-probabilities evaluated before the
     first update."""
+    heat: Heat | None = None
+    """How the temperature follows each token's entropy; noted are log-probabilities at the temperature that it is around."""
 
 
 class Reading(NamedTuple):
@@ -265,3 +268,7 @@ class Revision:
     drop_groups: frozenset[int] = frozenset()
     drop_samples: frozenset[tuple[int, int]] = frozenset()
     """(group id, sample id) pairs."""
+    values: Mapping[tuple[int, int], tuple[tuple[int, float], ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[tuple[int, float], ...]]
+    )
+    """(group id, sample id) -> its `Sample.values`, of the samples that have some now."""

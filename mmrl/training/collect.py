@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.probes import column
 from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
 from mmrl.core.ranks import Ranks
-from mmrl.core.remembering import HoldsPrompts, Replaying, Restoring
+from mmrl.core.remembering import HoldsPrompts, Inspecting, Replaying, Restoring
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Seen, Status
 from mmrl.training.measure import stopwatch
@@ -82,7 +82,7 @@ class Collector:
             scores = self.rewards.scores(rollouts, tables)
             revision = self.revise(rollouts, scores, rounds)
             note_dropped(gone, rollouts, scores, revision)
-            rollouts = without(rollouts, revision)
+            rollouts = with_values(without(rollouts, revision), revision)
             rounds += 1
             requests = self.requests_of(revision, owned)
             if not self.ranks.most(len(requests)) or rounds >= self.planner.max_rounds:
@@ -141,6 +141,8 @@ class Collector:
         """The planner's decision over the groups of all ranks."""
         everyone, _ = self.ranks.all_rows(rollouts)
         everywhere = self.ranks.all_scores(scores)
+        if isinstance(self.planner, Inspecting):
+            self.planner.inspect(everyone)
         return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
 
     def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
@@ -244,12 +246,13 @@ def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> No
 
 
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
-    """Remember the totals of rows that a planner drops from groups that stay."""
+    """Remember the totals of rows that a planner drops from groups that stay, but of what went on from a given beginning."""
     if not revision.drop_samples:
         return
-    totals = scores.total().tolist()
-    for group, sample, total in zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), totals, strict=True):
-        if (group, sample) in revision.drop_samples:
+    begun = [sample.given != (0, 0) for _, sample in rollouts.samples()]
+    rows = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), scores.total().tolist(), begun, strict=True)
+    for group, sample, total, goes_on in rows:
+        if (group, sample) in revision.drop_samples and not goes_on:
             gone.setdefault(group, []).append(total)
 
 
@@ -290,6 +293,18 @@ def summary_of(totals: Sequence[float]) -> Seen | None:
 def join_groups(old: Group, new: Group) -> Group:
     probes = {view: (*old.probes.get(view, ()), *new.probes.get(view, ())) for view in {**old.probes, **new.probes}}
     return Group(old.id, old.prompt, (*old.samples, *new.samples), probes, (*old.notes, *new.notes))
+
+
+def with_values(rollouts: Rollouts, revision: Revision) -> Rollouts:
+    """The rollouts whose samples hold the values that the planner found."""
+    if not revision.values:
+        return rollouts
+
+    def fill(group: Group) -> Group:
+        samples = [replace(one, values=revision.values.get((group.id, i), one.values)) for i, one in enumerate(group.samples)]
+        return replace(group, samples=tuple(samples))
+
+    return replace(rollouts, groups=tuple(map(fill, rollouts.groups)))
 
 
 def without(rollouts: Rollouts, revision: Revision) -> Rollouts:

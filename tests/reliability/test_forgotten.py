@@ -36,6 +36,7 @@ NOT_KEPT = {
     ".memory.sizes": "of one step, renewed at its beginning",
     ".memory.guided": "of one step, renewed at its beginning",
     ".asked.requests": "of one step, renewed at its beginning",
+    ".cuts": "of one step, renewed at its beginning",
     ".climbing": "of one step, renewed at its beginning",
     ".grad": "of the last update, and set to nothing before the next",
     ".said": "of this process, for those who call `look`",
@@ -108,7 +109,7 @@ def saved(trainer: Trainer, folder: Path) -> dict[str, Any]:
     "make",
     [
         pytest.param(small, id="small"),
-        *(pytest.param(helped(name), id=name) for name in ("scaf_grpo", "sage", "sage_light")),
+        *(pytest.param(helped(name), id=name) for name in ("scaf_grpo", "sage", "sage_light", "spo_segment")),
         pytest.param(real("text"), id="text", marks=pytest.mark.slow),
         pytest.param(real("video"), id="video", marks=pytest.mark.slow),
         pytest.param(real("flow"), id="flow", marks=pytest.mark.slow),

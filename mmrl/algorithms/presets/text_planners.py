@@ -1,4 +1,4 @@
-"""Methods of single papers whose idea is what is sampled: hints, refinements, early exits, answers of an expert.
+"""Methods of single papers whose idea is what is sampled: hints, refinements, early exits, continuations, an expert's answers.
 
 The string under each assignment is its documentation, as in text.py: a one-line summary, then the paper, what it sets, how many
 updates it takes, and what is not implemented.
@@ -8,16 +8,18 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.segments import SegmentGains
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithImitation, WithRefinements
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
 from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
+from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints
 from mmrl.algorithms.presets.text import grpo
 from mmrl.algorithms.shaping.exits import ExitDecay
-from mmrl.algorithms.weights.aggregate import FixedLength
+from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 
 CENTRED = GroupNorm(scale="none")
 CLIPPED = replace(grpo, objective=((1.0, Clip()),), minibatches=4)
@@ -111,6 +113,15 @@ arpo_gui = replace(CLIPPED, planner=ReplaySuccess(keep_old=False), objective=((1
 ARPO: End-to-End Policy Optimization for GUI Agents with Experience Replay, arXiv:2505.16282. Old log-probabilities of replayed
 rows are read again, as in its code; `algorithm.planner.keep_old = true` keeps those of when they were sampled. No KL. 4 updates
 per step are ours; with one the clip never acts. Not implemented: several turns with screenshots, its filter of tasks.
+"""
+
+spo_segment = replace(CLIPPED, planner=SegmentValues(), advantage=SegmentGains(), aggregation=TokenMean())
+"""Answers are cut where the policy was unsure, and each piece is credited with how much it changed what comes of the answer.
+
+SPO-chain of Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large Language Models,
+arXiv:2505.23564. Cuts before every fifth token less likely than 0.9, four continuations from each; surer tokens do not train. 1 +
+4 cuts samples in place of one: raise `algorithm.planner.interval` for long answers. No KL (its base config has 0.05). 4 updates
+per step are ours; with one the clip never acts. Not implemented: the tree form.
 """
 
 PRESETS: dict[str, Algorithm] = {

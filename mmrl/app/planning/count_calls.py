@@ -15,7 +15,8 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.protocols import Planner, Policy
-from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.core.remembering import Inspecting
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
 from mmrl.training.rewards import NamedReward, RewardRunner
 from mmrl.training.settings import USUAL_POSITIONS
@@ -56,6 +57,10 @@ class Stubborn:
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return self.planner.first(prompts, group_size, first_id, seed)
+
+    def inspect(self, rollouts: Rollouts) -> None:
+        if isinstance(self.planner, Inspecting):
+            self.planner.inspect(rollouts)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         self.looked = round_index + 1

@@ -1,6 +1,6 @@
 """A text policy that goes through all motions of a run without its weights: it counts what a model would be asked, and how much.
 
-Prompts are read by the model's own processor, completions have a length that is given, and every value is 0.
+Prompts are read by the model's own processor, completions have a length that is given. Every value is 0, but tokens are unlikely.
 """
 
 import inspect
@@ -29,6 +29,8 @@ from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 
+DOUBT = {"logprobs": -1.0}
+"""Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
@@ -126,12 +128,12 @@ class DryGenerator:
                 self.largest = work
         ids = torch.full((n, length), ord("a"))
         stopped = torch.full((n,), length < sampling.max_new_tokens)
-        return Completions(ids, torch.zeros(n, length), torch.full((n,), length), stopped)
+        return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped)
 
 
 @dataclass
 class DryEvaluator:
-    """Reads zeros, and counts what a model would have been asked."""
+    """Reads zeros, and log-probabilities as they were noted, and counts what a model would have been asked."""
 
     net: TextNet
     log: CallLog
@@ -142,11 +144,11 @@ class DryEvaluator:
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
         if self.log.note(1, num_passes(self.net, work.prompts), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
-        return {name: torch.zeros(work.mask.shape) + self.still.zero() for name in work.quantities}
+        return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
 
 
 class TextDryRun:
-    """A TextPolicy of parts that answer every request with completions of `length` tokens and every reading with zeros.
+    """A TextPolicy of parts that answer every request with completions of `length` unlikely tokens and other readings with zeros.
 
     Raises:
         FileNotFoundError: no config or no processor of the model.

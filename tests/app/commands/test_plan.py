@@ -147,6 +147,14 @@ def test_the_most_a_planner_can_ask_for(policy, name):
     assert (least.counts["rollout"].rows, most.counts["rollout"].rows) == (12, 36 if name == "dapo" else 32)
 
 
+def test_continuations_are_counted_as_if_every_token_were_doubtful():
+    """12 answers of five tokens, each cut before its first, third and fifth, and four that go on from each cut."""
+    made = counted_run("spo_segment", "algorithm.planner.interval=2")
+    least, most = made.calls(), made.calls(worst=True)
+    assert (least.rounds, least.counts["rollout"].rows, least.trained) == (2, 12 * (1 + 3 * 4), 12)
+    assert most.counts == least.counts
+
+
 MODELS: dict[str, list[str]] = {
     "whole": [],
     "adapter": ["policy.dtype=bfloat16", "policy.lora.rank=4", "policy.gradient_checkpointing=true", "ratio_bound=1.0"],

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.views import Hint
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Video
 from mmrl.core.types import Prefix, Prompt, Request, Rollouts
 from mmrl.policies.text.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.training.collect import merge_rollouts
+from tests.support.rows import scores
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, prompts, text_of, text_trace
 from tests.support.videos import write_video
 
@@ -122,6 +126,32 @@ def test_forced_text_never_trains_and_kept_tokens_train_if_asked(tiny: Tiny):
         == [[False] * (kept + forced) + [True]] * 2 + [[True] * kept + [False] * forced + [True]] * 2
     )
     assert recorded(rollouts)[2:, :kept].isnan().all() and not recorded(rollouts)[:2].isnan().any()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_segments_are_valued_by_what_goes_on_from_their_ends(tiny: Tiny, family: str):
+    policy, planner = make(tiny(family), sampling=LONG), SegmentValues(interval=3, continuations=2)
+    asked_first = list(planner.first(prompts()[:2], 2, 0, seed=3))
+    whole = policy.rollout(asked_first)
+    planner.inspect(Ranks().all_rows(whole)[0])
+    ones = scores(torch.ones(4, 1))
+    more = planner.revise(whole.groups, ones, whole.group_ids, 2, 0).requests
+    assert len(more) >= 4, "a tiny model of random weights is never sure"
+    further = policy.rollout(more)
+    audit_rollouts(policy, further)
+    assert_read_as_recorded(policy, further)
+    both = merge_rollouts(policy, whole, further)
+    rewards = torch.rand(len(both), 1, generator=torch.Generator().manual_seed(0))
+    revision = planner.revise(both.groups, scores(rewards), both.group_ids, 2, 1)
+    for group in both.groups:
+        mine = rewards[both.group_ids == group.id, 0].double().tolist()[2:]
+        valued = [(group.samples[i], *cut) for i in range(2) for cut in revision.values[group.id, i]]
+        for k, (sample, kept, value) in enumerate(valued):
+            for other in group.samples[2 + 2 * k : 4 + 2 * k]:
+                assert ids_of(other)[:kept] == ids_of(sample)[:kept] and other.given == (0, kept)
+            assert value == pytest.approx(sum(mine[2 * k : 2 * k + 2]) / 2)
+        assert 2 * len(valued) == len(mine)
+    assert revision.drop_samples == {(g.id, i) for g in both.groups for i in range(2, len(g.samples))}
 
 
 def test_notes_are_no_samples(tiny: Tiny):

@@ -1,0 +1,86 @@
+"""A planner that values the beginnings of answers by what the policy makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isnan
+
+from mmrl.algorithms.planners.asked import Remembering
+from mmrl.algorithms.segments import SURE, cutpoints, probabilities_of
+from mmrl.core.ranges import Count, Share, check_ranges
+from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Rollouts
+
+Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
+
+
+@dataclass(frozen=True)
+class SegmentValues(Remembering):
+    """V(cut) = mean reward of `continuations` that go on from a cut; every `interval`-th unsure action begins behind one (SPO).
+
+    The chain form of arXiv:2505.23564. Continuations are scored, never trained, and cost `continuations` samples per cut. A cut
+    is left out where none of them has a reward. Take the advantage SegmentGains with it. Not implemented: the tree form.
+    """
+
+    interval: Count = 5
+    """Unsure actions from one cut to the next."""
+    continuations: Count = 4
+    """Samples that go on from each cut."""
+    sure: Share = SURE
+    """The probability from which on an action is no decision."""
+    cuts: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
+    )
+    """Group and sample -> how many tokens each valued beginning has, of this step."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def max_rounds(self) -> int:
+        return 2
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        self.cuts.clear()
+        return super().first(prompts, group_size, first_id, seed)
+
+    def inspect(self, rollouts: Rollouts) -> None:
+        """Cut the answers of the first round where the policy was unsure.
+
+        Raises:
+            ValueError: the policy's samples have no tokens.
+        """
+        if self.cuts:
+            return
+        names = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
+        for name, row in zip(names, probabilities_of(rollouts), strict=True):
+            self.cuts[name] = [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Let all cuts go on, then turn the continuations into values and drop them."""
+        if round_index == 0:
+            return Revision([request for group in groups for request in self.go_on(group)])
+        values = {key: one for group in groups for key, one in self.values_of(group, rewards[group.id]).items()}
+        own = {group.id: self.asked.requests[group.id].count for group in groups}
+        dropped = frozenset((group.id, i) for group in groups for i in range(own[group.id], len(group.samples)))
+        return Revision(drop_samples=dropped, values=values)
+
+    def places(self, group: Group) -> list[tuple[int, int]]:
+        """Sample and number of tokens of a group's cuts, in the order in which they are asked for."""
+        own = range(self.asked.requests[group.id].count)
+        return [(i, kept) for i in own for kept in self.cuts.get((group.id, i), [])]
+
+    def go_on(self, group: Group) -> list[Request]:
+        """Requests for the continuations from all cuts of a group."""
+        beginnings = [(group.samples[i].token_ids or ())[:kept] for i, kept in self.places(group)]
+        return [
+            self.asked.again(group.id, self.continuations, k, prefix=Prefix(tokens)) for k, tokens in enumerate(beginnings, 1)
+        ]
+
+    def values_of(self, group: Group, rewards: Sequence[float]) -> Values:
+        """The values of a group's cuts, from the rewards of its samples and of the continuations behind them."""
+        found: Values = {}
+        behind = iter(rewards[self.asked.requests[group.id].count :])
+        for i, kept in self.places(group):
+            known = [reward for reward in islice(behind, self.continuations) if not isnan(reward)]
+            if known:
+                found[group.id, i] = (*found.get((group.id, i), ()), (kept, sum(known) / len(known)))
+        return found
