@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.reference import ReferenceProbability
 from mmrl.algorithms.weights.prompts import SmallTarget
@@ -81,3 +82,27 @@ def test_data_of_other_answers_are_refused_before_the_model(preset: str, data: s
 def test_every_new_preset_reads_what_it_says():
     assert PRESETS["rlpr"].all_reads[-2:] == (REFERENCE_PROBABILITY, BASE_PROBABILITY)
     assert {ATTENTION_DISTANCE, ATTENTION_INFLUENCE} <= set(PRESETS["attention_rhythm"].all_reads)
+
+
+def spread(part: WhereSpread, *groups: list[float]) -> list[int]:
+    """The groups that stay after a step with these rewards."""
+    ids = [i for i, rewards in enumerate(groups) for _ in rewards]
+    table = scores(torch.tensor([reward for rewards in groups for reward in rewards])[:, None])
+    credit = part(table, rollouts(torch.ones(len(ids), 2), ids))
+    plain = part.inner(table, rollouts(torch.ones(len(ids), 2), ids))
+    assert torch.equal(credit.values, plain.values)
+    return sorted({i for i, stays in zip(ids, credit.keep.tolist(), strict=True) if stays})
+
+
+def test_prompts_of_little_spread_leave_once_the_usual_one_is_known():
+    part, wide, narrow = WhereSpread(hold=1, start=2, follow=0.5), [0.0, 1.0], [0.0, 0.1]
+    assert spread(part, wide, narrow) == [0, 1] and "mean" not in part.notes
+    assert spread(part, wide, narrow) == [0, 1]
+    # deviations 0.707 and 0.071: the mean is 0.389 and half of it lies between
+    assert part.notes["mean"] == pytest.approx(0.55 / 2**0.5)
+    assert spread(part, wide, narrow, [float("nan"), 0.4]) == [0], "a single reward has no deviation"
+    assert part.notes["mean"] == pytest.approx(0.55 / 2**0.5)
+    assert spread(part, narrow, narrow) == [0, 1], "a step is never left empty"
+    again = WhereSpread(hold=1, start=2, follow=0.5)
+    again.load_state_dict(part.state_dict())
+    assert spread(again, wide, narrow) == spread(part, wide, narrow) == [0]

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.helped import SerialExits
+from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Prompt
 from tests.evidence.task import Row, TextTask, mean, text_of
 from tests.evidence.text_tasks import ALL_WRONG, prompts_of
-from tests.evidence.video_rows import whole
+from tests.evidence.video_rows import IDLE, whole
 
 LETTERS = "The first letters: {hint}"
 """Words that the policy of letters follows."""
@@ -45,6 +47,9 @@ THOUGHT = TextTask(
 )
 
 
+SEGMENTS = replace(IDLE, name="idle_tokens_steps", claim=f"{IDLE.claim}; compared after as many steps, not samples", steps=25)
+
+
 def told(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The same with an answer that hints may hold."""
     return [replace(prompt, answer=(prompt.answer,)) for prompt in prompts]
@@ -70,14 +75,17 @@ def with_planner(name: str, task: TextTask = UNSOLVABLE, *, short: bool = False,
 ROWS = [
     with_planner("ghpo", hint_text=LETTERS, short=True),
     with_planner("scaf_grpo", hint_text=LETTERS, after=3, short=True),
-    with_planner("nurl", hint_text=LETTERS),
+    with_planner("nurl", hint_text=LETTERS, short=True),
     with_planner("sage", SELF_HINTS, hint_text=LETTERS, writing_text=WRITING, short=True),
-    with_planner("sage_light", SELF_HINTS, hint_text=LETTERS, writing_text=WRITING),
+    with_planner("sage_light", SELF_HINTS, hint_text=LETTERS, writing_text=WRITING, short=True),
     with_planner("critique_grpo", refine_text="{sample}\n{critique}", short=True),
     with_planner("policy_rollout", short=True),
     with_planner("ahpo", short=True),
     Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", ALL_WRONG,
         changes={"samples": 2_500}),
+    *(Row("spo_segment", replace(PRESETS["spo_segment"], planner=SegmentValues(interval=2)),
+        replace(PRESETS["spo_segment"], planner=Once(), advantage=GroupNorm()), "one advantage for all tokens of an answer", task)
+      for task in (SEGMENTS, IDLE)),
     Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
         replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
 ]  # fmt: skip

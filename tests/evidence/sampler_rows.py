@@ -2,27 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson
+from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware
+from mmrl.algorithms.samplers.tracked import Prioritized
+from mmrl.algorithms.shaping.combine import Unlikeliness
 from mmrl.answers.boxes.box import Box
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Group, Prompt
 from tests.evidence.task import MakeSampler, Row, TextTask, mean, text_of
-from tests.evidence.text_tasks import TOO_EASY, mean_first_letter, prompts_of
+from tests.evidence.text_tasks import RARE, TOO_EASY, mean_first_letter, prompts_of
 
 GRPO = PRESETS["grpo"]
+CLIPPED = replace(GRPO, objective=((1.0, Clip()),), minibatches=4)
 EPOCHS = "shuffled epochs"
 
 
-def by_kind(prompts: Sequence[Prompt], seed: int) -> PromptSampler:
-    """SEC's bandit over two kinds of prompts: those that the answer of nearly all is right for, and the others."""
+def by_kind(prompts: Sequence[Prompt], seed: int, **settings: Any) -> PromptSampler:
+    """A bandit over two kinds of prompts, SEC's unless told otherwise: those that want the usual answer, and the others."""
     kinds = ["easy" if prompt.answer == "a" else "hard" for prompt in prompts]
     marked = [replace(prompt, columns={**prompt.columns, "category": kind}) for prompt, kind in zip(prompts, kinds, strict=True)]
-    return Bandit(marked, seed)
+    return Bandit(marked, seed, **settings)
 
 
 def ladder(seed: int) -> list[Prompt]:
@@ -101,14 +106,14 @@ def sampler_row(method: str, make: Callable[..., Any], task: TextTask = TOO_EASY
 ROWS = [
     sampler_row("Thompson", Thompson),
     sampler_row("Bandit", by_kind),
+    sampler_row("Bandit", partial(by_kind, rule="ucb", temperature=0.1), replace(TOO_EASY, name="too_easy_ucb")),
+    sampler_row("VarianceAware", VarianceAware),
     sampler_row("Curriculum", lambda prompts, seed: Curriculum(prompts, seed, edges=(1, 2), draws_per_stage=10), LADDER),
+    Row("Prioritized", PRESETS["spo"], PRESETS["spo"], EPOCHS, TOO_EASY, sampler=Prioritized, changes={"prompts_per_step": 96}),
+    Row("Unlikeliness", replace(CLIPPED, shaping=(Unlikeliness(),)), CLIPPED, "every right answer earns alike", RARE),
     Row("gui_g1", PRESETS["gui_g1"], replace(PRESETS["gui_g1"], importance=()), "all prompts alike", SMALL_TARGETS,
         short=True),
     Row("attention_rhythm", PRESETS["attention_rhythm"], replace(PRESETS["attention_rhythm"], importance=()), "all tokens alike",
         ANCHORED),
 ]  # fmt: skip
-"""Samplers, and presets of text_more.py."""
-ELSEWHERE = {
-    "rlpr": "no task shows that it acts; its reading is that of plain forwards: tests/policies/text/test_looks.py",
-}
-"""Presets whose evidence is a test of another room."""
+"""Samplers, and presets of text_more.py but rlpr."""

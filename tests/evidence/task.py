@@ -155,7 +155,7 @@ class TextTask(Task):
 
     def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
         """Train until the task's samples are drawn, and measure."""
-        policy = Counted(length=self.length, views=algorithm.views, start=self.start, seed=seed)
+        policy = self.policy(algorithm, seed)
         prompts = self.prompts(seed)
         trainer = self.trainer(algorithm, policy, (make_sampler or Shuffled)(prompts, seed), seed)
         steps = 0
@@ -163,6 +163,10 @@ class TextTask(Task):
             trainer.step()
             steps += 1
         return Ended(self.figure(policy.fresh(prompts, seed)), weights_of(policy))
+
+    def policy(self, algorithm: Algorithm, seed: int) -> Counted:
+        """The policy of letters as a run begins."""
+        return Counted(length=self.length, views=algorithm.views, start=self.start, seed=seed)
 
     def trainer(self, algorithm: Algorithm, policy: Counted, sampler: PromptSampler, seed: int) -> Trainer:
         settings = TrainSettings(

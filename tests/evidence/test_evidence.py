@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets import PRESETS, flow, video
 from tests.evidence.__main__ import FILE, SEEDS
 from tests.evidence.rows import ELSEWHERE, ROWS
 from tests.evidence.task import Outcome, Row, verdict
+from tests.learning.test_presets_learn import FEWER_PROMPTS
+from tests.learning.test_presets_learn import PRESETS as LEARNING
 
 LINES = {(line["method"], line["task"]): line for line in json.loads(FILE.read_text(encoding="utf-8"))}
 SHORT = [row for row in ROWS if row.short]
@@ -18,6 +20,13 @@ ACTS = 1e-3
 def test_every_preset_has_a_row_or_a_reason():
     assert {row.method for row in ROWS} | set(ELSEWHERE) >= set(PRESETS)
     assert not {row.method for row in ROWS} & set(ELSEWHERE)
+
+
+def test_every_preset_learns_within_make_test():
+    """By a short row here, or by its name in a file of short runs."""
+    short = {row.method for row in SHORT}
+    learn = {*LEARNING, *FEWER_PROMPTS, *video.PRESETS, *flow.PRESETS}
+    assert short | learn >= set(PRESETS)
 
 
 def test_the_written_results_are_those_of_the_rows():

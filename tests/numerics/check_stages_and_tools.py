@@ -2,6 +2,7 @@
 
 import torch
 
+from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.critics import advantages_at_cut, nearest_to
 from mmrl.algorithms.paraphrases import agreement
 from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
@@ -90,6 +91,10 @@ def rlpr_reward(vector: Vector) -> None:
     close(means, outputs["mean_prob"], what="mean probability")
     reward = (1 - share) * gain(means, tensor(inputs["base_score"])) + share * tensor(inputs["format"])
     close(reward, outputs["reward"], what="reward")
+    part = WhereSpread(share=vector.params["std_filter_beta"], follow=vector.params["ema_ratio"], hold=0, start=0)
+    for deviation, mean, bound in zip(inputs["std_history"], outputs["ema_std"], outputs["std_lower_bound"], strict=True):
+        close(part.learn([deviation]), bound, what="least deviation")
+        close(part.notes["mean"], mean, what="mean deviation")
 
 
 def test_a_value_model_that_is_right_everywhere_leaves_no_advantage() -> None:

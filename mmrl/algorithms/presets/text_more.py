@@ -7,6 +7,7 @@ updates it takes, and what is not implemented.
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.text import grpo
@@ -18,6 +19,7 @@ from mmrl.algorithms.weights.rhythm import AttentionRhythm
 rlpr = replace(
     grpo,
     shaping=(ReferenceProbability(),),
+    advantage=WhereSpread(),
     objective=((1.0, Clip(low=0.2, high=0.27)),),
     minibatches=4,
 )
@@ -25,8 +27,8 @@ rlpr = replace(
 
 RLPR: Extrapolating RLVR to General Domains without Verifiers, arXiv:2506.18254.
 Weight 0.9 for that; give it a `format` reward of weight 0.1, and answers that are texts or numbers. Completions need answer tags.
-No KL. 4 updates per step as in its script; with one the clip never acts. Not implemented: the filter of prompts by the spread of
-this reward.
+From step 11 on, prompts whose rewards deviate by less than half of the running mean leave. No KL. 4 updates per step as in its
+script; with one the clip never acts. Nothing else is left out.
 """
 
 attention_rhythm = replace(

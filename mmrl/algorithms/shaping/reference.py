@@ -20,7 +20,7 @@ class ReferenceProbability:
 
     arXiv:2506.18254. y* is the prompt's true answer, put in the place of the sample's own between its answer tags; p(y* | prompt)
     is the same without the thought. Samples without tags get 0. The mean of probabilities favours long answers; its code rounds
-    it to bfloat16. Prompts of a small spread are left out by the paper; here they are not.
+    it to bfloat16. The paper's filter of prompts by spread is the advantage WhereSpread.
     """
 
     weight: NonNegative = 0.9

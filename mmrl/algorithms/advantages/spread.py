@@ -1,0 +1,60 @@
+"""Advantages of those prompts alone whose samples differ enough, by a bound that follows training."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.on_top import OnTop
+from mmrl.algorithms.advantages.statistics import totals_and_keep
+from mmrl.algorithms.notes import Notes
+from mmrl.core.ranges import BelowOne, CountOrNone, NonNegative, check_ranges
+from mmrl.core.types import Credit, Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class WhereSpread(Notes, OnTop):
+    """A of prompts whose total rewards deviate by share m or more, m the running mean of deviations; the others leave (RLPR).
+
+    arXiv:2506.18254, its filter of prompts. m <- follow m + (1 - follow) mean over the step's prompts, from step `hold` + 1 on,
+    and prompts leave from step `start` + 1 on. Prompts with one reward or none have no deviation and count nowhere. Where all
+    prompts of a step would leave, all stay, which is ours.
+    """
+
+    share: NonNegative = 0.5
+    """Of the running mean."""
+    follow: BelowOne = 0.99
+    """How much of the running mean stays at a step."""
+    hold: CountOrNone = 5
+    """First steps whose deviations do not count."""
+    start: CountOrNone = 10
+    """First steps in which every prompt stays."""
+
+    __post_init__ = check_ranges
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit = self.inner(scores, rollouts)
+        totals, keep = totals_and_keep(scores)
+        deviations = torch.zeros_like(totals)
+        known: list[float] = []
+        for one in sorted(set(map(int, rollouts.group_ids[keep]))):
+            rows = (rollouts.group_ids == one) & keep
+            if int(rows.sum()) > 1:
+                deviations[rows] = totals[rows].std()
+                known.append(float(totals[rows].std()))
+        leaves = self.leaves(deviations, self.learn(known))
+        return Credit(credit.values, credit.keep & ~leaves, credit.actions)
+
+    def learn(self, deviations: list[float]) -> float:
+        """The bound after a step whose prompts have these deviations; 0 as long as none is to leave."""
+        step = self.notes.get("step", 0.0) + 1
+        self.notes["step"] = step
+        if deviations and step > self.hold:
+            now = sum(deviations) / len(deviations)
+            self.notes["mean"] = self.follow * self.notes.get("mean", now) + (1 - self.follow) * now
+        return self.share * self.notes.get("mean", 0.0) if step > self.start else 0.0
+
+    def leaves(self, deviations: Tensor, bound: float) -> Tensor:
+        """Which rows are of prompts with a smaller deviation than the bound (n,)."""
+        below = deviations < bound
+        return torch.zeros_like(below) if bool(below.all()) else below
