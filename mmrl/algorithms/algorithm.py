@@ -13,6 +13,7 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.objectives.terms import MaybeSilent
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
+from mmrl.core.exactness import SamplesElsewhere
 from mmrl.core.protocols import (
     Advantage,
     ComparesGroups,
@@ -31,7 +32,7 @@ from mmrl.core.protocols import (
 )
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.remembering import Adapting, Replaying, Restoring, Tempering
+from mmrl.core.remembering import Adapting, Heating, Preceding, Rebasing, Replaying, Restoring, Tempering
 from mmrl.core.true_answers import ChecksPrompts
 from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
@@ -88,8 +89,9 @@ class Algorithm:
 
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
-        """Readings of actions that the advantage looks at."""
-        return self.advantage.reads if isinstance(self.advantage, ReadsActions) else ()
+        """Readings of actions that the advantage looks at, or a planner that watches."""
+        looking = [part for part in (self.advantage, self.planner) if isinstance(part, ReadsActions)]
+        return tuple(dict.fromkeys(reading for part in looking for reading in part.reads))
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:
@@ -173,6 +175,10 @@ class Algorithm:
         terms = [term for _, term in self.objective]
         silent = all(term.credited and isinstance(term, MaybeSilent) and term.silent_without_advantage for term in terms)
         return silent and self.scope in ("action", "rollout")
+
+    def rebases_after(self, step: int) -> bool:
+        """Does a term want the policy at the end of a training step for its reference? Steps count from 1."""
+        return any(isinstance(term, Rebasing) and term.rebase_after == step for _, term in self.objective)
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell the parts that follow training what a step's updates measured."""
@@ -307,6 +313,17 @@ def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], po
         raise ValueError(
             f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
             f"{type(policy).__name__} cannot: take another algorithm.preset"
+        )
+    rebasing = [term for _, term in algorithm.objective if isinstance(term, Rebasing) and term.rebase_after]
+    if rebasing and not isinstance(policy, Preceding):
+        raise ValueError(
+            f"{type(rebasing[0]).__name__} changes its reference after step {rebasing[0].rebase_after}, which "
+            f"{type(policy).__name__} cannot: set its `switch` to 0, or take another algorithm.preset"
+        )
+    if isinstance(algorithm.planner, Heating) and isinstance(policy, SamplesElsewhere) and not policy.exact_sampler:
+        raise ValueError(
+            f"{type(algorithm.planner).__name__} draws every token at a temperature of its own, which no server of "
+            "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'"
         )
     if isinstance(algorithm.planner, Replaying) and not isinstance(policy, Restoring):
         raise ValueError(

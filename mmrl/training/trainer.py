@@ -149,7 +149,7 @@ class Trainer:
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
                 if isinstance(self.policy, Preceding):
-                    self.policy.end_step()
+                    self.policy.end_step(rebase=self.algorithm.rebases_after(self.index + 1))
         self.index += 1
         measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         self.algorithm.adapt(self.index, measured)

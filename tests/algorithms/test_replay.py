@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.references import BetweenReferences
+from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
+from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.replay import Kept, RowBuffer
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
-from mmrl.core.types import Group, Prompt, Revision, Sample, Seen, StoredRow
+from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
+from mmrl.core.types import Credit, Group, Prompt, Revision, Rollouts, Sample, Seen, StoredRow
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
@@ -211,3 +215,88 @@ def test_previous_is_where_the_step_before_began():
         trainer.step()
     assert torch.equal(torch.cat([p.flatten() for p in policy.nets["previous"].parameters()]), began[2])
     assert not torch.equal(began[1], began[2])
+
+
+def switching(after: int = 2) -> Algorithm:
+    """remix that turns to new rows and a new base after so many steps."""
+    (clip, (coef, kl)) = PRESETS["remix"].objective
+    assert isinstance(kl, BetweenReferences)
+    return replace(
+        PRESETS["remix"], planner=ReplayGroups(until=after), objective=(clip, (coef, replace(kl, switch=after, hold=1)))
+    )
+
+
+def test_after_the_switch_only_new_rows_train_and_the_policy_of_then_is_the_base():
+    policy = FakeTextPolicy()
+    trainer = make_trainer(switching(), policy=policy, steps=4, prompts_per_step=8, lr=5e-2)
+    kl, at_start = trainer.algorithm.objective[1][1], reference(policy)
+    assert isinstance(kl, BetweenReferences) and [kl.weight(step) for step in (1, 2, 3)] == [1.0, 0.9, 1.0]
+    trainer.step()
+    assert torch.equal(reference(policy), at_start)
+    assert bool(trainer.collect().rollouts.is_replayed().any())
+    trainer.step()
+    assert torch.equal(reference(policy), weights(trainer)) and not torch.equal(reference(policy), at_start)
+    assert not bool(trainer.collect().rollouts.is_replayed().any())
+    then = reference(policy)
+    trainer.step()
+    assert torch.equal(reference(policy), then) and not torch.equal(then, weights(trainer))
+    planner = trainer.collector.planner
+    assert isinstance(planner, ReplayGroups) and not planner.buffer.rows, "nothing is kept that never comes back"
+
+
+def reference(policy: FakeTextPolicy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.nets["ref"].parameters()])
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_resumed_around_the_switch_is_uninterrupted(stop: int, tmp_path: Path):
+    whole, first, second = (make_trainer(switching(), steps=4, prompts_per_step=8) for _ in range(3))
+    for _ in range(4):
+        whole.step()
+    for _ in range(stop):
+        first.step()
+    Checkpoints(tmp_path).save(stop, first.state_dict(), Ranks())
+    second.load_state_dict(Checkpoints(tmp_path).load())
+    for _ in range(4 - stop):
+        second.step()
+    assert torch.equal(weights(whole), weights(second))
+
+
+def test_a_policy_that_keeps_its_reference_is_refused():
+    class Keeping(FakeTextPolicy):
+        end_step = None
+
+    with pytest.raises(ValueError, match=r"BetweenReferences changes its reference after step 2, which Keeping cannot"):
+        switching().check(Keeping())
+
+
+def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
+    trainer = make_trainer(PRESETS["hapo"], at_most_one, steps=3, prompts_per_step=8)
+    planner = trainer.collector.planner
+    assert isinstance(planner, ByDoubt) and planner.heat is None, "nothing was measured yet"
+    trainer.step()
+    heat = planner.heat
+    assert heat is not None and heat.above > 0 and heat.below > 0
+    asked = planner.first(prompts()[:2], 4, 0, 1)
+    assert {request.heat for request in asked} == {heat}
+    # entropies of four letters and a stop are at most ln 5
+    factors = heat.factor(torch.linspace(0.01, 1.6, 50))
+    assert 0.95 - 1e-6 <= float(factors.min()) < 1 < float(factors.max()) <= 1.05 + 1e-6
+    code = replace(planner, sign="code")
+    rows = trainer.collect().rollouts
+    entropy = torch.rand(rows.action_mask.shape, generator=torch.Generator().manual_seed(0)) + 0.1
+    code.watch(1, replace(rows, recorded={OLD_ENTROPY: entropy}), scores(torch.zeros(len(rows), 1)), credit_of(rows))
+    assert code.heat is not None and float(code.heat.factor(entropy[rows.action_mask]).min()) >= 1
+
+
+def credit_of(rows: Rollouts) -> Credit:
+    return Credit(torch.zeros(rows.action_mask.shape), torch.ones(len(rows), dtype=torch.bool))
+
+
+def test_servers_do_not_know_temperatures_of_tokens():
+    class Elsewhere(FakeTextPolicy):
+        exact_sampler = False
+
+    with pytest.raises(ValueError, match=r"ByDoubt draws every token.*\[policy\.engine\].*planner\.kind = 'Once'"):
+        PRESETS["hapo"].check(Elsewhere())
+    replace(PRESETS["hapo"], planner=Once()).check(Elsewhere())

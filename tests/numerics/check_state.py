@@ -14,6 +14,7 @@ from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip, unce
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
 from mmrl.algorithms.segments import cutpoints, segment_advantages
 from mmrl.algorithms.tracker import memory_share
+from mmrl.core.heat import Heat
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor
@@ -53,6 +54,9 @@ def hapo_tokens(vector: Vector) -> None:
     found = uncertainty(tensor(inputs["entropy"]), mask, params["pivot"], "code")
     close(found.size, outputs["h_hat"], 2e-6, "h")
     close([found.pivot, found.deviation, found.upper, found.lower], outputs["stats"], 2e-6, "stats")
+    heat = Heat(found.pivot, found.deviation, found.upper, found.lower, params["tau"])
+    factor = torch.where(mask, heat.factor(tensor(inputs["entropy"])), 1.0)
+    close(factor, 1 + params["tau"] * tensor(outputs["h_hat"]).clamp(-1, 1), 2e-6, "temperature")
     part = EntropyClip(params["clip"], params["clip"], params["pivot"], params["clip_alpha"], params["adv_beta"], sign="code")
     low, high = part.bounds(found.size)
     close(low * mask, outputs["clip_low"], 2e-6, "low")
@@ -87,7 +91,7 @@ def remix(vector: Vector) -> None:
         part = MovingClip(vector.params["eps"], vector.params["eps"])
         values, _ = part(readings, make_batch(mask, tensor([case["A"]]), {}))
         close(values[0], case["loss"], what=str(case))
-    close([BetweenReferences().weight(step) for step in vector.inputs["step"]], vector.outputs["lam"], what="weights")
+    close([BetweenReferences(switch=0).weight(step) for step in vector.inputs["step"]], vector.outputs["lam"], what="weights")
 
 
 @check("hart_ap_grpo")

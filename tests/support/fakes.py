@@ -107,7 +107,7 @@ class FakeTextPolicy:
         draws = uniform(rows, self.length)
         for t in range(self.length):
             heat = torch.tensor([request.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
-            probs = self._logprobs("policy", trace, "shown", heat)[:, t].exp()
+            probs = warmed(self._logprobs("policy", trace, "shown", heat)[:, t], [request for request, _ in rows]).exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
             for row, (request, _), given in zip(tokens, rows, begun, strict=True):
@@ -229,8 +229,8 @@ class FakeTextPolicy:
             slow.lerp_(live, 1 - self.ema_decay)
 
     @torch.no_grad()
-    def end_step(self) -> None:
-        for follower, leader in (("previous", "start"), ("start", "policy")):
+    def end_step(self, rebase: bool = False) -> None:
+        for follower, leader in (("previous", "start"), ("start", "policy"), *([("ref", "policy")] if rebase else [])):
             for slow, live in zip(self.nets[follower].parameters(), self.nets[leader].parameters(), strict=True):
                 slow.copy_(live)
 
@@ -248,6 +248,12 @@ class FakeTextPolicy:
     def prepare(self, accelerator: Any) -> None:
         self.accelerator = accelerator
         self.nets["policy"] = accelerator.prepare(self.nets["policy"])
+
+
+def warmed(logprobs: Tensor, requests: Sequence[Request]) -> Tensor:
+    """With each row's own rule for its tokens' temperatures."""
+    pairs = zip(logprobs.split(1), requests, strict=True)
+    return torch.cat([row if one.heat is None else one.heat.of(row) for row, one in pairs]) if requests else logprobs
 
 
 def is_recorded(request: Request) -> bool:

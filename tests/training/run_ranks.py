@@ -12,9 +12,11 @@ import torch
 from accelerate import Accelerator
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.planners.hints import Scaffold
+from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import text_planners, text_state, video
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
@@ -49,6 +51,8 @@ ALGORITHMS = {
     "dynamic": replace(DAPO, planner=DynamicSampling(max_rounds=10), minibatches=1),
     "high_entropy": replace(PRESETS["high_entropy"], planner=ONCE, minibatches=1),
     "recorded": replace(PRESETS["grpo"], advantage=ByLikelihood()),
+    "heated": replace(PRESETS["grpo"], planner=ByDoubt()),
+    "spread": replace(PRESETS["grpo"], advantage=WhereSpread(hold=0, start=1)),
 }
 VIDEO = sorted(video.PRESETS)
 HELPED = replace(text_planners.PRESETS["scaf_grpo"], planner=Scaffold(after=1))

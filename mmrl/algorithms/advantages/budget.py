@@ -83,7 +83,7 @@ class EntropyBudget(Notes, OnTop):
     threshold, the running median over rows of their quantile `percentile`. The target of a difficulty (success rate from 2/3 on,
     from 1/3 on, below) is the mean number of passages in the step before; s follows `budget_score`, and its coefficient moves
     by `rate` per passage away from the target, within [0, 2]. In the code the target is this step's mean, so that the
-    coefficient never moves. Not implemented: the KL budget, the stage before.
+    coefficient never moves. Not implemented: the KL budget, of which no formula was found, the stage before.
     """
 
     window: Count = 4

@@ -93,7 +93,7 @@ class EntropyClip(ProportionalToAdvantage):
     HAPO, code starriver030515/HAPO (no report with an id was found; it extends arXiv:2402.03300). u in [-1, 1] is the distance
     of an action's log entropy from the minibatch's quantile `pivot`. A becomes A (1 + u) where u > 0 and the ratio has left
     half of that range, and where u <= 0 and it has not. `sign = "code"`: the released code makes u positive
-    everywhere, so that its rule for certain actions never acts. Not implemented: sampling with a temperature per token.
+    everywhere, so that its rule for certain actions never acts. Its temperatures are the planner ByDoubt.
     """
 
     low: Share = 0.2

@@ -20,7 +20,8 @@ class BetweenReferences(Notes):
     """w KL(policy || base) + (1 - w) KL(policy || weights of the step before), w falling in steps (ReMix, arXiv:2507.06892).
 
     w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the
-    step before began. The paper's coefficient was not found.
+    step before began. After `switch` steps the policy of then is the base, and it alone counts: set the planner's `until` to the
+    same step. The paper's coefficient was not found.
     """
 
     kl: ReferenceKL = field(default_factory=ReferenceKL)
@@ -33,6 +34,8 @@ class BetweenReferences(Notes):
     """What w loses each time."""
     least: Share = 0.5
     """w never falls below."""
+    switch: CountOrNone = 100
+    """Steps after which the policy of then is the base; 0: never. 50 to 100 in the paper, but w falls from 51 on only."""
 
     __post_init__ = check_ranges
 
@@ -51,8 +54,14 @@ class BetweenReferences(Notes):
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
         self.notes["step"] = step
 
+    @property
+    def rebase_after(self) -> int:
+        return self.switch
+
     def weight(self, step: int) -> float:
         """w at a training step."""
+        if 0 < self.switch < step:
+            return 1.0
         return max(1 - self.fall * math.ceil(max(step - self.hold, 0) / self.every), self.least)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.planners.base import one_request_each
 from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.core.protocols import State
-from mmrl.core.ranges import BelowOne, Count, NonNegative, Positive, check_ranges
+from mmrl.core.ranges import BelowOne, Count, CountOrNone, NonNegative, Positive, check_ranges
 from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
 
 
@@ -105,9 +105,11 @@ class ReplayGroups(Replay):
     """Of a step's groups."""
     window: Count = 2
     """Groups of so many steps before may come back."""
+    until: CountOrNone = 0
+    """The last step in which old groups come back; 0: they always do."""
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
-        if round_index:
+        if round_index or 0 < self.until <= self.buffer.step:
             return Revision()
         old = self.buffer.groups()
         count = min(len(old), round(self.share / (1 - self.share) * len(groups)))
@@ -115,6 +117,6 @@ class ReplayGroups(Replay):
         return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, one in enumerate(chosen) for kept in old[one]])
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
-        rows = rows_to_keep(step, rollouts, scores, credit)
+        rows = [] if 0 < self.until <= step else rows_to_keep(step, rollouts, scores, credit)
         alive = {kept.group for kept in rows if kept.row.advantage != 0}
         self.buffer.add([kept for kept in rows if kept.group in alive], step, self.window)

@@ -1,18 +1,21 @@
-"""Prompts sampled again at another temperature, to bring the policy's entropy where it is wanted."""
+"""Prompts sampled again at another temperature, or with one for each token, to bring entropy where it is wanted."""
 
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.planners.base import one_request_each, seed_of
-from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.algorithms.objectives.moving_clip import uncertainty
+from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.core.heat import Heat
+from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
+from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
+from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,40 @@ class Tempered(Notes):
         noted = rollouts.recorded[ROLLOUT_LOGPROBS]
         known = rollouts.action_mask & noted.isfinite()
         self.notes["entropy"] = -float(masked_mean(noted.double(), known))
+
+
+@dataclass(frozen=True)
+class ByDoubt(Notes, Once):
+    """T (1 + amount u) for every token, u in [-1, 1] how far its log entropy is from that of the step before (HAPO).
+
+    HAPO, code starriver030515/HAPO (no report with an id was found; it extends arXiv:2402.03300). Pivot, deviation and scales are
+    those of EntropyClip, over all actions of the step before; the first step has the run's temperature alone. Noted are the
+    probabilities at the run's temperature, as in the code. With the policy's own network only, not with an engine.
+    """
+
+    amount: Share = 0.05
+    """By how much a temperature differs at most."""
+    pivot: Annotated[float, Range(above=0, below=1)] = 0.8
+    """The quantile of log entropies from which on tokens are drawn hotter."""
+    sign: Literal["paper", "code"] = "paper"
+    """code: tokens below the pivot are drawn hotter as well, as the released code has it."""
+    heats_tokens = True
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_ENTROPY,)
+
+    @property
+    def heat(self) -> Heat | None:
+        """How the next step's tokens are drawn; None before anything was measured."""
+        return Heat(**self.notes, amount=self.amount) if self.notes else None
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return [replace(request, heat=self.heat) for request in super().first(prompts, group_size, first_id, seed)]
+
+    def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
+        found = uncertainty(rollouts.recorded[OLD_ENTROPY].double(), rollouts.action_mask, self.pivot, self.sign)
+        below = found.lower if self.sign == "code" else -found.lower
+        self.notes.update(pivot=found.pivot, deviation=found.deviation or 1.0, above=found.upper, below=below)

@@ -17,7 +17,7 @@ from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
 from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
 from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
-from mmrl.algorithms.planners.tempered import Tempered
+from mmrl.algorithms.planners.tempered import ByDoubt, Tempered
 from mmrl.algorithms.presets.text import grpo
 from mmrl.algorithms.weights.aggregate import TokenMean
 
@@ -49,17 +49,19 @@ step are ours; with one the clip never acts. Nothing else is left out.
 hapo = replace(
     grpo,
     objective=((1.0, EntropyClip()),),
+    planner=ByDoubt(),
     advantage=TokenAverage(),
     aggregation=TokenMean(),
     group_size=16,
     minibatches=4,
 )
-"""Uncertain tokens may move further and count more, certain ones less; rewards are standardized over tokens.
+"""Uncertain tokens are drawn hotter, may move further and count more, certain ones less; rewards are standardized over tokens.
 
 HAPO; no report with an id was found (it extends arXiv:2402.03300). As the paper's words have it; its code's rule for certain
 tokens never acts (`algorithm.objective.0.sign = "code"`). On one process only, for entropies are ranked in the minibatch, of
-whole groups, which is never cut. 4 updates per step are ours; with one the clip never acts. Not implemented: a temperature per
-token; take dapo's planner and penalty for length with it.
+whole groups, which is never cut. The temperature follows each token's entropy, without an engine. 4 updates per step are ours;
+with one the clip never acts. Not implemented: its dynamic sampling beside these temperatures (dapo's planner samples without
+them); take dapo's penalty for length with it.
 """
 
 dcpo = replace(CLIPPED, advantage=NearEntropy(), aggregation=TokenMean())
@@ -90,14 +92,14 @@ ares = replace(CLIPPED, objective=((1.0, Clip(low=0.2, high=0.28)),), advantage=
 """A bonus for as many uncertain passages as a prompt's difficulty asks for: few where it is easy, many where it is hard.
 
 ARES (AEPO); no report with an id was found (it extends arXiv:2402.03300). The bonus is its reward file's. No KL. 4 updates per
-step are ours; with one the clip never acts. Not implemented: the KL budget per difficulty, the supervised stage, skipping
-prompts that are too easy.
+step are ours; with one the clip never acts. Not implemented: the KL budget per difficulty, of which no formula was found, the
+supervised stage, skipping prompts that are too easy.
 """
 
 remix = replace(
     grpo,
     objective=((1.0, MovingClip()), (0.04, BetweenReferences())),
-    planner=ReplayGroups(),
+    planner=ReplayGroups(until=100),
     aggregation=TokenMean(),
     epochs=2,
 )
@@ -105,8 +107,8 @@ remix = replace(
 
 Squeeze the Soaked Sponge: Efficient Off-policy Reinforcement Finetuning for Large Language Model (ReMix), arXiv:2507.06892.
 2 updates per step, passes over all rows, as in the paper; with one fresh rows are plain REINFORCE. The clip range 0.2 and the
-KL's coefficient 0.04 were not found and are grpo's. Not implemented: the switch to pure on-policy training with a new base after
-50 to 100 steps, which waits for stages; until then start a second run from the first one's weights.
+KL's coefficient 0.04 were not found and are grpo's. After 100 steps only new rows train, and the policy of then is the base:
+`algorithm.planner.until` and `algorithm.objective.1.switch`. Nothing else is left out.
 """
 
 ssr = replace(CLIPPED, planner=ReplayInformative(), advantage=AmongSeen(GroupNorm(drop_zero=True)), aggregation=TokenMean())

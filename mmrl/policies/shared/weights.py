@@ -182,8 +182,14 @@ class Weights:
             self.shadows["ema"].follow(decay)
         self.num_updates += 1
 
-    def end_step(self) -> None:
-        """A step's updates are over: `previous` takes over where it began, and the next one begins with the weights of now."""
+    def end_step(self, rebase: bool = False) -> None:
+        """A step's updates are over: `previous` takes over where it began, and the next one begins with the weights of now.
+
+        Args:
+            rebase: the reference takes over the weights of now.
+        """
+        if rebase and "ref" in self.shadows:
+            self.shadows["ref"].follow(0.0)
         if "previous" in self.shadows:
             self.shadows["previous"].take_over(self.shadows["start"].weights)
             self.shadows["start"].follow(0.0)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.heat import Heat
 from mmrl.core.spans import in_span
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.draft import Draft, Stops
@@ -16,6 +17,16 @@ from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.settings import Sampling
+
+NO_HEAT = Heat()
+
+
+@dataclass(frozen=True)
+class HotSampling(Sampling):
+    """Settings under which every token has a temperature of its own."""
+
+    heat: Heat = NO_HEAT
+    """How it follows the token's entropy."""
 
 
 @runtime_checkable
@@ -86,7 +97,7 @@ class Completions:
 
     tokens: Int[Tensor, "n t"]
     logprobs: Float[Tensor, "n t"]
-    """Under the temperature, before top_k, top_p and min_p: what a reading of the same tokens gives again."""
+    """Under the temperature, before top_k, top_p, min_p and heat: what a reading of the same tokens gives again."""
     lengths: Int[Tensor, " n"]
     stopped: Bool[Tensor, " n"]
     """False where max_new_tokens cut the completion."""
@@ -129,7 +140,8 @@ def draw(
     if uniform is None:
         chosen = logprobs.argmax(-1)
     else:
-        cumulative = filter_probabilities(logprobs, sampling).cumsum(-1)
+        drawn = sampling.heat.of(logprobs) if isinstance(sampling, HotSampling) else logprobs
+        cumulative = filter_probabilities(drawn, sampling).cumsum(-1)
         total = cumulative[:, -1]
         # Rounding must not lift the target to the total: no token lies beyond it.
         target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))

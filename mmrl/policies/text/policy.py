@@ -21,7 +21,7 @@ from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
-from mmrl.policies.text.generate import rest, wake
+from mmrl.policies.text.generate import HotSampling, rest, wake
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.looks.look import LOOKS, look
 from mmrl.policies.text.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
@@ -133,8 +133,8 @@ class TextPolicy:
         self.weights.follow()
         self._followed = False
 
-    def end_step(self) -> None:
-        self.weights.end_step()
+    def end_step(self, rebase: bool = False) -> None:
+        self.weights.end_step(rebase)
 
     @cached_property
     def vocabulary(self) -> str:
@@ -326,8 +326,11 @@ def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> l
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
     """The settings for rows of one temperature, which may be another than the run's."""
-    heat = rows[0].request.temperature if rows else None
-    return sampling if heat is None else replace(sampling, temperature=heat)
+    request = rows[0].request if rows else None
+    if request is None:
+        return sampling
+    sampling = sampling if request.temperature is None else replace(sampling, temperature=request.temperature)
+    return sampling if request.heat is None else HotSampling(**vars(sampling), heat=request.heat)
 
 
 def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:

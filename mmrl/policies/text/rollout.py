@@ -117,9 +117,9 @@ def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
 
 
 def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that are drawn at the same temperature together; those at the run's own first."""
-    heats = dict.fromkeys([None, *(row.request.temperature for row in rows)])
-    return [[row for row in rows if row.request.temperature == heat] for heat in heats]
+    """Rows that are drawn at the same temperature, or by the same rule, together; those at the run's own first."""
+    heats = dict.fromkeys([(None, None), *((row.request.temperature, row.request.heat) for row in rows)])
+    return [[row for row in rows if (row.request.temperature, row.request.heat) == heat] for heat in heats]
 
 
 def view_seed(request: Request) -> int:

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.heat import Heat
+from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Request, StoredRow
-from tests.support.text_policies import ids_of, logprobs, make, mixed, prompts
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.audit import audit_rollouts
+from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, prompts
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,22 @@ def test_rows_of_another_temperature_are_drawn_with_it_and_read_at_the_runs(poli
     assert bool(first.recorded[ROLLOUT_LOGPROBS][first.action_mask].isnan().all())
 
 
+def test_tokens_of_their_own_temperature_are_noted_at_the_runs(policy: Any):
+    plain = policy.rollout(mixed())
+    # a tiny model is unsure everywhere: above this pivot all its tokens are drawn twice as hot, or half as hot
+    for below, above in ((0.0, 9.0), (0.0, -9.0)):
+        heat = Heat(pivot=-9.0, deviation=1.0, above=above, below=below, amount=0.9)
+        hot = policy.rollout([replace(request, heat=heat) for request in mixed()])
+        audit_rollouts(policy, hot)
+        mask, noted = hot.action_mask, hot.recorded[ROLLOUT_LOGPROBS]
+        torch.testing.assert_close(noted[mask], logprobs(policy, hot).detach()[mask], atol=FP32_BOUND, rtol=0)
+        assert [s.text for _, s in hot.samples()] != [s.text for _, s in plain.samples()]
+        assert all(sample.temperature is None for _, sample in hot.samples()), "they count as the policy's own"
+    cold = Heat(pivot=-9.0, deviation=1.0, above=-9.0, amount=0.999999)
+    twice = [policy.rollout([replace(r, heat=cold, seed=r.seed + k) for r in mixed()]) for k in (0, 50)]
+    assert [s.text for _, s in twice[0].samples()] == [s.text for _, s in twice[1].samples()], "nearly greedy, whatever the seed"
+
+
 def test_previous_weights_lag_one_step(tiny: Any):
     policy = make(tiny("qwen2_5_vl"), ("previous",))
     rollouts = policy.rollout(mixed()[:2])
@@ -83,6 +102,33 @@ def test_previous_weights_lag_one_step(tiny: Any):
     fresh.load_state_dict(policy.state_dict())
     again = fresh.read(rollouts.trace, [PREVIOUS_LOGPROBS], rollouts.action_mask)[PREVIOUS_LOGPROBS]
     assert torch.allclose(again, previous, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)], ids=["full", "lora"])
+def test_the_policy_of_a_moment_becomes_the_reference(tiny: Any, lora: LoraSettings | None):
+    policy = make(tiny("qwen2_5_vl"), ("ref",), lora=lora)
+    rollouts = policy.rollout(mixed()[:2])
+
+    def move(seed: int) -> None:
+        with torch.no_grad():
+            for weight in policy.parameters():
+                weight.add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)))
+        policy.advance()
+
+    def referred(one: Any) -> torch.Tensor:
+        return one.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+
+    at_start = referred(policy)
+    move(1)
+    policy.end_step()
+    assert torch.equal(referred(policy), at_start)
+    then = logprobs(policy, rollouts).detach()
+    policy.end_step(rebase=True)
+    move(2)
+    assert torch.allclose(referred(policy), then, atol=1e-5) and not torch.allclose(then, at_start, atol=1e-3)
+    fresh = make(tiny("qwen2_5_vl"), ("ref",), lora=lora)
+    fresh.load_state_dict(policy.state_dict())
+    assert torch.allclose(referred(fresh), then, atol=1e-5)
 
 
 def test_a_vocabulary_has_a_name_of_its_own(tiny: Any):
