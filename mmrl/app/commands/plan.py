@@ -14,7 +14,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun, counted_size
 from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, estimate, room, size_text
 from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
-from mmrl.app.run.context import distributed_run, idle_terms, updates
+from mmrl.app.run.context import distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 
@@ -110,6 +110,7 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -
         ValueError: what `mmrl train` would refuse.
     """
     check_ranks(resolved.config, processes)
+    refuse_idle_methods(resolved.config.algorithm)
     resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
     plug_ins = read_plug_ins(resolved)
     prompts = load_prompts(plug_ins.data, f"[data] {resolved.config.data.use}")

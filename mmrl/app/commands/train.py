@@ -21,7 +21,7 @@ from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
-from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
+from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same
 from mmrl.app.run.origins import write_choices
@@ -121,6 +121,7 @@ def run_job(
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
         if resume is None:
+            refuse_idle_methods(resolved.config.algorithm)
             wanted, may_be_another = wanted_folder(resolved), not resolved.config.output
         else:
             run = RunDir.open(resume)

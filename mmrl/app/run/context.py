@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.errors import Terminal, brief
 from mmrl.app.run.launch import end_together, open_accelerator
+from mmrl.core.protocols import ComparesWithOld
 from mmrl.core.ranks import Ranks
+from mmrl.core.remembering import Replaying
 from mmrl.core.waiting import start
 
 RUNS = Path("runs")
@@ -35,12 +38,10 @@ def idle_terms(made: Assembly) -> str | None:
 
     Presets whose paper takes one update are left alone, as long as their objective is made of the preset's kinds of terms.
     """
-    published = preset(made.preset)
-    meant = {type(term) for _, term in published.objective} if published.updates == 1 else set[type]()
-    idle = {type(term).__name__: term.at_first_update for term in made.algorithm.idle_terms if type(term) not in meant}
+    published, idle = preset(made.preset), unmeant(made)
     if not idle:
         return None
-    what = " and ".join(f"{name} is {at_first}" for name, at_first in idle.items())
+    what = " and ".join(f"{type(term).__name__} is {term.at_first_update}" for term in idle)
     count, source = "2 minibatches or more", ""
     if published.updates > 1:
         count, source = f"{published.minibatches} minibatches, {published.epochs} passes", f" (preset {made.preset})"
@@ -48,6 +49,27 @@ def idle_terms(made: Assembly) -> str | None:
         f"this objective acts only from the second update on, and a step takes one, where {what}: take {count}{source} with "
         "algorithm.minibatches and algorithm.epochs"
     )
+
+
+def unmeant(made: Assembly) -> list[ComparesWithOld]:
+    """The terms that one update per step leaves idle, one of each kind; not those that the preset's paper leaves so."""
+    published = preset(made.preset)
+    meant = {type(term) for _, term in published.objective} if published.updates == 1 else set[type]()
+    return list({type(term): term for term in made.algorithm.idle_terms if type(term) not in meant}.values())
+
+
+def refuse_idle_methods(made: Assembly) -> None:
+    """Refuse an objective whose own term is nothing but plain policy gradient, because a step takes one update.
+
+    `idle_terms` warns of the usual clip of single actions: the other parts of a method with it act all the same. Rows of earlier
+    steps have a ratio at the first update.
+
+    Raises:
+        ValueError: names the term, and how many updates it needs.
+    """
+    own = [term for term in unmeant(made) if not (isinstance(term, Clip) and term.level == "action")]
+    if own and not isinstance(made.algorithm.planner, Replaying):
+        raise ValueError(idle_terms(made))
 
 
 @contextmanager

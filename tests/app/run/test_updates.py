@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands.plan import draw_up, plan
-from mmrl.app.commands.train import fit
+from mmrl.app.commands.train import fit, run_job
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import Job, build
-from mmrl.app.run.context import idle_terms
+from mmrl.app.run.context import idle_terms, refuse_idle_methods
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
 from tests.support.trainers import make_trainer
@@ -57,6 +57,35 @@ def test_empty_minibatches_are_refused_before_the_model_is_looked_for(words: Seq
     for refused in (build, draw_up):
         with pytest.raises(ValueError, match=told):
             refused(resolved)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algorithm.preset=gspo", "algorithm.minibatches=1"], r"Clip is plain.*4 minibatches, 1 passes \(preset gspo\) with"),
+        (["algorithm.preset=r2vpo", "algorithm.minibatches=1"], "VarianceBound is plain REINFORCE"),
+        (["algorithm.preset=llds", "algorithm.minibatches=1"], "Clip is plain REINFORCE and KeepLikely is"),
+        (["algorithm.preset=reg_grpo", "algorithm.epochs=1"], "AdvantageRegression is plain"),
+    ],
+)
+def test_a_method_of_which_nothing_is_left_is_refused(words: Sequence[str], told: str):
+    resolved = configs.load("tiny/image", [*words, "policy.model=nowhere"])
+    for refused in (run_job, draw_up):
+        with pytest.raises(ValueError, match=rf"{LATER}.*{told}.*algorithm.minibatches"):
+            refused(resolved)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.preset=dapo", "algorithm.minibatches=1"],
+        ["algorithm.preset=remix", "algorithm.epochs=1"],
+        ["algorithm.preset=tw_grpo"],
+        ["algorithm.preset=gspo"],
+    ],
+)
+def test_a_method_of_which_something_acts_is_not(words: Sequence[str]):
+    refuse_idle_methods(configs.load("tiny/image", words).config.algorithm)
 
 
 def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
