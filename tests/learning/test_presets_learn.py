@@ -2,12 +2,13 @@
 
 import pytest
 
-from mmrl.algorithms.presets import text, text_methods, text_more, text_state
+from mmrl.algorithms.presets import text, text_methods, text_more, text_planners, text_state
 from mmrl.training.optim import OptimizerSettings
 from tests.support.trainers import at_most_one, make_trainer
 
 PRESETS = text.PRESETS | text_methods.PRESETS | {"attention_rhythm": text_more.attention_rhythm}
-WITH_STATE = text_state.PRESETS
+FEWER_PROMPTS = text_state.PRESETS | {name: text_planners.PRESETS[name] for name in ("arpo_gui", "spo_segment")}
+"""Presets that remember something, or draw many samples of a prompt."""
 STEPS = 40
 BOUND = 0.15
 
@@ -31,9 +32,9 @@ def test_reward_rises(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(WITH_STATE))
-def test_reward_rises_where_something_is_remembered(name: str):
-    algorithm = WITH_STATE[name]
+@pytest.mark.parametrize("name", sorted(FEWER_PROMPTS))
+def test_reward_rises_with_fewer_prompts(name: str):
+    algorithm = FEWER_PROMPTS[name]
     optimizer = OptimizerSettings(lr=2e-2 / algorithm.updates)
     trainer = make_trainer(algorithm, at_most_one, steps=STEPS, prompts_per_step=20, optimizer=optimizer)
     rewards = [trainer.step()["reward/letter"] for _ in range(STEPS)]

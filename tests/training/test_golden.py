@@ -88,18 +88,29 @@ def makers() -> dict[str, Callable[[], Any]]:
         sys.path.insert(0, str(ROOT))
     from mmrl.algorithms.presets import flow as presets_flow
     from mmrl.algorithms.presets import text as presets
-    from mmrl.algorithms.presets import text_methods as methods
+    from mmrl.algorithms.presets import text_methods, text_more, text_planners, text_state
     from mmrl.algorithms.presets import video as presets_video
+    from tests.evidence.reference_rows import Reasoner
+    from tests.evidence.sampler_rows import named_letter, targets
     from tests.flow.test_learning import small
     from tests.support import fakes
     from tests.support.flow_fakes import FakeFlowPolicy
     from tests.support.trainers import OptimizerSettings, Shuffled, make_trainer
+    from tests.training.run_ranks import COLUMNS, Hinting
     from tests.training.test_video_methods import CLIPS
 
-    def of_words(algorithm: Any, prompts: list[Any], policy: Any = None) -> Any:
+    told = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in fakes.prompts()]
+
+    def of_more(name: str, preset: Any) -> Any:
+        """Presets that need hints, notes, boxes or the policy's own view of the truth."""
+        if name == "gui_g1":
+            return of_words(preset, targets(0), reward=named_letter)
+        return of_words(preset, told, Reasoner() if name == "rlpr" else Hinting(views=preset.views))
+
+    def of_words(algorithm: Any, prompts: list[Any], policy: Any = None, reward: Any = None) -> Any:
         policy = policy or fakes.FakeTextPolicy()
         sampler, optimizer = Shuffled(prompts, seed=0), OptimizerSettings(lr=2e-2)  # far enough for clips to act
-        return make_trainer(prepared(algorithm), policy=policy, sampler=sampler, optimizer=optimizer, steps=STEPS)
+        return make_trainer(prepared(algorithm), reward, policy=policy, sampler=sampler, optimizer=optimizer, steps=STEPS)
 
     def of_video(name: str) -> Any:
         preset, prompts = presets_video.PRESETS[name], fakes.prompts()
@@ -114,9 +125,10 @@ def makers() -> dict[str, Callable[[], Any]]:
             policy.ema_decay = lambda updates: decay(50 * updates)  # the presets' averages follow over hundreds of updates
         return make_trainer(algorithm, policy=policy, lr=1e-2, steps=STEPS)
 
-    texts = presets.PRESETS | methods.PRESETS
+    texts, more = presets.PRESETS | text_methods.PRESETS, text_planners.PRESETS | text_state.PRESETS | text_more.PRESETS
     made: dict[str, Callable[[], Any]] = {}
     made |= {f"text/{name}": lambda name=name: of_words(texts[name], fakes.prompts()) for name in texts}
+    made |= {f"text/{name}": lambda name=name: of_more(name, more[name]) for name in more}
     made |= {f"video/{name}": lambda name=name: of_video(name) for name in presets_video.PRESETS}
     made |= {f"flow/{name}": lambda name=name: of_flow(name) for name in presets_flow.PRESETS}
     return made
@@ -150,7 +162,7 @@ def prepared(algorithm: Any) -> Any:
     return replace(
         algorithm,
         advantage=InDouble(algorithm.advantage),
-        planner=fitted(algorithm.planner, template="{answer}", window=16, hint_per_reward=2.0),
+        planner=fitted(algorithm.planner, template="{answer}", window=16, hint_per_reward=2.0, after=1, interval=2),
         shaping=tuple(fitted(part, low=2, high=3) for part in algorithm.shaping),
         minibatches=max(4, algorithm.minibatches),
     )
