@@ -31,7 +31,7 @@ from mmrl.app.config.run import (
 )
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of
-from mmrl.app.plugins.cards import cards, not_now
+from mmrl.app.plugins.cards import cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.metric_names import METRICS
 from mmrl.data.convert import convert
@@ -191,6 +191,11 @@ def overview_lines() -> Iterator[str]:
         told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "no row"
         cells = (changes(made), costs(made), needs(made), one.status, told)
         yield f"| [{name}](#{name}) | {' | '.join(map(cell, cells))} |"
+    yield "\n### With any preset\n\nMethods that are one part of a run.\n"
+    yield "| method | in a config | status | its claim |\n|---|---|---|---|"
+    for part in part_cards():
+        told = ", ".join(f"{found.verdict} ({found.task})" for found in part.evidence) or "no row"
+        yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {told} |"
     yield "\n### Not now\n\n| methods | why |\n|---|---|"
     yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
 

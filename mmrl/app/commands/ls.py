@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from mmrl.app.plugins.cards import cards, not_now
+from mmrl.app.plugins.cards import cards, not_now, part_cards
 from mmrl.app.plugins.catalog import KINDS, catalog, details
 from mmrl.app.plugins.resolve import Listed
 from mmrl.app.toml.did_you_mean import did_you_mean
@@ -34,6 +34,7 @@ def listing(kind: str | None) -> Iterator[str]:
             for field, text in fields_of(row, kind):
                 yield from columns(f"{'':<4}{field:<8}", text, 16)
         if kind == "algorithms":
+            yield from with_any_preset()
             yield from not_here()
     if not kind:
         yield f"also: mmrl ls {', mmrl ls '.join(MORE)}"
@@ -47,6 +48,17 @@ def fields_of(row: Listed, kind: str | None) -> Iterator[tuple[str, str]]:
         card = cards()[row.name]
         yield "status", card.status
         yield from (("twin", f"{one.verdict} ({one.task})") for one in card.evidence)
+
+
+def with_any_preset() -> Iterator[str]:
+    """Methods that are one part of a run."""
+    yield ""
+    yield "with any of them"
+    for card in part_cards():
+        yield from columns(card.name, card.method, 14)
+        verdicts = [("twin", f"{one.verdict} ({one.task})") for one in card.evidence]
+        for field, text in (("take", card.take), ("status", card.status), *verdicts):
+            yield from columns(f"{'':<4}{field:<8}", text, 16)
 
 
 def not_here() -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Cards of the algorithms: what a preset's own words do not say, read without loading torch.
 
-presets/cards/X.toml holds the cards of presets/X.py.
+presets/cards/X.toml holds the cards of presets/X.py, parts.toml those of methods that are one part of a run.
 
 A card has `idea` (a sentence after the preset's first), `source` (of SOURCES), `when` and `avoid` (when to take it and when not),
 and where there is something to say `bugs` (of the official code, and where mmrl does otherwise).
@@ -19,10 +19,11 @@ from mmrl.app.plugins.catalog import documents, paper
 
 FOLDER = Path(__file__).resolve().parents[2] / "algorithms" / "presets" / "cards"
 NOT_NOW = FOLDER / "not_now.toml"
+PARTS = FOLDER / "parts.toml"
 EVIDENCE = FOLDER / "evidence.json"
 SOURCES = {
-    "code": "the authors' code was read",
-    "paper": "the paper's formulas; the authors' code was not to be had",
+    "code": "code was read: the authors', or that of TRL, verl or ms-swift",
+    "paper": "the paper's formulas, or notes on them; code was not to be had",
     "2nd": "summaries and re-implementations of others",
     "reading": "formulas that are partly our reading",
 }
@@ -72,7 +73,7 @@ class Card:
 
     @property
     def status(self) -> str:
-        return f"partial: without {self.missing}" if self.missing else "works"
+        return status_of(self.missing)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Words and texts, the evidence last."""
@@ -81,6 +82,29 @@ class Card:
         yield from ((word, text) for word, text in {**texts, "official": self.bugs}.items() if text)
         for one in self.evidence:
             yield "evidence", one.text
+
+
+@dataclass(frozen=True)
+class PartCard:
+    """A method that is one part, to be taken with any preset."""
+
+    name: str
+    """The part's."""
+    method: str
+    take: str
+    """The words of a config that take it."""
+    missing: str
+    """Not here, of what the paper has; empty where all of it is."""
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def status(self) -> str:
+        return status_of(self.missing)
+
+
+def status_of(missing: str) -> str:
+    """The word of the overview."""
+    return f"partial: without {missing}" if missing else "works"
 
 
 @cache
@@ -133,6 +157,12 @@ def evidence() -> dict[str, tuple[Evidence, ...]]:
         one = Evidence(with_it=tuple(line["with_it"]), twin=tuple(line["twin"]), **facts)
         found[line["method"]] = (*found.get(line["method"], ()), one)
     return found
+
+
+def part_cards() -> list[PartCard]:
+    """Methods that are one part of a run."""
+    found = evidence()
+    return [PartCard(name, evidence=found.get(name, ()), **table) for name, table in read(PARTS).items()]
 
 
 def not_now() -> list[tuple[str, tuple[str, ...]]]:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.app.commands.ls import listing
+from mmrl.app.commands.ls import listing, rows_of
 from mmrl.app.commands.show import description
 from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.plugins import cards
-from mmrl.app.plugins.cards import SOURCES, missing_part, not_now
+from mmrl.app.plugins.cards import SOURCES, missing_part, not_now, part_cards
 
 
 def test_every_preset_has_a_card():
@@ -70,9 +70,52 @@ def test_a_card_is_shown_within_a_terminal(name: str):
 def test_the_list_holds_status_evidence_and_what_is_not_here():
     lines = list(listing("algorithms"))
     assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("      status") for line in lines) == len(PRESETS)
+    assert sum(line.startswith("      status") for line in lines) == len(PRESETS) + len(part_cards())
     assert "not now" in lines and any("T-PPO" in line for line in lines)
     assert any("ahead (" in line for line in lines)
+
+
+def test_methods_that_are_one_part_are_told_beside_presets():
+    found = {card.name: card for card in part_cards()}
+    known = {row.name for kind in ("samplers", "parts") for row in rows_of(kind)}
+    assert set(found) <= known and "VarianceAware" in found
+    assert all(card.evidence for name, card in found.items() if name != "Mixture"), "a mixture is what the data are"
+    assert {card.status.partition(":")[0] for card in found.values()} == {"works", "partial"}
+    lines = list(listing("algorithms"))
+    assert "with any of them" in lines and any('sampler.kind = "Thompson"' in line for line in lines)
+
+
+PUBLISHED = [
+    *("NGRPO", "BNPO", "CANON", "COPO", "A-GRAE", "SEED-GRPO", "SPO", "GTPO", "DRPO", "DisCO", "REC-", "R2VPO", "LLDS", "NFT"),
+    *("Stratified", "ADORA", "Polychromic", "RiskPO", "XRPO", "DCPO", "HAPO", "HART", "AP-GRPO", "Arbitrary", "ARES", "ReMix"),
+    *(
+        "SPO-chain",
+        "RLPR",
+        "Preplan",
+        "GiGPO",
+        "HGPO",
+        "GUI-G1",
+        "MM-UPT",
+        "MMR1",
+        "VADE",
+        "SEC",
+        "DUMP",
+        "CRAFT-GUI",
+        "MoDoMoDo",
+    ),
+    *("Scaf-GRPO", "GHPO", "NuRL", "SAGE", "Critique-GRPO", "Reinforce-Ada", "DARS", "PolicyRollout", "S-GRPO", "ARPO", "AHPO"),
+    *("DaGRPO", "D3S", "ETR", "SSB", "PixelThink", "VSPO", "ARRoL", "CLPO", "V-Reason", "BRPO", "MagicMirror", "T-PPO", "HiLL"),
+    *("VGPO", "similarity", "PCL", "Unlikeliness", "DPO", "Thyme"),
+]
+"""Methods that the field has published and that the overview has to place."""
+
+
+@pytest.mark.parametrize("method", PUBLISHED)
+def test_every_method_has_its_place(method: str):
+    """By its name in a preset's words, as a part, or among those that are not here."""
+    texts = [text for text, _ in cards.documents().values()] + [card.method for card in part_cards()]
+    texts += [name for _, methods in not_now() for name in methods]
+    assert any(method in text for text in texts)
 
 
 def test_what_a_method_changes_costs_and_needs_is_read_off_its_parts():
