@@ -49,4 +49,4 @@ def probabilities_of(rollouts: Rollouts) -> list[list[float]]:
             "segments of an answer end where the sampler noted an unlikely token, and this policy's samples have no tokens: "
             "take a text policy"
         )
-    return [row[mask].double().exp().tolist() for row, mask in zip(noted, rollouts.action_mask, strict=True)]
+    return [list(map(float, row[mask].double().exp())) for row, mask in zip(noted, rollouts.action_mask, strict=True)]

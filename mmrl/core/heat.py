@@ -28,5 +28,6 @@ class Heat(NamedTuple):
 
     def of(self, logprobs: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
         """The log-probabilities that tokens are drawn with, from those at the run's temperature."""
-        entropy = torch.special.entr(logprobs.exp()).sum(-1)
+        p = logprobs.exp()
+        entropy = -torch.where(p > 0, p * logprobs, 0.0).sum(-1)
         return (logprobs / self.factor(entropy)[:, None]).log_softmax(-1)

@@ -264,7 +264,7 @@ def test_resumed_around_the_switch_is_uninterrupted(stop: int, tmp_path: Path):
 
 def test_a_policy_that_keeps_its_reference_is_refused():
     class Keeping(FakeTextPolicy):
-        end_step = None
+        end_step = None  # pyright: ignore[reportAssignmentType]
 
     with pytest.raises(ValueError, match=r"BetweenReferences changes its reference after step 2, which Keeping cannot"):
         switching().check(Keeping())

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
@@ -52,38 +53,6 @@ class MovingClip(ProportionalToAdvantage):
         start = {LOGPROBS: readings[START_LOGPROBS], OLD_LOGPROBS: readings[OLD_LOGPROBS]}
         centre = log_ratio(start, mask).exp()
         return clip_between(log_ratio(readings, mask), batch.advantages, centre - self.low, centre + self.high)
-
-
-class Uncertainty(NamedTuple):
-    """How uncertain each action is, and the numbers that it was measured with."""
-
-    size: Actions
-    """In [-1, 1]; 0 where no action is."""
-    pivot: float
-    """Of the log entropy."""
-    deviation: float
-    """Of the log entropies about the pivot."""
-    upper: float
-    """1 / the largest distance above the pivot, in deviations."""
-    lower: float
-    """1 / the largest distance below it, which is negative."""
-
-
-def uncertainty(entropy: Actions, mask: Bool[Tensor, "n t"], pivot: float, sign: Literal["paper", "code"]) -> Uncertainty:
-    """The distance of log entropies from their quantile `pivot`, scaled to [-1, 1]; nothing has a gradient."""
-    values = entropy.detach().clamp(min=1e-12).log()
-    known = values[mask]
-    if not len(known):
-        return Uncertainty(torch.zeros_like(values), 0.0, 0.0, 0.0, 0.0)
-    middle = known.quantile(pivot, interpolation="nearest")
-    deviation = ((known - middle) ** 2).mean().sqrt().clamp(min=1e-12)
-    distance = (values - middle) / deviation
-    above, below = distance[mask].max(), distance[mask].min()
-    upper = 1 / above if above > 0 else torch.zeros_like(above)
-    lower = 1 / below if below < 0 else torch.zeros_like(below)
-    down = distance * lower if sign == "code" else -distance * lower
-    size = torch.where(distance > 0, distance * upper, down)
-    return Uncertainty(actions_only(size, mask), *map(float, (middle, deviation, upper, lower)))
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class SegmentValues(Remembering):
         """
         if self.cuts:
             return
-        names = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
+        names = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
         for name, row in zip(names, probabilities_of(rollouts), strict=True):
             self.cuts[name] = [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
-from mmrl.algorithms.objectives.moving_clip import uncertainty
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
+from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.heat import Heat
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
