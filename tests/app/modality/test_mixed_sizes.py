@@ -138,7 +138,7 @@ def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_pat
         check(own, [Prompt("a", "a red fox", media)])
     fits = make(f"policy.model=tiny:{family}", f"policy.height={low}", f"policy.width={low}", "policy.max_prompt_tokens=3")
     check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high})])
-    message = rf"prompt 'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take .*{low} x {high}"
+    message = rf"'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take .*{low} x {high}"
     with pytest.raises(ValueError, match=message):
         check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high - 1})])
 
@@ -173,6 +173,7 @@ def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make:
     [
         (Grid(16), (500, 512), [(496, 512), (512, 512)]),
         (Grid(16), (507, 511), [(512, 512), (496, 512)]),
+        (Grid(16), (513, 512), [(512, 512), (528, 512)]),
         (Grid(16, 1024), (1030, 512), [(1024, 512)]),
         (Grid(64, 1000), (970, 64), [(960, 64)]),
         (Grid(32), (8, 100), [(32, 96), (32, 128)]),
