@@ -99,10 +99,12 @@ class ReferenceReads:
         asked = {r: r._replace(model="policy") if r.model in ("old", "start") else r for r in readings}
         live = list(dict.fromkeys(asked.values()))
         micro_batches, pieces = list(cut), list[dict[Reading, Tensor]]()
+        # Asked before the first read: reading talks to the other ranks too, and all must do both in one order.
+        missing = self.ranks.most(len(micro_batches)) - len(micro_batches)
         for micro_batch in micro_batches:
             values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
             pieces.append({reading: values[one] for reading, one in asked.items()})
-        for _ in range(self.ranks.most(len(micro_batches)) - len(micro_batches)):
+        for _ in range(missing):
             self.policy.read(micro_batches[-1].rollouts.trace, live, micro_batches[-1].rollouts.action_mask)
         order = torch.cat([micro_batch.frozen[PLACE].flatten() for micro_batch in micro_batches])
         flat = {reading: join_rows([piece[reading].flatten(0, 1) for piece in pieces])[order.argsort()] for reading in readings}

@@ -97,7 +97,9 @@ def draw_again(
         words = f"These lines draw a held-out picture of the run again up to rounding, since {'; '.join(reasons)}."
     else:
         words = "These lines draw a held-out picture of the run again, pixel for pixel (same versions, same kind of device)."
-    return [f"{words} `{FACTS}` has the steps, and says how the noise is drawn.", "", "```python", *drawing_code(loading), "```"]
+    told = f"`{FACTS}` has the steps, and says how the noise is drawn."
+    sized = "A prompt with a size of its own (columns `width` and `height`) takes other steps: `mmrl eval` draws it again."
+    return [f"{words} {told} {sized}", "", "```python", *drawing_code(loading), "```"]
 
 
 def drawing_code(loading: Sequence[str]) -> list[str]:

@@ -97,7 +97,7 @@ class FlowModality:
             own = [prompt for prompt in prompts if policy.family.size_of(prompt) == size]
             warn_of_stretching(own, family.source_size, policy.config.source_fit)
         warn_of_guidance(policy.config, policy.family.default_guidance)
-        warn_of_columns(prompts, {}, IDLE_COLUMNS)
+        warn_of_columns(prompts, IDLE_COLUMNS)
         warn_of_half_precision(algorithm, policy.config)
         if algorithm.schedule is not None:
             plans = [algorithm.schedule.at(step) for step in range(LOOK_AHEAD)]

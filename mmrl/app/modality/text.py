@@ -73,7 +73,7 @@ class TextModality:
         self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
         """The policy looks at itself while sampling; columns that would have to be settings are named here."""
-        warn_of_columns(prompts, {}, IDLE_COLUMNS)
+        warn_of_columns(prompts, IDLE_COLUMNS)
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
         if algorithm.schedule is not None:

@@ -171,11 +171,18 @@ class DryGenerator:
 class LargestForward:
     """The most that the network is asked at a time."""
 
+    seen: int
+    """Latents that the network sees, both passes of guidance included."""
     rows: int
-    size: Size
-    guidance: float | None
     pictures: int
     """Pictures in every prompt."""
+    size: Size
+    guidance: float | None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Larger for more work, among forwards of one size."""
+        return self.seen, self.pictures
 
 
 @dataclass
@@ -185,8 +192,8 @@ class DryForward:
     host: FlowHost
     log: CallLog
     still: StillWeights
-    largest: dict[str, LargestForward] = field(default_factory=dict[str, LargestForward])
-    """By phase."""
+    largest: dict[tuple[str, Size], LargestForward] = field(default_factory=dict[tuple[str, Size], LargestForward])
+    """By phase and size of pictures: prompts take room too, so the most tokens of pictures need not be the most bytes."""
 
     def __call__(
         self,
@@ -202,8 +209,10 @@ class DryForward:
         family, rows = own.at(size), own.rows_at(config.forward_rows, size) if config.equal_forwards else len(x)
         count = self.host.net.passes(guidance) * rows
         pictures = kind_of(conditions[int(index[0])])
-        if self.log.note(1, 0, count, count * (family.image_tokens + pictures * family.source_tokens)):
-            self.largest[self.log.phase] = LargestForward(rows, size, guidance, pictures)
+        self.log.note(1, 0, count, count * (family.image_tokens + pictures * family.source_tokens))
+        found, place = LargestForward(count, rows, pictures, size, guidance), (self.log.phase, size)
+        if place not in self.largest or found.order > self.largest[place].order:
+            self.largest[place] = found
         return torch.zeros_like(x) + self.still.zero()
 
 
@@ -259,8 +268,10 @@ class FlowDryRun:
         config, asked = self.policy.config, self.policy.forward
         assert isinstance(asked, DryForward)
         found: dict[str, int] = {}
-        for phase in self.log.largest:
-            found[phase] = peak_bytes(partial(forward, self, asked.largest[phase], phase == "update"))
+        for (phase, _), largest in asked.largest.items():
+            if phase in self.log.largest:
+                bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
+                found[phase] = max(bytes_of, found.get(phase, 0))
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
             latents = max(

@@ -27,7 +27,7 @@ from mmrl.tiny.pipelines import PIPELINES
 from tests.support.flow_runs import SMALL, Make, with_preset
 
 ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]
-STEPS = {"sd3": 4, "flux": 4, "qwen_image": 4, "z_image": 4, "flux2": 4, "flux2_klein": 4, "sana": 2, "sd15": 2, "sdxl": 2}
+STEPS = {"sd3": 4, "flux": 4, "qwen_image": 8, "z_image": 4, "flux2": 4, "flux2_klein": 4, "sana": 2, "sd15": 2, "sdxl": 2}
 STEPS |= {"kontext": 4, "qwen_edit": 8, "qwen_edit_2511": 8, "wan": 16, "wan_5b": 32, "wan_a14b": 16}
 """Family -> the pixels whose multiples its tiny model draws."""
 
@@ -89,9 +89,10 @@ def test_a_plan_counts_every_size(make: Make, tmp_path: Path, capsys: pytest.Cap
     print_geometry(made)
     said = " ".join(capsys.readouterr().out.split())
     assert "sizes of pictures 16 x 16 (4 samples), 32 x 16 (4 samples), 32 x 32 (4 samples)" in said
-    small = draw_up(mixed(make, tmp_path, "evaluation.num_prompts=0", rows=[{"prompt": text} for text in "abc"]))
-    assert made.memory.phases["update"] > small.memory.phases["update"]
-    assert made.memory.host["latents of a step's rollouts"] * 3 == small.memory.host["latents of a step's rollouts"] * (1 + 2 + 4)
+    same = draw_up(mixed(make, tmp_path, "evaluation.num_prompts=0", rows=[{"prompt": text} for text in "abc"]))
+    # 16 pictures of 16 tokens fill a forward; so do 4 of 64, and 12 of 16 are beside them
+    assert 0 < made.memory.phases["update"] <= same.memory.phases["update"]
+    assert made.memory.host["latents of a step's rollouts"] * 3 == same.memory.host["latents of a step's rollouts"] * (1 + 2 + 4)
 
 
 @pytest.fixture
@@ -132,14 +133,12 @@ def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_pat
     step = STEPS[family]
     low, high = 32 // step * step or step, (32 // step + 1) * step
     own = make(f"policy.model=tiny:{family}", f"policy.height={low + 1}", f"policy.width={low}", "policy.max_prompt_tokens=3")
-    with pytest.raises(ValueError, match=rf"policy\.height is {low + 1}, but this model draws multiples of {step} pixels.*{low}"):
-        check(own, [Prompt("a", "a red fox")])
-    fits = make(f"policy.model=tiny:{family}", f"policy.height={low}", f"policy.width={low}", "policy.max_prompt_tokens=3")
     media = (Image.fromarray(np.zeros((32, 32, 3), np.uint8)),) if "kontext" in family or "edit" in family else ()
+    with pytest.raises(ValueError, match=rf"policy\.height is {low + 1}, but this model draws multiples of {step} pixels.*{low}"):
+        check(own, [Prompt("a", "a red fox", media)])
+    fits = make(f"policy.model=tiny:{family}", f"policy.height={low}", f"policy.width={low}", "policy.max_prompt_tokens=3")
     check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high})])
-    message = (
-        rf"prompt 'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take {low} x {high}"
-    )
+    message = rf"'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take .*{low} x {high}"
     with pytest.raises(ValueError, match=message):
         check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high - 1})])
 
@@ -174,6 +173,7 @@ def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make:
     [
         (Grid(16), (500, 512), [(496, 512), (512, 512)]),
         (Grid(16), (507, 511), [(512, 512), (496, 512)]),
+        (Grid(16), (513, 512), [(512, 512), (528, 512)]),
         (Grid(16, 1024), (1030, 512), [(1024, 512)]),
         (Grid(64, 1000), (970, 64), [(960, 64)]),
         (Grid(32), (8, 100), [(32, 96), (32, 128)]),

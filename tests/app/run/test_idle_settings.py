@@ -62,18 +62,19 @@ def test_settings_that_nothing_reads_are_named(word, said):
 
 
 def test_columns_that_look_like_settings(caplog):
-    fixed = {"width": 64, "height": 32}
-    warn_of_columns([Prompt("p", "x", columns={"width": 64, "height": 32, "animal": "fox"})], fixed, ("seed",))
+    idle = ("seed", "guidance")
+    warn_of_columns([Prompt("p", "x", columns={"width": 64, "height": 32, "animal": "fox"})], idle)
     assert caplog.messages == []
-    prompts = [Prompt("p", "x"), Prompt("q", "x", columns={"height": 64, "width": 64, "seed": 7})]
-    warn_of_columns(prompts, fixed, ("seed",))
+    prompts = [Prompt("p", "x"), Prompt("q", "x", columns={"guidance": 4, "seed": 7})]
+    warn_of_columns(prompts, idle)
     assert len(caplog.messages) == 1
-    for words in ("columns height, seed,", "prompt 'q' says height = '64'", "policy.height = 32"):
+    for words in ("columns guidance, seed,", "prompt 'q' says guidance = '4'", "[policy] alone decides"):
         assert words in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "said"), [("tiny/flow", "width", "policy.width = 16"), ("tiny/image", "system", "[policy] alone")]
+    ("name", "column", "said"),
+    [("tiny/flow", "seed", "seed = '9', but [policy] alone"), ("tiny/image", "system", "[policy] alone")],
 )
 def test_columns_are_looked_at_when_a_run_is_built(caplog, tmp_path, name, column, said):
     (tmp_path / "data.py").write_text(

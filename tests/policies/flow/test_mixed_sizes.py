@@ -206,7 +206,7 @@ def test_parts_hold_one_size_and_every_action_once(tiny: Tiny, scope: Scope):
 def step_of(policy: FlowPolicy, algorithm: Algorithm, micro_batch: int) -> tuple[dict[str, float], list[torch.Tensor]]:
     """The metrics of a step with prompts of three sizes, and the gradient of its update."""
     settings = TrainSettings(
-        steps=1, prompts_per_step=3, micro_batch=micro_batch, optimizer=OptimizerSettings(kind="sgd", lr=1e-3)
+        steps=1, prompts_per_step=3, micro_batch=micro_batch, optimizer=OptimizerSettings(kind="sgd", lr=0.1)
     )
     rewards = RewardRunner([NamedReward("any_variety", any_variety)])
     chosen = [sized(prompt, size) for prompt, size in zip(prompts(), SIZES, strict=True)]
@@ -227,7 +227,7 @@ def test_an_update_does_not_depend_on_how_mixed_sizes_are_cut(tiny: Tiny, name: 
     (one, fine), (other, coarse) = found
     assert one["policy/grad_norm"] > 1e-4
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-6, rel=1e-4)
-    assert relative_difference(fine, coarse) < 1e-4
+    assert relative_difference(fine, coarse) < 1e-3
 
 
 def test_frozen_readings_of_latents_are_those_of_each_size(tiny: Tiny):
