@@ -1,4 +1,4 @@
-"""The demo of edits: made small with its teaching, and one seed of the real one, judged on unseen pairs and loaded in diffusers."""
+"""The demo of edits: made small with its teaching, and one seed of the real one; judged on unseen pairs, loaded in diffusers."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,9 @@ def test_a_small_demo_learns_moves_of_unseen_circles(tmp_path: Path):
     size = [f"policy.{side}={moved_circles.SIDE}" for side in ("height", "width")]
     data = f"use={moved_circles.__file__ + ':load'!r}"
     words += [*size, f"data={{{data}}}", f"evaluation.data={{{data}, split='held_out', times=2}}", "evaluation.num_prompts=24"]
-    run = demo.run("edit", tmp_path / "run", seed=0, overrides=[*words, "evaluation.num_samples=4", f"policy.model={str(model)!r}"])
+    run = demo.run(
+        "edit", tmp_path / "run", seed=0, overrides=[*words, "evaluation.num_samples=4", f"policy.model={str(model)!r}"]
+    )
     before, after = held_out(run)
     assert after["eval/shape_edits"] > before["eval/shape_edits"] + 0.05
     assert after["eval/shape_edits/fulfilled"] > before["eval/shape_edits/fulfilled"] + 0.1
