@@ -26,7 +26,8 @@ def mask2former(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     torch.manual_seed(0)
     stages = ["stage1", "stage2", "stage3", "stage4"]
-    swin = SwinConfig(image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=2, out_features=stages)
+    tower: dict[str, Any] = {"image_size": 64, "embed_dim": 8, "depths": [1] * 4, "num_heads": [1] * 4, "window_size": 2}
+    swin = SwinConfig(**tower, out_features=stages)  # type: ignore[reportCallIssue] - a backbone's
     sizes = ("feature_size", "mask_feature_size", "hidden_dim", "encoder_feedforward_dim", "dim_feedforward")
     small: dict[str, Any] = dict.fromkeys(sizes, 32)
     config = Mask2FormerConfig(
