@@ -46,7 +46,7 @@ def loaded_in_diffusers(model: Path, adapter: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_small_demo_learns_moves_of_unseen_circles(tmp_path: Path):
-    # 28 CPU seconds. Held-out reward of seeds 0, 1, 2:
+    # 28 CPU seconds, on one thread or three; seeds 0, 1 and 2 rose by 0.18, 0.12 and 0.33, `fulfilled` by 0.30, 0.24 and 0.52.
     model = warm_start(SMALL, tmp_path / "model")
     words = ["steps=30", "prompts_per_step=6", "evaluate_every=0", "samples_every=0", "optimizer.lr=2e-3"]
     size = [f"policy.{side}={moved_circles.SIDE}" for side in ("height", "width")]
