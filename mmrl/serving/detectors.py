@@ -131,14 +131,14 @@ def find_instances(
     Pictures of one size are looked at together: beside a larger one a picture would be padded, and the model sees padding.
     """
     found: dict[int, list[Detection]] = {}
-    for size in dict.fromkeys(picture.size for picture in pictures):
-        alike = [i for i, picture in enumerate(pictures) if picture.size == size]
+    for width, height in dict.fromkeys(picture.size for picture in pictures):
+        alike = [i for i, picture in enumerate(pictures) if picture.size == (width, height)]
         inputs = processor(images=[pictures[i] for i in alike], return_tensors="pt")
         with held.ready() as model:
             outputs = model(inputs["pixel_values"].to(held.device, held.dtype))
             read = zip(alike, outputs.class_queries_logits.float(), outputs.masks_queries_logits.float(), strict=True)
             for (i, classes, masks), shown in zip(read, inputs["pixel_mask"].bool(), strict=True):
-                some = instances_of(classes, masks, shown, size[::-1], threshold)
+                some = instances_of(classes, masks, shown, (height, width), threshold)
                 found[i] = [Detection(names[one.label], one.score, one.corners, one.mask) for one in some]
     return [found[i] for i in range(len(pictures))]
 

@@ -1,5 +1,6 @@
 """GenEval's own judge: a real Mask2Former class finds outlines, and a CLIP names the colour of what they hold."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ def mask2former(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     torch.manual_seed(0)
     stages = ["stage1", "stage2", "stage3", "stage4"]
-    swin = SwinConfig(image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=2, out_features=stages)
-    small = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
+    tower: dict[str, Any] = {"image_size": 64, "embed_dim": 8, "depths": [1] * 4, "num_heads": [1] * 4, "window_size": 2}
+    swin = SwinConfig(**tower, out_features=stages)  # type: ignore[reportCallIssue] - a backbone's
+    sizes = ("feature_size", "mask_feature_size", "hidden_dim", "encoder_feedforward_dim", "dim_feedforward")
+    small: dict[str, Any] = dict.fromkeys(sizes, 32)
     config = Mask2FormerConfig(
         backbone_config=swin, **small, encoder_layers=1, decoder_layers=2, num_attention_heads=2, num_queries=QUERIES,
         id2label=LABELS, label2id={name: i for i, name in LABELS.items()},
@@ -181,7 +184,7 @@ def test_a_clip_names_the_colour_of_what_is_cut_out_on_grey(outlined: bool, clip
     scored = reward("object_counts", colour=clip, device="cpu")
     seen: list[Detection] = [found]
     detector = Detector(frozenset({"cat"}), lambda pictures, threshold: [seen for _ in pictures])
-    monkeypatch.setitem(type(scored).__call__.__globals__, "detector_of", lambda *settings: detector)
+    monkeypatch.setattr(sys.modules[type(scored).__module__], "detector_of", lambda *settings: detector)
     for colour, right in ((wanted, 1.0), (next(name for name in COLOURS if name != wanted), 0.0)):
         columns = {"include": [{"class": "cat", "count": 1, "color": colour}]}
         (score,) = scored(Group(0, Prompt("p", "a cat", columns=columns), (Sample(image=picture),)))

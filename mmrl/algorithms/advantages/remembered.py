@@ -147,7 +147,7 @@ class PromptHistory:
         totals, keep = totals_and_keep(scores)
         values = torch.zeros_like(totals)
         for prompt, rows in rows_by_prompt(rollouts, keep).items():
-            known = [*self.rewards.get(prompt, ()), *totals[rows].tolist()][-self.size :]
+            known = [*self.rewards.get(prompt, ()), *(float(totals[row]) for row in rows)][-self.size :]
             self.rewards[prompt] = known
             values[rows] = self.compare(totals[rows], totals.new_tensor(known) if len(known) >= self.least else totals[keep])
         if self.clip is not None:
@@ -172,7 +172,8 @@ class PromptHistory:
 def rows_by_prompt(rollouts: Rollouts, keep: Tensor) -> dict[str, list[int]]:
     """Kept rows by the id of their prompt, in the order of groups and samples, however many processes sampled them."""
     prompts = {group.id: group.prompt.id for group in rollouts.groups}
-    places = [(int(rollouts.group_ids[row]), int(rollouts.sample_ids[row]), row) for row in keep.nonzero()[:, 0].tolist()]
+    kept = [row for row in range(len(rollouts)) if keep[row]]
+    places = [(int(rollouts.group_ids[row]), int(rollouts.sample_ids[row]), row) for row in kept]
     found: dict[str, list[int]] = {}
     for group, _, row in sorted(places):
         found.setdefault(prompts[group], []).append(row)

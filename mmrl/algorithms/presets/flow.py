@@ -196,9 +196,9 @@ ddpo = replace(
 
 DDPO (the variant with importance sampling): Training Diffusion Models with Reinforcement Learning, arXiv:2305.13301.
 Its settings are those of ddpo-pytorch, for Stable Diffusion: set schedule.last = "trained" there, for its last step draws noise,
-too, and guidance 5. The paper samples 256 pictures per step for 4 updates: prompts_per_step = 256; with one update the clip never
-acts. Prompts must come back: one with fewer than 16 rewards is compared with the whole step. The code draws prompts with
-replacement, and shuffles steps within a sample, which changes nothing where all of them enter one update. Nothing is left out.
+too, and guidance 5. The paper draws 256 pictures (prompts_per_step) for 4 updates per step; with one the clip never acts. Prompts
+must come back: one with fewer than 16 rewards is compared with the whole step. The code draws prompts with replacement, and
+shuffles steps within a sample, which changes nothing where all of them enter one update. Nothing is left out.
 """
 
 pref_grpo = replace(

@@ -1,40 +1,45 @@
 """`mmrl ls families`: one table of the models that train, their tasks, the licence of their weights, and what was tested."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from string import ascii_uppercase
 
-from mmrl.policies.shared.published import Published
+from mmrl.policies.shared.published import NOTES, Published
 
-WIDTHS = (25, 15, 17, 17)
+WIDTHS = (25, 17, 26, 6)
 """Characters of the columns; two stand between them."""
-HEAD = ("family", "tasks", "licence of weights", "tested on tiny models")
-KINDS = {"flow": "generators", "text": "models that write"}
-LAST = "A model's own card counts for its licence."
+HEAD = ("family", "tasks", "licence of the weights", "tested")
+MARKS = {"makers": "", "others": " *", "nowhere": " **"}
+"""Where a licence was read -> what stands behind it; explained below the table."""
 
 
-def published() -> dict[str, dict[str, Published]]:
-    """Kind of policy -> family -> the facts about its public weights."""
+def published() -> dict[str, Published]:
+    """Family -> the facts about its public weights: models that draw, then models that write."""
     from mmrl.policies.flow.families.known import FAMILIES
     from mmrl.policies.text.families.published import PUBLISHED
 
-    return {"flow": {name: cls.published() for name, cls in sorted(FAMILIES.items())}, "text": dict(PUBLISHED)}
+    return {**{name: cls.published() for name, cls in sorted(FAMILIES.items())}, **PUBLISHED}
 
 
 def table() -> Iterator[str]:
-    """The lines, none wider than a terminal of 80 columns."""
+    """The lines, none wider than a terminal of 80 columns; equal tests share a letter."""
+    facts = published()
+    letters = dict(zip(dict.fromkeys(one.tested for one in facts.values()), ascii_uppercase, strict=False))
     yield from row(HEAD)
-    yield from row(tuple("-" * width for width in WIDTHS))
-    for kind, families in published().items():
-        yield f"{KINDS[kind]}"
-        for name, facts in families.items():
-            yield from row((name, ", ".join(facts.tasks), facts.licence_and_note, facts.tested))
-            yield ""
-    yield LAST
+    yield from row(["-" * width for width in WIDTHS])
+    for name, one in facts.items():
+        yield from row([name, ", ".join(one.tasks), one.licence + MARKS[one.read], letters[one.tested]])
+    yield ""
+    yield "tested on tiny models of the real classes"
+    for tested, letter in letters.items():
+        yield from textwrap.wrap(tested, 80, initial_indent=f"  {letter}  ", subsequent_indent=" " * 5)
+    yield "licences (a model's own card counts)"
+    yield from (f"  {MARKS[read].strip():<2} {note}" for read, note in NOTES.items() if note)
 
 
-def row(cells: tuple[str, ...]) -> Iterator[str]:
+def row(cells: Sequence[str]) -> Iterator[str]:
     """A row whose cells go on below each other."""
-    wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, WIDTHS, strict=True)]
+    wrapped = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, WIDTHS, strict=True)]
     for parts in zip_longest(*wrapped, fillvalue=""):
         yield "  ".join(f"{part:<{width}}" for part, width in zip(parts, WIDTHS, strict=True)).rstrip()

@@ -172,7 +172,7 @@ def classes(kind: str) -> list[Listed]:
         found = dict(kinds("sampler"))
     else:
         found = generators() if kind == "generators" else families()
-    facts = {name: one for families in published().values() for name, one in families.items()} if kind == "families" else {}
+    facts = published() if kind == "families" else {}
     rows = [
         Listed(name, summary_of(facts[name]) if name in facts else first_line(cls), Path(inspect.getfile(cls)))
         for name, cls in found.items()

@@ -127,6 +127,11 @@ class Edits:
     def words(self) -> Sequence[str]:
         return WORDS
 
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The pairs that examples show."""
+        return TRAIN
+
     def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
         """Targets (size, side, side, 3) and their instructions."""
         _, texts, targets = self.triples(rng, size)
@@ -134,13 +139,13 @@ class Edits:
 
     def triples(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str], NDArray[np.uint8]]:
         """Sources (size, side, side, 3), instructions, and targets of the sources' shape."""
-        of_state: dict[State, list[Instruction]] = {}
-        for state, instruction in TRAIN:
+        tasks, of_state = self.tasks, dict[State, list[Instruction]]()
+        for state, instruction in tasks:
             of_state.setdefault(state, []).append(instruction)
         sources: list[NDArray[np.uint8]] = []
         texts: list[str] = []
         targets: list[NDArray[np.uint8]] = []
-        for state, instruction in (TRAIN[i] for i in rng.integers(len(TRAIN), size=size)):
+        for state, instruction in (tasks[i] for i in rng.integers(len(tasks), size=size)):
             jitter, known = jitter_of(rng), of_state[state]
             done = known[rng.integers(len(known))] if rng.random() < self.confused else instruction
             target = draw(done.after(state), jitter, self.side)
