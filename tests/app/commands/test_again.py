@@ -137,7 +137,8 @@ def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, tmp_pat
     run = run_of(FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1"), tmp_path)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
-    assert "again, pixel for pixel" in card
+    assert run.prompt_file.read_text().startswith("prompt template none: nothing is put around a prompt\n")
+    assert "again, pixel for pixel" in card and "- prompt template none: nothing is put around a prompt\n" in card
     assert "- evaluated with: 5 Euler steps, guidance 3, 16 x 16 pixels, 1 sample of a prompt, seed 1234, live weights" in card
     base = str(tiny_model(f"tiny:{model}", MODALITIES["flow"]))
     (folder / "README.md").write_text(card.replace(f'"tiny:{model}"', f'"{base}"'))

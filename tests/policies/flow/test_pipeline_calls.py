@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from mmrl.app.modality.templates import pipeline_call
 from mmrl.core.types import Prompt, Request
