@@ -11,8 +11,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from mmrl.app.commands.evaluation.command import evaluate
 from mmrl.app.commands.export import export
-from mmrl.app.commands.train import TrainArguments, evaluate, train
+from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.run.build import tiny_model
 from mmrl.app.run.folder import RunDir, read_lines
@@ -122,7 +123,7 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
     folder = export(run.path, tmp_path / "out")
     facts = json.loads((folder / "prompt_template.json").read_text())
     assert facts == json.loads(run.template_file.read_text())
-    assert facts["box_space"] == space and str(tmp_path) not in (folder / "mmrl.toml").read_text()
+    assert facts["box_space"] == space and str(tmp_path) not in (folder / "run.toml").read_text()
     lines = held_out(run)
     for line in lines:
         names = code_of(folder, PICTURE=str(tmp_path / f"{line['prompt']}.png"), QUESTION=line["text"])
@@ -154,8 +155,8 @@ def test_the_exported_config_measures_the_exported_model_as_the_run_did(tmp_path
     run = run_of(FLOW.format(model="sd3", policy=PAINTERS["sd3"]), tmp_path)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
-    assert "mmrl eval mmrl.toml policy.model=THIS_FOLDER" in card
+    assert "mmrl eval run.toml policy.model=THIS_FOLDER" in card
     assert "up to 2 pictures were drawn side by side, and one alone rounds otherwise" in card
-    again = evaluate(str(folder / "mmrl.toml"), [f"policy.model={str(folder)!r}"])
+    again = evaluate(str(folder / "run.toml"), [f"policy.model={str(folder)!r}"])
     noted = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
     torch.testing.assert_close(again["eval/total"], noted["eval/total"])
