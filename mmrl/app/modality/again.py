@@ -95,9 +95,9 @@ def draw_again(
         ]
     reasons = list(reasons_to_differ(policy, evaluation, plan, kind))
     if reasons:
-        words = f"These lines draw a held-out picture of the run again up to rounding, since {'; '.join(reasons)}."
+        words = f"These lines draw a held-out picture of that size again up to rounding, since {'; '.join(reasons)}."
     else:
-        words = "These lines draw a held-out picture of the run again, pixel for pixel (same versions, same kind of device)."
+        words = "These lines draw a held-out picture of that size again, pixel for pixel (same versions, same kind of device)."
     return [f"{words} `{FACTS}` has the steps, and says how the noise is drawn.", "", "```python", *drawing_code(loading), "```"]
 
 

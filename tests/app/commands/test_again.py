@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from mmrl.app.commands.evaluation.command import evaluate
+from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.commands.export import export
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.run.build import tiny_model
+from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import RunDir, read_lines
 
 TEXT = """steps = 1
@@ -125,6 +126,10 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
     assert facts == json.loads(run.template_file.read_text())
     assert facts["box_space"] == space and str(tmp_path) not in (folder / "run.toml").read_text()
     lines = held_out(run)
+    if model == "qwen3_vl":
+        run_evaluation(EvalArguments([str(run.path)], output=tmp_path / "evaluation"))
+        predictions = read_lines(EvaluationDir(tmp_path / "evaluation").predictions).lines
+        assert [line["digest"] for line in predictions] == [line["digest"] for line in lines]
     for line in lines:
         names = code_of(folder, PICTURE=str(tmp_path / f"{line['prompt']}.png"), QUESTION=line["text"])
         tokens = names["written"][0, names["inputs"]["input_ids"].shape[1] :].tolist()
@@ -157,6 +162,7 @@ def test_the_exported_config_measures_the_exported_model_as_the_run_did(tmp_path
     card = (folder / "README.md").read_text()
     assert "mmrl eval run.toml policy.model=THIS_FOLDER" in card
     assert "up to 2 pictures were drawn side by side, and one alone rounds otherwise" in card
-    again = evaluate(str(folder / "run.toml"), [f"policy.model={str(folder)!r}"])
+    words = [str(folder / "run.toml"), f"policy.model={str(folder)!r}"]
+    again = run_evaluation(EvalArguments(words, output=tmp_path / "evaluation"))
     noted = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
     torch.testing.assert_close(again["eval/total"], noted["eval/total"])
