@@ -289,7 +289,7 @@ def templates_page() -> Iterator[str]:
 
 def shown(text: str) -> str:
     """A template in a cell of a table, with its line ends visible."""
-    return "`" + cell(text.replace("\n", "\\n")) + "`"
+    return "`" + text.replace("\n", "\\n").replace("|", "\\|") + "`"
 
 
 DATA_TEXTS = {

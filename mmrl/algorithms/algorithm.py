@@ -144,8 +144,8 @@ class Algorithm:
 
     @property
     def scope(self) -> Scope:
-        """The coarsest scope any term needs."""
-        return SCOPES[max(SCOPES.index(term.scope) for _, term in self.objective)]
+        """The coarsest scope any term needs; the finest where there is no term, as in an evaluation."""
+        return SCOPES[max((SCOPES.index(term.scope) for _, term in self.objective), default=0)]
 
     @property
     def updates(self) -> int:

@@ -4,24 +4,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import EVAL, RunData, by_prompt, read_rows
-from mmrl.app.report.figures import LEAST_PROMPTS, Change, bootstrap, figures, paired_changes
-from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.figures import Change, Estimate, estimates, paired_changes
+from mmrl.app.report.rows import Row
 from mmrl.app.report.words import number, signed
 from mmrl.app.run.build import TINY
 from mmrl.training.evaluate import Weights
 
-CONFIG = "mmrl.toml"
+CONFIG = "run.toml"
 """The run's config, in the exported folder."""
 TOO_FEW = "too few prompts"
-HOW = "shares are written as fractions. Intervals: 95 %, by bootstrap over prompts."
+HOW = "shares are written as fractions. Intervals: 95 % over prompts, Wilson's for shares, by bootstrap else."
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def model_card(exported: Exported) -> str:
         f"- base model: {shown}",
         f"- weights: {held}{', averaged over training (ema)' if one.weights == 'ema' else ''}",
         f"- {template_line(one.facts)}",
-        f"- evaluated with: {evaluated_with(config, one.facts)}",
+        f"- evaluated with: {evaluation_words(config, one.facts)}",
         f"- mmrl {versions.get('mmrl', 'unknown')}, {loading.library} {versions.get(loading.library, 'unknown')}",
         "",
         "## Results",
@@ -97,14 +95,14 @@ def model_card(exported: Exported) -> str:
 
 
 def front_matter(config: RunConfig, library: str, task: str) -> list[str]:
-    """What the hub reads."""
+    """The lines that the hub reads."""
     base = config.policy.model
     named = [f"base_model: {base}"] if is_on_hub(base) else []
     tags = "tags: [mmrl, reinforcement-learning]"
     return ["---", f"library_name: {library}", *named, f"pipeline_tag: {task}", tags, "---", ""]
 
 
-def evaluated_with(config: RunConfig, facts: Facts) -> str:
+def evaluation_words(config: RunConfig, facts: Facts) -> str:
     """How held-out prompts were answered, in a line."""
     evaluation, sampling = config.evaluation, facts.get("evaluation_sampling")
     drawn = f"{evaluation.num_samples} {'sample' if evaluation.num_samples == 1 else 'samples'} of a prompt"
@@ -145,46 +143,31 @@ def results(data: RunData, step: int) -> list[str]:
     if not before:
         return ["Held-out prompts were not evaluated before training, so there is nothing to compare with.", "", *alone(after)]
     after = {prompt: rows for prompt, rows in after.items() if prompt in before}
-    found = paired_changes(before, after)
+    found, now = paired_changes(before, after), estimates(after)
     return [
         f"On {found[0].num_prompts} held-out prompts; {HOW}",
         "",
         "| held out | before | after | interval | change | interval of the change |",
         "|---|---|---|---|---|---|",
-        *(f"| {' | '.join(cells(change, after))} |" for change in found),
+        *(f"| {' | '.join(cells(change, now[change.name]))} |" for change in found),
     ]
 
 
-def cells(change: Change, after: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
-    of_change = f"{signed(change.low)} to {signed(change.high)}" if change.has_interval else TOO_FEW
-    interval = interval_of(change.name, after)
-    return change.name, number(change.before), number(change.after), interval, signed(change.difference), of_change
+def cells(change: Change, now: Estimate) -> tuple[str, ...]:
+    moved = f"{signed(change.low)} to {signed(change.high)}" if change.has_interval else TOO_FEW
+    return change.name, number(change.before), number(change.after), interval(now), signed(change.difference), moved
 
 
 def alone(after: Mapping[str, Sequence[Row]]) -> list[str]:
     """The figures of one evaluation."""
-    rows = [row for samples in after.values() for row in samples]
-    named = [(figure.name, mean(values_of(figure.name, after))) for figure in figures(rows)]
     return [
         f"On {len(after)} held-out prompts; {HOW}",
         "",
         "| held out | mean | interval |",
         "|---|---|---|",
-        *(f"| {name} | {number(value)} | {interval_of(name, after)} |" for name, value in named if np.isfinite(value)),
+        *(f"| {name} | {number(one.mean)} | {interval(one)} |" for name, one in estimates(after).items()),
     ]
 
 
-def values_of(name: str, rows: Mapping[str, Sequence[Row]]) -> list[float]:
-    """One figure of every prompt that has it; samples of a prompt are averaged first."""
-    known = {figure.name: figure.value for figure in figures([row for samples in rows.values() for row in samples])}
-    values = [mean(map(known[name], samples)) for samples in rows.values()]
-    return [value for value in values if np.isfinite(value)]
-
-
-def interval_of(name: str, rows: Mapping[str, Sequence[Row]]) -> str:
-    """The bounds of a figure's mean over prompts; none below LEAST_PROMPTS of them."""
-    values = values_of(name, rows)
-    if len(values) < LEAST_PROMPTS:
-        return TOO_FEW
-    low, high = bootstrap(np.array(values))
-    return f"{number(low)} to {number(high)}"
+def interval(one: Estimate) -> str:
+    return f"{number(one.low)} to {number(one.high)}" if one.has_interval else TOO_FEW

@@ -63,7 +63,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
     kind: ExportKind = "whole" if config.policy.lora is None else "merged" if merge else "adapter"
-    state = wanted_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
+    state = part_of_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
     policy_config = with_local_model(config).policy
     modality = modality_of(policy_config)
     policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
@@ -86,7 +86,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     return out
 
 
-def wanted_state(run: Path, state: State, weights: Weights) -> dict[str, Any]:
+def part_of_state(run: Path, state: State, weights: Weights) -> dict[str, Any]:
     """The part of a checkpoint that is exported, with the weights that are wanted as its live ones.
 
     Raises:

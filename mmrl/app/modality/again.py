@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from mmrl.app.modality.base import EvaluationTable, ExportKind
-from mmrl.app.modality.templates import Facts, answers_with, loaded_dtype
+from mmrl.app.modality.templates import answers_with, call_of, dtype_to_load, pipeline_call
+from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.evaluate import SEED_STEP
@@ -46,7 +47,7 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable) -> Iterator[st
     model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
     reader = other.lower()
     yield from ("import json", "", f"from transformers import AutoModelFor{model}, Auto{other}", "")
-    yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{loaded_dtype(policy)}")'
+    yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}")'
     yield f'{reader} = Auto{other}.from_pretrained("THIS_FOLDER")'
     yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
     yield f"chat = [{', '.join(turns(policy))}]"
@@ -79,24 +80,24 @@ def begins_by_itself(policy: TextPolicy) -> bool:
 
 
 def draw_again(
-    policy: FlowPolicy, evaluation: EvaluationTable, facts: Facts, loading: Sequence[str], kind: ExportKind
+    policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan, loading: Sequence[str], kind: ExportKind
 ) -> list[str]:
     """Diffusers code that draws a held-out picture, from the same noise by the same steps as an evaluation does.
 
     Args:
-        facts: those of prompt_template.json.
+        plan: the steps of an evaluation.
         loading: lines that load the pipeline, imports aside.
     """
-    if facts["pipeline_call"] is None:
+    if pipeline_call(policy, plan) is None:
         return [
             "An evaluation takes steps that this pipeline cannot be told by its arguments, so that its own pictures differ; "
             "`mmrl eval` draws the run's again."
         ]
-    reasons = list(reasons_to_differ(policy, evaluation, facts, kind))
+    reasons = list(reasons_to_differ(policy, evaluation, plan, kind))
     if reasons:
-        words = f"These lines draw a held-out picture of the run again up to rounding, since {'; '.join(reasons)}."
+        words = f"These lines draw a held-out picture of that size again up to rounding, since {'; '.join(reasons)}."
     else:
-        words = "These lines draw a held-out picture of the run again, pixel for pixel (same versions, same kind of device)."
+        words = "These lines draw a held-out picture of that size again, pixel for pixel (same versions, same kind of device)."
     told = f"`{FACTS}` has the steps, and says how the noise is drawn."
     sized = "A prompt with a size of its own (columns `width` and `height`) takes other steps: `mmrl eval` draws it again."
     return [f"{words} {told} {sized}", "", "```python", *drawing_code(loading), "```"]
@@ -123,7 +124,7 @@ def drawing_code(loading: Sequence[str]) -> list[str]:
     ]
 
 
-def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, facts: Facts, kind: ExportKind) -> Iterator[str]:
+def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan, kind: ExportKind) -> Iterator[str]:
     """The facts that keep a pipeline's pixels from being those of an evaluation."""
     config = policy.config
     if "bfloat16" in (config.dtype, config.vae_dtype):
@@ -132,8 +133,8 @@ def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, facts: Fa
         yield MERGED
     if config.vae_tiling:
         yield "the run decoded in tiles"
-    guidance = facts["guidance"]
-    if not isinstance(guidance, float) or not policy.family.sums_alike(guidance):
+    call = call_of(policy, plan)
+    if call is None or not call.sums_alike:
         yield "the pipeline adds in another order"
     together = min(evaluation.batch_size * evaluation.num_samples, max(config.forward_rows, config.rows_per_decode))
     if together > 1:

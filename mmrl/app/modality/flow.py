@@ -192,10 +192,10 @@ class FlowModality:
     def again(self, policy: "FlowPolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
         from mmrl.app.modality.again import draw_again
 
-        facts = self.template(policy, evaluation)
+        plan = self.eval_sampling(evaluation)
         # Left out, text encoders would come in the dtype of their files.
         loading = self.loading_code(policy, base, kind == "adapter", f"torch_dtype=torch.{policy.config.dtype}")
-        return draw_again(policy, evaluation, facts, loading, kind)
+        return draw_again(policy, evaluation, plan, loading, kind)
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)

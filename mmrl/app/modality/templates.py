@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.flow.families.base import CallsPipeline, PipelineCall
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import Sampling
@@ -32,7 +33,7 @@ def text_template(policy: TextPolicy, evaluation: EvaluationTable) -> dict[str, 
         "min_pixels": config.min_pixels,
         "max_pixels": config.max_pixels,
         "video": asdict(config.video),
-        "dtype": loaded_dtype(policy),
+        "dtype": dtype_to_load(policy),
         "sampling": asdict(config.sampling),
         "evaluation_sampling": asdict(sampling),
         "generate": generate_arguments(policy, sampling),
@@ -44,7 +45,7 @@ def answers_with(policy: TextPolicy, evaluation: EvaluationTable) -> Sampling:
     return evaluation.sampling or policy.config.sampling
 
 
-def loaded_dtype(policy: TextPolicy) -> str:
+def dtype_to_load(policy: TextPolicy) -> str:
     """The dtype in which the run held the weights: an adapter's base in half precision, all else in float32."""
     return policy.config.dtype if policy.config.lora is not None else "float32"
 
@@ -103,17 +104,28 @@ def guidance_of(policy: FlowPolicy, plan: RolloutPlan) -> float:
     return float(policy.net.guidance if plan.guidance is None else plan.guidance)
 
 
+def call_of(policy: FlowPolicy, plan: RolloutPlan) -> PipelineCall | None:
+    """The family's own part of that call; None where its pipeline cannot be told."""
+    return policy.family.pipeline_call(guidance_of(policy, plan)) if isinstance(policy.family, CallsPipeline) else None
+
+
 def pipeline_call(policy: FlowPolicy, plan: RolloutPlan) -> dict[str, object] | None:
     """The arguments with which a pipeline of diffusers draws along a plan of Euler steps, its scheduler shifting nothing.
 
     None where it cannot be told: clips, models that need a picture, other ways to join the passes of guidance, other steps.
     """
     config, family = policy.config, policy.family
-    call = family.pipeline_call(guidance_of(policy, plan))
+    call = call_of(policy, plan)
     if call is None or config.frames > 1 or family.sources[0] or config.guidance_rule != "family":
         return None
     sigmas = policy.sigmas(plan)[:-1].tolist()
-    return {"height": config.height, "width": config.width, "num_inference_steps": len(sigmas), "sigmas": sigmas, **call}
+    return {
+        "height": config.height,
+        "width": config.width,
+        "num_inference_steps": len(sigmas),
+        "sigmas": sigmas,
+        **call.arguments,
+    }
 
 
 def template_text(facts: Facts) -> str:

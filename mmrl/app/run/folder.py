@@ -87,7 +87,7 @@ class RunDir:
 
     @property
     def template_file(self) -> Path:
-        """What stands around every prompt, and how held-out ones are answered."""
+        """The text around every prompt, and how held-out ones are answered."""
         return self.path / "prompt_template.json"
 
     @property

@@ -11,10 +11,12 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.commands.export import export
-from mmrl.app.commands.train import TrainArguments, evaluate, train
+from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.run.build import tiny_model
+from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import RunDir, read_lines
 
 TEXT = """steps = 1
@@ -122,8 +124,12 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
     folder = export(run.path, tmp_path / "out")
     facts = json.loads((folder / "prompt_template.json").read_text())
     assert facts == json.loads(run.template_file.read_text())
-    assert facts["box_space"] == space and str(tmp_path) not in (folder / "mmrl.toml").read_text()
+    assert facts["box_space"] == space and str(tmp_path) not in (folder / "run.toml").read_text()
     lines = held_out(run)
+    if model == "qwen3_vl":
+        run_evaluation(EvalArguments([str(run.path)], output=tmp_path / "evaluation"))
+        predictions = read_lines(EvaluationDir(tmp_path / "evaluation").predictions).lines
+        assert [line["digest"] for line in predictions] == [line["digest"] for line in lines]
     for line in lines:
         names = code_of(folder, PICTURE=str(tmp_path / f"{line['prompt']}.png"), QUESTION=line["text"])
         tokens = names["written"][0, names["inputs"]["input_ids"].shape[1] :].tolist()
@@ -137,7 +143,8 @@ def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, tmp_pat
     run = run_of(FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1"), tmp_path)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
-    assert "again, pixel for pixel" in card
+    assert run.prompt_file.read_text().startswith("prompt template none: nothing is put around a prompt\n")
+    assert "again, pixel for pixel" in card and "- prompt template none: nothing is put around a prompt\n" in card
     assert "- evaluated with: 5 Euler steps, guidance 3, 16 x 16 pixels, 1 sample of a prompt, seed 1234, live weights" in card
     base = str(tiny_model(f"tiny:{model}", MODALITIES["flow"]))
     (folder / "README.md").write_text(card.replace(f'"tiny:{model}"', f'"{base}"'))
@@ -153,8 +160,9 @@ def test_the_exported_config_measures_the_exported_model_as_the_run_did(tmp_path
     run = run_of(FLOW.format(model="sd3", policy=PAINTERS["sd3"]), tmp_path)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
-    assert "mmrl eval mmrl.toml policy.model=THIS_FOLDER" in card
+    assert "mmrl eval run.toml policy.model=THIS_FOLDER" in card
     assert "up to 2 pictures were drawn side by side, and one alone rounds otherwise" in card
-    again = evaluate(str(folder / "mmrl.toml"), [f"policy.model={str(folder)!r}"])
+    words = [str(folder / "run.toml"), f"policy.model={str(folder)!r}"]
+    again = run_evaluation(EvalArguments(words, output=tmp_path / "evaluation"))
     noted = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
     torch.testing.assert_close(again["eval/total"], noted["eval/total"])

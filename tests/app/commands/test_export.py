@@ -136,10 +136,10 @@ def test_an_adapter_says_how_to_measure_it_and_the_config_names_no_folder(run_of
     run.config_file.write_text(text)
     for merge, words in ((False, "policy.lora.adapter=THIS_FOLDER"), (True, "policy.model=THIS_FOLDER")):
         folder = export(run.path, tmp_path / f"out-{merge}", merge=merge)
-        assert f"mmrl eval mmrl.toml {words}\n" in (folder / "README.md").read_text()
-        config = (folder / "mmrl.toml").read_text()
+        assert f"mmrl eval run.toml {words}\n" in (folder / "README.md").read_text()
+        config = (folder / "run.toml").read_text()
         assert str(tmp_path) not in config and 'path = "held_out.jsonl"' in config
-        assert (load(str(folder / "mmrl.toml")).config.policy.lora is None) == merge
+        assert (load(str(folder / "run.toml")).config.policy.lora is None) == merge
     facts = json.loads((folder / "prompt_template.json").read_text())
     assert facts["template"] == "none" and facts["prefix"] == facts["suffix"] == facts["system"] == ""
     assert facts["box_space"] == "norm1000" and facts["generate"]["repetition_penalty"] == 1

@@ -90,7 +90,7 @@ def test_the_command_says_what_it_pushes_and_pushes_that(tmp_path: Path) -> None
     assert re.fullmatch(rf"pushing {len(pushed.files)} files, [\d.]+ [kM]B, to {NAME} \(private\):", first)
     assert all(f"  {name}  " in done.stdout for name in pushed.files)
     assert done.stdout.splitlines()[-1] == f"{hub.address}/{NAME}"
-    assert {"README.md", "prompt_template.json", "mmrl.toml", "config.json", "model.safetensors"} <= pushed.files.keys()
+    assert {"README.md", "prompt_template.json", "run.toml", "config.json", "model.safetensors"} <= pushed.files.keys()
     assert json.loads(pushed.files["prompt_template.json"])["template"] == "none"
     assert b"somebody" not in b"".join(pushed.files.values())
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -242,14 +242,6 @@ class FlowFamily:
             return spacing_of({**config, "_class_name": type(scheduler).__name__})
         return LinearShift(config["shift"])
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
-        """The arguments with which the model's own pipeline draws a prompt as an evaluation does; None: it draws otherwise."""
-        return None
-
-    def sums_alike(self, guidance: float) -> bool:
-        """Does the pipeline compute a prompt alone in the order in which this policy does, so that pixels are equal?"""
-        return False
-
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""
 
@@ -322,6 +314,24 @@ class FlowFamily:
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         return vae.decode(latents, return_dict=False)[0]
+
+
+@dataclass(frozen=True)
+class PipelineCall:
+    """The arguments with which a model's own pipeline draws a prompt as an evaluation does."""
+
+    arguments: Mapping[str, object]
+    sums_alike: bool = False
+    """Does it compute a prompt alone in the order in which the policy does, so that pixels are equal?"""
+
+
+@runtime_checkable
+class CallsPipeline(Protocol):
+    """A family whose pipeline can be told to draw what an evaluation draws."""
+
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
+        """None for a guidance that the pipeline has no word for."""
+        ...
 
 
 def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:

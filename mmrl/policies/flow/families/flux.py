@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
 
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
@@ -30,18 +30,15 @@ class Flux(FlowFamily):
     def embeds_guidance(self) -> bool:
         return self.config.guidance_embeds
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """With a negative prompt where a model without that input is guided all the same; None below 1 there."""
-        length: dict[str, object] = {"max_sequence_length": self.prompt_tokens}
+        length = {"max_sequence_length": self.prompt_tokens}
         if self.embeds_guidance:
-            return {"guidance_scale": guidance, **length}
+            return PipelineCall({"guidance_scale": guidance, **length}, sums_alike=True)
         if guidance == 1:
-            return length
-        return None if guidance < 1 else {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
-
-    def sums_alike(self, guidance: float) -> bool:
-        """True in one pass."""
-        return self.embeds_guidance or guidance == 1
+            return PipelineCall(length, sums_alike=True)
+        guided = {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
+        return None if guidance < 1 else PipelineCall(guided)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, pooled, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import EmpiricalShift, Spacing
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, PipelineCall, token_count
 from mmrl.policies.flow.families.sources import SOURCE, latents_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -56,12 +56,12 @@ class Flux2(FlowFamily):
     def spacing(self) -> Spacing:
         return EmpiricalShift()
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None below 1 where the pipeline makes one pass."""
         if guidance < 1 and not self.embeds_guidance:
             return None
         layers = {"text_encoder_out_layers": list(self.text_layers)}
-        return {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens, **layers}
+        return PipelineCall({"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens, **layers})
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         """A token for every place."""

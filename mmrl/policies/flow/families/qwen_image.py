@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.core.tensors import to_device
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
 
 FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
@@ -35,12 +35,11 @@ class QwenImage(FlowFamily):
                 "model without guidance_embeds"
             )
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None below 1, where the pipeline makes one pass."""
-        length: dict[str, object] = {"max_sequence_length": self.prompt_tokens}
-        if guidance == 1:
-            return length
-        return None if guidance < 1 else {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
+        length = {"max_sequence_length": self.prompt_tokens}
+        guided = {"true_cfg_scale": guidance, "negative_prompt": self.empty_prompt, **length}
+        return None if guidance < 1 else PipelineCall(length if guidance == 1 else guided)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(text, device=device, max_sequence_length=self.prompt_tokens)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
 from mmrl.policies.flow.sizes import Grid
 
 
@@ -44,12 +44,10 @@ class StableDiffusion3(FlowFamily):
             )
         return spacing_of(scheduler)
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None below 1, where the pipeline makes one pass."""
-        return None if guidance < 1 else {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
-
-    def sums_alike(self, guidance: float) -> bool:
-        return True
+        told = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(told, sums_alike=True)
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents

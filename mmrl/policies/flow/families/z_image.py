@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.core.tensors import to_device
-from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, token_count
 
 LAYERS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
 FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
@@ -36,9 +36,10 @@ class ZImage(FlowFamily):
     def latent_shape(self) -> tuple[int, ...]:
         return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
-    def pipeline_call(self, guidance: float) -> dict[str, object] | None:
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""
-        return None if guidance < 1 else {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
+        told = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(told)
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents
