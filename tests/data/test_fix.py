@@ -2,7 +2,9 @@
 
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.data import CheckOptions, check
@@ -113,6 +115,33 @@ def test_questions_and_other_layouts_are_fixed_too(picture, jsonl, tmp_path):
     assert load("qa_jsonl", "datasets")(tmp_path / "fixed.jsonl")[0].answer == "red"
     with pytest.raises(ValueError, match=r"--boxes xywh is for rows with boxes, and .* is read as llava"):
         check(str(path), [], CheckOptions(boxes="xywh"))
+
+
+def test_coco_and_parquet_are_fixed_too(picture, tmp_path):
+    picture("a.png")
+    annotations = [
+        {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 20]},
+        {"id": 2, "image_id": 9, "category_id": 3, "bbox": [1, 2, 10, 20]},
+        {"id": 3, "image_id": 1, "category_id": 3, "bbox": [1, 2, 0, 20]},
+    ]
+    images = [{"id": 1, "file_name": "a.png", "width": 64, "height": 48}]
+    coco = {"images": images, "annotations": annotations, "categories": [{"id": 3, "name": "cat"}]}
+    (tmp_path / "instances.json").write_text(json.dumps(coco))
+    said = check(str(tmp_path / "instances.json"), [], CheckOptions(fix=tmp_path / "fixed.jsonl"))
+    assert "1 rows written, 1 of 2 left out" in said and "1 annotations left out: no area" in said
+    assert "left out: instances.json, annotation 2: picture 9 is not listed in the file" in said
+    assert lines(tmp_path / "fixed.jsonl")[0]["boxes"] == [{"bbox_2d": [1, 2, 11, 22], "label": "cat"}]
+    cell = {"bytes": (tmp_path / "a.png").read_bytes(), "path": "/etc/passwd"}
+    rows = [
+        {"pic": cell, "question": "where?", "box": [0.25, 0.25, 0.5, 0.5]},
+        {"pic": {"bytes": b"no"}, "question": "?", "box": [0.0] * 4},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    told = CheckOptions(boxes="norm1", fix=tmp_path / "out/fixed.jsonl")
+    assert "1 rows written, 1 of 2 left out" in check(str(tmp_path / "in.parquet"), ["columns.image=pic"], told)
+    [line] = lines(tmp_path / "out/fixed.jsonl")
+    assert line["box"] == [16, 12, 32, 24] and line["image"].startswith("fixed_pictures/") and "pic" not in line
+    assert check_file(tmp_path / "out/fixed.jsonl").ok
 
 
 def test_what_cannot_be_written_is_refused(picture, jsonl, tmp_path):

@@ -133,7 +133,7 @@ def test_system_messages_are_said_aloud(jsonl, caplog):
     turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}]
     read(jsonl({"messages": turns, "answer": "so"}))
     assert "1 system messages are not shown to the model: set policy.system_prompt = 'Be short.'" in caplog.text
-    assert "is read as messages" in caplog.text and "--as NAME says otherwise" in caplog.text
+    assert "is read as messages: conversations as" in caplog.text and 'guessed, layout = "NAME" in its table' in caplog.text
 
 
 def test_each_kind_accepts_its_own_answer(jsonl):

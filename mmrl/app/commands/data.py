@@ -130,7 +130,7 @@ def _report_text(source: Source, reader: RowReader, name: str, is_told: bool) ->
     report = read_prompts(str(source.path), source.rows, reader, source.rows_split, watch=show_progress)[1]
     report.note_if_empty()
     report.refuse_duplicates()
-    report.source = name if source.is_own else f"{name} ({source.guess})"
+    report.source = f"{name} ({source.guess})"
     suspicion = reader.habits.suspicion if isinstance(reader, WatchedReader) and not is_told else None
     if suspicion is not None and not report.ok:
         report.source += f"\n  {suspicion}"

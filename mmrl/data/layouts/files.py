@@ -25,8 +25,9 @@ def is_stored(path: Path) -> bool:
 
 
 def tables(folder: Path) -> list[Path]:
-    """The parquet and arrow files in a folder and its sub-folders, by name."""
-    return sorted(file for file in folder.rglob("*") if file.suffix in TABLES and not file.name.startswith("cache-"))
+    """The parquet and arrow files in a folder and two levels of folders below it, by name; not the caches of maps."""
+    found = (file for above in ("", "*/", "*/*/") for suffix in TABLES for file in folder.glob(f"{above}*{suffix}"))
+    return sorted(file for file in found if not file.name.startswith("cache-"))
 
 
 def has_metadata(folder: Path) -> bool:

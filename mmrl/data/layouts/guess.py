@@ -52,8 +52,8 @@ class Guess:
     """False where somebody said the layout."""
 
     def __str__(self) -> str:
-        how = "guessed; --as NAME says otherwise" if self.is_guess else "as you say"
-        return f"read as {self.layout}: {self.summary} ({how})"
+        how = "guessed, --as NAME says otherwise" if self.is_guess else "as you say"
+        return f"read as {self.layout}: {self.summary}; {how}"
 
 
 def guess_layout(path: str | Path) -> str:

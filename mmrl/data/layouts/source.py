@@ -84,9 +84,10 @@ class Source:
             yield from self.layout.translate(one)
 
     def say(self, *more: str) -> None:
-        """Tell what was guessed, on the terminal of a command."""
+        """Tell what a run guessed, on the terminal of its command."""
         if self.guess.is_guess and not self.is_own:
-            loading.info("%s is %s", self.path, self.guess)
+            what = f"{self.layout.name}: {self.layout.summary}"
+            loading.info('%s is read as %s; guessed, layout = "NAME" in its table of the config says otherwise', self.path, what)
         for line in more:
             loading.info("%s: %s", self.path, line)
 

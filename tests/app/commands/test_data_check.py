@@ -88,9 +88,10 @@ def test_the_commands_words(tmp_path: Path):
     assert (
         "read as llava" in said and "1 rows written, 1 of 2 left out" in said and "1 x the conversation has .. questions" in said
     )
-    assert "read as boxes" not in run("check", out) and "1 rows, 0 problems" in run("check", out)
+    assert "read as boxes: a picture, a question and boxes in every row; guessed, --as NAME" in run("check", out)
+    assert "1 rows, 0 problems" in run("check", out)
     assert json.loads(Path(out).read_text())["box"] == [8, 6, 16, 18]
     said = run("convert", file, str(tmp_path / "all.jsonl"), *words, "--turns", "each")
-    assert "3 rows, 1 pictures" in said and "guessed; --as NAME says otherwise" in said
+    assert "3 rows, 1 pictures" in said and "guessed, --as NAME says otherwise" in said
     (tmp_path / "p.txt").write_text("a fox")
-    assert "(as you say)" in run("check", str(tmp_path / "p.txt"), "--as", "prompts")
+    assert "; as you say)" in run("check", str(tmp_path / "p.txt"), "--as", "prompts")
