@@ -26,8 +26,6 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 }
 """Hub name -> its configs, without weights."""
 ROWS = 40
-QUICK = "flow_grpo_pickscore"
-"""Planned in make test; all others by make evidence."""
 NAMES = [one.name for one in recipes()]
 
 
@@ -85,8 +83,8 @@ def planned(name: str, place: Path) -> Plan:
     return draw_up(resolved, recipe.recipe.processes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one == QUICK else pytest.mark.evidence) for one in NAMES])
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path):
     size = room(find_recipe(name).recipe.card)
     assert size is not None

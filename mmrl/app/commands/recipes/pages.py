@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mmrl.app.commands.recipes.facts import UNKNOWN, NeededFile, Published, Recipe
 
@@ -61,14 +62,19 @@ def figures(recipe: Recipe) -> Iterator[str]:
         yield f"  {name:<{width}}  {number(base):>8}  {number(paper):>8}"
 
 
-def figures_of(recipe: Recipe) -> list[tuple[str, Published, Published]]:
-    """Every figure's name and the paper's numbers, before training and after it."""
-    rows: list[tuple[str, Published, Published]] = []
-    for one in recipe.measure:
-        rows += [(f"{one.name}, {figure.name}", figure.base, figure.paper) for figure in one.figure]
-    if recipe.total is not None:
-        rows.append((recipe.total.name, recipe.total.base, recipe.total.paper))
-    return rows
+class Numbers(NamedTuple):
+    """A figure's name and the paper's numbers: `Numbers("GenEval, overall", 0.63, 0.95)`."""
+
+    name: str
+    before: Published
+    paper: Published
+
+
+def figures_of(recipe: Recipe) -> list[Numbers]:
+    """The paper's numbers of every figure, before training and after it."""
+    rows = [Numbers(f"{one.name}, {figure.name}", figure.base, figure.paper) for one in recipe.measure for figure in one.figure]
+    total = recipe.total
+    return rows if total is None else [*rows, Numbers(total.name, total.base, total.paper)]
 
 
 def number(value: Published) -> str:
