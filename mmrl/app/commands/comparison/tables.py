@@ -34,7 +34,7 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
     """The tables of the TSV: name, header, rows; those that have no row are left out."""
     held = [held_out_row(one) for one in comparison.differences]
     ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
-    runs = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
+    runs: list[tuple[object, ...]] = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
     notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
     found: list[tuple[str, Sequence[str], list[tuple[object, ...]]]] = [
         ("names", ("a", "b"), [comparison.names]),
