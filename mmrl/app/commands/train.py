@@ -1,6 +1,7 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
+from mmrl.app.report.words import percent
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, updates
@@ -276,12 +278,15 @@ def announce(run: RunDir) -> None:
 def print_changes(found: Sequence[Change]) -> None:
     """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
-        grid = Grid("held out", "before", "after", "change", "95 % interval", box=None)
+        unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)
+        grid = Grid("held out", "before", "after", "change", "95 % interval", *(["unparsed"] if unread else []), box=None)
         for change in found:
             interval = (
                 f"{change.low:+.3f} to {change.high:+.3f}" if change.has_interval else f"{change.num_prompts} prompts: none"
             )
-            grid.add_row(change.name, f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}", interval)
+            share = [f"{percent(change.unread[0])} to {percent(change.unread[1])}"] if unread else []
+            ends = f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}"
+            grid.add_row(change.name, *ends, interval, *share)
         console.print(grid)
 
 
