@@ -134,7 +134,7 @@ def run_job(
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
-        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else done(resume))
+        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
             with leave_in_order():
@@ -236,7 +236,7 @@ def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
         console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
 
 
-def done(run: Path) -> int:
+def num_done(run: Path) -> int:
     """The steps that a resumed run need not take again."""
     return Checkpoints(RunDir(run).checkpoints).newest_whole() or 0
 

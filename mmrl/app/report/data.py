@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
-from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, read_lines, told_changes
+from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
 
 TRAIN, EVAL = "train", "eval"
 BOX_SIZE = "box size"
@@ -95,7 +95,7 @@ def load(path: Path | str) -> RunData:
         alarms=[line["text"] for line in warnings.lines if line.get("level") == "error"],
     )
     notices += missing(data)
-    notices += [f"Settings {text}." for text in told_changes(run)]
+    notices += [f"Settings {text}." for text in lines_of_changes(run)]
     return data
 
 

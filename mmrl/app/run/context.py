@@ -13,8 +13,8 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.errors import Terminal, brief
 from mmrl.app.run.launch import end_together, open_accelerator
+from mmrl.app.run.waiting import start
 from mmrl.core.ranks import Ranks
-from mmrl.core.waiting import start
 
 RUNS = Path("runs")
 

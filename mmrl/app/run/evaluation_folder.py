@@ -93,7 +93,7 @@ class EvaluationDir:
         os.truncate(self.predictions, wanted)
 
     def differences(self, subject: Subject, config: RunConfig) -> list[str]:
-        """What is another in the evaluation that is here; nothing where it is the same one."""
+        """The settings and facts that are others in the evaluation that is here; none where it is the same one."""
         before = configs.load(str(self.config_file)).config
         known = Subject(**self._progress()["subject"])
         found = [str(one) for one in changed_settings(before, config) if one.path not in OF_TABLES]
@@ -103,7 +103,7 @@ class EvaluationDir:
             found.append(f"its {known.num_prompts} prompts are others")
         return found
 
-    def done(self, way: str) -> int:
+    def num_done(self, way: str) -> int:
         """The prompts that are answered in this way."""
         return int(self._progress()["done"].get(way, 0))
 

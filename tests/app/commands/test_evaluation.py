@@ -110,7 +110,7 @@ def test_a_killed_evaluation_goes_on_and_ends_as_one_that_nobody_disturbed(
     environment = {**os.environ, "MMRL_CACHE": str(flow_cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert len(place.lines()) == 8 and place.done("") == 4 and not place.is_finished
+    assert len(place.lines()) == 8 and place.num_done("") == 4 and not place.is_finished
     monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
     run_evaluation(asked(boxes, place.path))
     assert place.predictions.read_bytes() == whole.predictions.read_bytes()
@@ -148,10 +148,8 @@ def test_a_folder_with_another_evaluation_is_left_alone(boxes: Path, whole: Eval
     assert whole.differences(subject, config) == ["its 12 prompts are others"]
     (first, *_) = whole.differences(replace(subject, weights="runs/a, step 3"), config)
     assert first == "its weights are those of tiny:qwen3_vl as it is, not runs/a, step 3"
-    for name, text, message in (
-        ("progress.json", "{}", r"is damaged"),
-        ("predictions.jsonl", "", r"has 0 bytes, and had \d+: remove"),
-    ):
+    torn = [("progress.json", "{}", "is damaged"), ("predictions.jsonl", "", r"has 0 bytes, and had \d+: remove")]
+    for name, text, message in torn:
         copy = EvaluationDir(Path(shutil.copytree(whole.path, tmp_path / name / "eval")))
         (copy.path / name).write_text(text)
         copy.summary_file.unlink()

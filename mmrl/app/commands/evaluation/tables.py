@@ -102,7 +102,7 @@ def as_float(value: float | int | None) -> float:
 
 
 def summary(found: Sequence[Number], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:
-    """What summary.json holds: the facts, every number with its interval, and the metrics under the names of runs."""
+    """The contents of summary.json: the facts, every number with its interval, and the metrics under the names of runs."""
     known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {**facts, "numbers": [cells(one) for one in found], "metrics": known}
 
