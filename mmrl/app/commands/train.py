@@ -1,6 +1,7 @@
 """`mmrl train` and `mmrl eval`, from the words of a command line to the last line they print."""
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
+from mmrl.app.report.words import percent
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
@@ -133,7 +135,7 @@ def run_job(
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
-        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else done(resume))
+        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
             with leave_in_order():
@@ -235,7 +237,7 @@ def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
         console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
 
 
-def done(run: Path) -> int:
+def num_done(run: Path) -> int:
     """The steps that a resumed run need not take again."""
     return Checkpoints(RunDir(run).checkpoints).newest_whole() or 0
 
@@ -277,12 +279,15 @@ def announce(run: RunDir) -> None:
 def print_changes(found: Sequence[Change]) -> None:
     """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
-        grid = Grid("held out", "before", "after", "change", "95 % interval", box=None)
+        unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)
+        grid = Grid("held out", "before", "after", "change", "95 % interval", *(["unparsed"] if unread else []), box=None)
         for change in found:
             interval = (
                 f"{change.low:+.3f} to {change.high:+.3f}" if change.has_interval else f"{change.num_prompts} prompts: none"
             )
-            grid.add_row(change.name, f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}", interval)
+            share = [f"{percent(change.unread[0])} to {percent(change.unread[1])}"] if unread else []
+            ends = f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}"
+            grid.add_row(change.name, *ends, interval, *share)
         console.print(grid)
 
 

@@ -26,7 +26,7 @@ Held = Mapping[int, Mapping[str, Estimate]]
 
 def curves(data: RunData) -> list[Chart]:
     """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
-    held = held_out(data)
+    held = evaluations(data)
     charts = [both_splits(data, "Reward", "reward/total", "eval/total", bounds(held, "Reward")), iou_chart(data, held)]
     for name in reward_names(data):
         twin = f"eval/{name}"
@@ -37,7 +37,7 @@ def curves(data: RunData) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
 
 
-def held_out(data: RunData) -> Held:
+def evaluations(data: RunData) -> Held:
     """The figures of the evaluations, of at most MAX_FILES of them."""
     rows = {step: read_rows(data.run, EVAL, [step], data.box_space) for step in evenly(data.run.sample_steps(EVAL))}
     return {step: estimates(by_prompt(own)) for step, own in rows.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
-from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, read_lines, told_changes
+from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
 
 TRAIN, EVAL = "train", "eval"
 BOX_SIZE = "box size"
@@ -95,7 +95,7 @@ def load(path: Path | str) -> RunData:
         alarms=[line["text"] for line in warnings.lines if line.get("level") == "error"],
     )
     notices += missing(data)
-    notices += [f"Settings {text}." for text in told_changes(run)]
+    notices += [f"Settings {text}." for text in lines_of_changes(run)]
     return data
 
 
@@ -198,7 +198,10 @@ def change_of(before: Row, after: Row) -> float:
 
 
 def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
-    """The changes of every kind of held-out prompts: a table per column of `[evaluation] by`, and one by the size of boxes."""
+    """The changes of every kind of held-out prompts: a table per column of `[evaluation] by`, and one by the size of boxes.
+
+    A column that all prompts have the same value of tells no kinds apart.
+    """
     settings = data.config.get("evaluation", {})
     named = settings.get("by", []) if isinstance(settings, Mapping) else []
     columns = [*(str(name) for name in named), *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
@@ -211,7 +214,7 @@ def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
             own = {prompt: rows for prompt, rows in before.items() if of[prompt] == kind}
             tables[kind] = [one for one in paired_changes(own, after) if one.kind != "part"]
         found.append((column, {kind: own for kind, own in tables.items() if own}))
-    return [(column, tables) for column, tables in found if tables]
+    return [(column, tables) for column, tables in found if len(tables) > 1]
 
 
 def kind_of_row(row: Row, column: str) -> str:

@@ -24,13 +24,13 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress
+from mmrl.app.run.waiting import waiting
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
-from mmrl.core.waiting import waiting
 from mmrl.data.validate import Report, check
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Evaluator, check_columns

@@ -14,10 +14,10 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.errors import Terminal, brief
 from mmrl.app.run.launch import end_together, open_accelerator
+from mmrl.app.run.waiting import start
 from mmrl.core.protocols import ComparesWithOld
 from mmrl.core.ranks import Ranks
 from mmrl.core.remembering import Replaying
-from mmrl.core.waiting import start
 
 RUNS = Path("runs")
 

@@ -77,16 +77,23 @@ class EvaluationDir:
         return self.summary_file.is_file()
 
     def begin(self, subject: Subject, config: RunConfig) -> None:
-        """Write down what is evaluated, or take away what a killed process wrote half."""
+        """Write down what is evaluated, or take away what a killed process wrote half.
+
+        Raises:
+            ValueError: what was written before is gone or damaged.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.is_begun:
             configs.save(replace(config, output=""), self.config_file)
             self._note(subject, {}, 0)
             self.predictions.write_bytes(b"")
-        os.truncate(self.predictions, self._progress()["bytes"])
+        wanted, there = self._progress()["bytes"], self.predictions.stat().st_size if self.predictions.is_file() else 0
+        if there < wanted:
+            raise ValueError(f"{self.predictions} has {there} bytes, and had {wanted}: remove {self.path} and evaluate again")
+        os.truncate(self.predictions, wanted)
 
     def differences(self, subject: Subject, config: RunConfig) -> list[str]:
-        """What is another in the evaluation that is here; nothing where it is the same one."""
+        """The settings and facts that are others in the evaluation that is here; none where it is the same one."""
         before = configs.load(str(self.config_file)).config
         known = Subject(**self._progress()["subject"])
         found = [str(one) for one in changed_settings(before, config) if one.path not in OF_TABLES]
@@ -96,7 +103,7 @@ class EvaluationDir:
             found.append(f"its {known.num_prompts} prompts are others")
         return found
 
-    def done(self, way: str) -> int:
+    def num_done(self, way: str) -> int:
         """The prompts that are answered in this way."""
         return int(self._progress()["done"].get(way, 0))
 
@@ -123,7 +130,12 @@ class EvaluationDir:
         replace_text(self.summary_file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
     def _progress(self) -> Line:
-        return json.loads(self.progress_file.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(self.progress_file.read_text(encoding="utf-8"))
+            Subject(**found["subject"])
+            return {"subject": found["subject"], "done": dict(found["done"]), "bytes": int(found["bytes"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.progress_file} is damaged ({error}): remove {self.path} and evaluate again") from None
 
     def _note(self, subject: Subject, done: Mapping[str, int], size: int) -> None:
         progress = {"subject": vars(subject), "done": done, "bytes": size}

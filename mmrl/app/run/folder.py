@@ -254,7 +254,7 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def told_changes(run: RunDir) -> list[str]:
+def lines_of_changes(run: RunDir) -> list[str]:
     """A sentence for every time that settings changed: "changed at step 31: optimizer.lr 1e-06 -> 1e-05"."""
     by_step: dict[int, list[str]] = {}
     for line in read_lines(run.changes_file).lines:

@@ -48,7 +48,7 @@ class AccelerateTrackers:
             if importlib.util.find_spec(name) is None:
                 raise ValueError(f'tracker {name!r} needs the package {name}, which is not installed: pip install "mmrl[track]"')
         self.num_examples, self.media = num_examples, RunDir(folder).media
-        self.trackers = {name: started(name, folder, project) for name in names}
+        self.trackers = {name: start_service(name, folder, project) for name in names}
         for tracker in self.trackers.values():
             tracker.store_init_configuration(flat(config or {}))
 
@@ -125,7 +125,7 @@ class Show(NamedTuple):
     clips: Sequence[Clip]
 
 
-def started(name: str, folder: Path, project: str) -> Service:
+def start_service(name: str, folder: Path, project: str) -> Service:
     """The running accelerate tracker of this name."""
     from accelerate.state import PartialState
     from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker

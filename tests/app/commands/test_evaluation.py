@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_a_killed_evaluation_goes_on_and_ends_as_one_that_nobody_disturbed(
     environment = {**os.environ, "MMRL_CACHE": str(flow_cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert len(place.lines()) == 8 and place.done("") == 4 and not place.is_finished
+    assert len(place.lines()) == 8 and place.num_done("") == 4 and not place.is_finished
     monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
     run_evaluation(asked(boxes, place.path))
     assert place.predictions.read_bytes() == whole.predictions.read_bytes()
@@ -147,6 +148,13 @@ def test_a_folder_with_another_evaluation_is_left_alone(boxes: Path, whole: Eval
     assert whole.differences(subject, config) == ["its 12 prompts are others"]
     (first, *_) = whole.differences(replace(subject, weights="runs/a, step 3"), config)
     assert first == "its weights are those of tiny:qwen3_vl as it is, not runs/a, step 3"
+    torn = [("progress.json", "{}", "is damaged"), ("predictions.jsonl", "", r"has 0 bytes, and had \d+: remove")]
+    for name, text, message in torn:
+        copy = EvaluationDir(Path(shutil.copytree(whole.path, tmp_path / name / "eval")))
+        (copy.path / name).write_text(text)
+        copy.summary_file.unlink()
+        with pytest.raises(ValueError, match=message):
+            copy.begin(subject, config)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="is not empty, and holds no evaluation"):
         run_evaluation(asked(boxes, tmp_path))
@@ -207,6 +215,8 @@ def test_the_numbers_of_a_run_are_those_that_it_wrote_and_lie_in_its_folder(make
     last = [line for line in run.read_metrics().lines if "eval/total" in line][-1]
     assert found == pytest.approx({name: value for name, value in last.items() if name.startswith("eval/")})
     assert {"eval/by/level/easy/total", "eval/diversity"} <= set(found)
+    noted = [json.loads(line) for line in run.samples_file("train", 1).read_text().splitlines()]
+    assert all(line["parts"]["jpeg_size/kb"] == pytest.approx(-line["total"] / 10, rel=0.2) for line in noted)
     assert EvaluationDir(run.path / "evaluations" / "step-1").is_finished
     run_evaluation(EvalArguments(["run"]))
     assert EvaluationDir(run.path / "evaluations" / "step-1-2").is_finished, "a finished one is not written over"

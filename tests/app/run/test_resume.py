@@ -11,7 +11,7 @@ from mmrl.app.commands.comparison.compare import compare
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.report.data import load as load_run
-from mmrl.app.run.folder import RunDir, told_changes
+from mmrl.app.run.folder import RunDir, lines_of_changes
 from mmrl.app.run.resume import changed_settings, check_resume, enter, is_finished, note_changes
 
 SMALL = ["tiny/image", "steps=1", "evaluation.num_prompts=2", "data.size=8", "audit_steps=1"]
@@ -95,14 +95,14 @@ def test_changes_stand_at_the_step_from_which_they_hold(run: RunDir):
     before = configs.load(str(run.config_file)).config
     for step, lr in ((10, "0.5"), (30, "0.25")):
         note_changes(run, step, changed_settings(before, resolve(run, f"optimizer.lr={lr}").config))
-    assert told_changes(run) == [
+    assert lines_of_changes(run) == [
         "changed at step 11: optimizer.lr 0.001 -> 0.5",
         "changed at step 31: optimizer.lr 0.001 -> 0.25",
     ]
     run.truncate(20)
-    assert told_changes(run)[1] == "changed at step 21: optimizer.lr 0.001 -> 0.25", "config.toml still says so"
+    assert lines_of_changes(run)[1] == "changed at step 21: optimizer.lr 0.001 -> 0.25", "config.toml still says so"
     run.truncate(-1)
-    assert told_changes(run) == []
+    assert lines_of_changes(run) == []
 
 
 def test_a_run_goes_back_to_where_it_was_started(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

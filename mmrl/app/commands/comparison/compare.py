@@ -62,7 +62,7 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
     sides = read_side(Path(a)), read_side(Path(b))
     names = run_names(sides[0].path, sides[1].path)
     shared = [task for task in sides[0].last if task in sides[1].last]
-    held_out = [held_out_curves(side, shared) for side in sides]
+    held_out = [curves_of(side, shared) for side in sides]
     training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
     notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
     with_curves = all(side.run is not None for side in sides)
@@ -73,7 +73,7 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
         paired_changes(sides[0].last, sides[1].last),
         len(shared),
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
-        notices + unshared_notes([side.last for side in sides], len(shared)),
+        notices + notes_on_others([side.last for side in sides], len(shared)),
         overlays("held out", held_out, names) + overlays("training", training, names) if with_curves else [],
     )
 
@@ -97,7 +97,7 @@ def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str
     return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
 
 
-def held_out_curves(side: Side, shared: Sequence[Task]) -> dict[str, Curve]:
+def curves_of(side: Side, shared: Sequence[Task]) -> dict[str, Curve]:
     """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
     curves: dict[str, Curve] = {}
     for step, rows in evaluations(side) if shared else []:
@@ -135,7 +135,7 @@ def metric_rows(a: Mapping[str, Curve], b: Mapping[str, Curve], has_best: Callab
     return rows
 
 
-def unshared_notes(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
+def notes_on_others(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
     alone = len({*last[0], *last[1]}) - num_shared
     if not alone:
         return []

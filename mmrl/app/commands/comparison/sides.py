@@ -1,4 +1,4 @@
-"""What `mmrl compare` puts side by side: a run, or an evaluation that `mmrl eval` wrote."""
+"""One of the two that `mmrl compare` puts side by side: a run, or an evaluation that `mmrl eval` wrote."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence

@@ -32,9 +32,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[tuple[object, ...]]]]:
     """The tables of the TSV: name, header, rows; those that have no row are left out."""
-    held = [held_out_row(one) for one in comparison.differences]
+    held = [row_of_figure(one) for one in comparison.differences]
     ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
-    runs = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
+    runs: list[tuple[object, ...]] = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
     notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
     found: list[tuple[str, Sequence[str], list[tuple[object, ...]]]] = [
         ("names", ("a", "b"), [comparison.names]),
@@ -46,7 +46,7 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
     return [one for one in found if one[2]]
 
 
-def held_out_row(one: Change) -> tuple[object, ...]:
+def row_of_figure(one: Change) -> tuple[object, ...]:
     ends = map(finite, (one.low, one.high))
     signs = one.num_prompts, one.higher, one.lower, finite(one.sign_p)
     return (one.name, one.before, one.after, one.difference, *ends, *signs, *map(finite, one.unread))
@@ -66,7 +66,7 @@ def print_tables(comparison: Comparison, console: Console) -> None:
     else:
         console.print(SAME)
     if comparison.differences:
-        console.print(held_out_table(comparison.differences, comparison.num_shared))
+        console.print(figure_table(comparison.differences, comparison.num_shared))
         console.print(sign_words(comparison.differences), markup=False)
     wide = console.width >= WIDE
     if wide and any(row.first != row.last for row in comparison.held_out):
@@ -84,7 +84,7 @@ def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def held_out_table(changes: Sequence[Change], num_shared: int) -> Table:
+def figure_table(changes: Sequence[Change], num_shared: int) -> Table:
     """Seven columns that fit 80: the numbers are never broken, long names of figures are."""
     title = f"Held out: the {num_shared} prompts that both evaluated"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)

@@ -43,7 +43,7 @@ class EvalArguments:
     rewards: Sequence[str] = ()
 
     def resolve(self) -> tuple[Resolved, RunDir | None]:
-        """What they describe, and the run whose weights answer.
+        """The settings that they describe, and the run whose weights answer.
 
         Raises:
             FileNotFoundError: no such run, config or data.
@@ -136,7 +136,7 @@ def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Ac
     meter = None
     if ranks.is_main:
         place.begin(subject, asked.config)
-        if done := place.done(""):
+        if done := place.num_done(""):
             console.print(
                 f"going on after {done} of {subject.num_prompts} prompts in {place.path}", markup=False, highlight=False
             )
@@ -158,14 +158,14 @@ def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks
     path, problem = Path(), None
     if ranks.is_main:
         try:
-            path = wanted_folder(asked, subject, output)
+            path = usual_folder(asked, subject, output)
         except ValueError as error:
             problem = str(error)
     ranks.agree(problem)
     return ranks.gather(path)[0]
 
 
-def wanted_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
+def usual_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
     """`output`, which may hold this evaluation; else the first of the usual folders that is free or holds it unfinished.
 
     Raises:

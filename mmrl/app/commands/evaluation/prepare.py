@@ -10,11 +10,11 @@ from mmrl.app.config.run import Resolved, RunConfig, without_engine
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.waiting import waiting
 from mmrl.core.protocols import Accelerator, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
-from mmrl.core.waiting import waiting
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.state import seed
@@ -22,7 +22,7 @@ from mmrl.training.state import seed
 
 @dataclass(frozen=True)
 class Asked:
-    """What is evaluated, as far as it is known without a model."""
+    """All that is known of an evaluation without a model."""
 
     resolved: Resolved
     plug_ins: PlugIns

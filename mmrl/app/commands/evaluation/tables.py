@@ -42,7 +42,8 @@ def numbers(lines: Sequence[Line], by: Sequence[str]) -> list[Number]:
         rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
         found += [Number(way, "", "", name, one) for name, one in estimates(by_task(rows), parts=True).items()]
         sources = {row.line.get("source", "") for row in rows}
-        for column in dict.fromkeys([*by, *(["source"] if len(sources) > 1 else []), BOX_SIZE]):
+        columns = [*by, *(["source"] if len(sources) > 1 and "source" not in by else []), BOX_SIZE]
+        for column in columns:
             found += of_column(rows, way, column)
     return found
 
@@ -101,7 +102,7 @@ def as_float(value: float | int | None) -> float:
 
 
 def summary(found: Sequence[Number], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:
-    """What summary.json holds: the facts, every number with its interval, and the metrics under the names of runs."""
+    """The contents of summary.json: the facts, every number with its interval, and the metrics under the names of runs."""
     known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {**facts, "numbers": [cells(one) for one in found], "metrics": known}
 
