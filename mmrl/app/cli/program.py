@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides
+from mmrl.app.cli.arguments import Overrides, TaskData, TaskHeldOut, TaskModel, TaskName, TaskReward
 from mmrl.app.cli.data import data
 from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
-from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
+from mmrl.app.commands.help import InOrder, complete_config, complete_name
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
 from mmrl.core.waiting import start
 
@@ -114,18 +114,13 @@ def train(
             autocompletion=complete_config,
         ),
     ] = None,
-    task: Annotated[
-        str | None, Option(help="Without a config: what to train for; grounding (pictures) or video (clips).")
-    ] = None,
-    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
-    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
-    reward: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME[=WEIGHT]",
-            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it.",
-            autocompletion=complete_reward,
-        ),
+    task: TaskName = None,
+    model: TaskModel = None,
+    data: TaskData = None,
+    reward: TaskReward = None,
+    held_out: TaskHeldOut = None,
+    card: Annotated[
+        str | None, Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's).")
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
@@ -138,7 +133,7 @@ def train(
     from mmrl.app.commands.train import TrainArguments
     from mmrl.app.commands.train import train as run_train
 
-    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile))
+    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile, held_out, card))
 
 
 @app.command()
@@ -193,8 +188,22 @@ def evaluate(
 
 @app.command()
 def plan(
-    config: ConfigName,
-    overrides: Overrides = None,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    task: TaskName = None,
+    model: TaskModel = None,
+    data: TaskData = None,
+    reward: TaskReward = None,
+    held_out: TaskHeldOut = None,
+    save: Annotated[
+        Path | None, Option(metavar="FILE", help="With --task: write the config that was chosen; `mmrl train FILE` trains it.")
+    ] = None,
     calibrate: Annotated[int, Option(help="Real steps to take for the time they need; nothing of them is kept.")] = 0,
     card: Card = None,
     processes: Annotated[int, Option(help="On how many cards the run is spread.")] = 1,
@@ -203,8 +212,10 @@ def plan(
 ) -> None:
     """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
     from mmrl.app.commands import plan as planning
+    from mmrl.app.commands.train import TrainArguments
 
-    fits = planning.plan(config, overrides or [], calibrate=calibrate, card=card, processes=processes, price=price)
+    given = TrainArguments(arguments or [], task, model, data, reward or [], held_out=held_out)
+    fits = planning.plan_arguments(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
     if strict and not fits:
         raise typer.Exit(2)
 
