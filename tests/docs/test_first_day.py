@@ -17,7 +17,11 @@ from tests.support.blocks import ROOT, blocks, commands
 
 PAGE = "docs/how_to/first_day.md"
 JOBS = {"boxes": "1. Grounding", "pictures": "2. Pictures", "clips": "3. Clips"}
-EXPECTED = {"boxes": ("iou", "model.safetensors"), "pictures": ("colourful", "model_index.json"), "clips": ("temporal_iou", "model.safetensors")}
+EXPECTED = {
+    "boxes": ("iou", "model.safetensors"),
+    "pictures": ("colourful", "model_index.json"),
+    "clips": ("temporal_iou", "model.safetensors"),
+}
 
 
 def lines_of(heading: str) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides, TaskData, TaskHeldOut, TaskModel, TaskName, TaskReward
+from mmrl.app.cli.arguments import Overrides, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
@@ -105,7 +105,9 @@ def mmrl(
 
 
 @app.command()
+@with_task
 def train(
+    options: TaskOptions,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -114,13 +116,9 @@ def train(
             autocompletion=complete_config,
         ),
     ] = None,
-    task: TaskName = None,
-    model: TaskModel = None,
-    data: TaskData = None,
-    reward: TaskReward = None,
-    held_out: TaskHeldOut = None,
     card: Annotated[
-        str | None, Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's).")
+        str | None,
+        Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's)."),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
@@ -133,7 +131,8 @@ def train(
     from mmrl.app.commands.train import TrainArguments
     from mmrl.app.commands.train import train as run_train
 
-    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile, held_out, card))
+    named = options.task, options.model, options.data, options.reward or []
+    run_train(TrainArguments(arguments or [], *named, output, resume, profile, options.held_out, card))
 
 
 @app.command()
@@ -187,7 +186,9 @@ def evaluate(
 
 
 @app.command()
+@with_task
 def plan(
+    options: TaskOptions,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -196,11 +197,6 @@ def plan(
             autocompletion=complete_config,
         ),
     ] = None,
-    task: TaskName = None,
-    model: TaskModel = None,
-    data: TaskData = None,
-    reward: TaskReward = None,
-    held_out: TaskHeldOut = None,
     save: Annotated[
         Path | None, Option(metavar="FILE", help="With --task: write the config that was chosen; `mmrl train FILE` trains it.")
     ] = None,
@@ -214,7 +210,8 @@ def plan(
     from mmrl.app.commands import plan as planning
     from mmrl.app.commands.train import TrainArguments
 
-    given = TrainArguments(arguments or [], task, model, data, reward or [], held_out=held_out)
+    named = options.task, options.model, options.data, options.reward or []
+    given = TrainArguments(arguments or [], *named, held_out=options.held_out)
     fits = planning.plan_arguments(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
     if strict and not fits:
         raise typer.Exit(2)

@@ -100,11 +100,11 @@ def plan_arguments(
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
     device = target_device(card, processes)
     fit = fit_to(given.resolve(), device, processes)
-    console.print("\n".join(fit_lines(fit)), markup=False)
+    console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
     shown = show_plan(fit.resolved, fit.plan, device.size if device.is_card else None, calibrate, price)
     if save is not None:
         save_fit(fit, save)
-        console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False)
+        console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False, soft_wrap=True)
     return shown
 
 

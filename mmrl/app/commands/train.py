@@ -98,7 +98,9 @@ def train(given: TrainArguments) -> RunDir:
         resolved = given.resolve() if given.task is None else fit_task(given)
         return run_training(resolved, profile=given.profile)
     if given.task is not None:
-        raise ValueError(f"--resume continues a run as it was begun: leave --task {given.task} out, settings are written key=value")
+        raise ValueError(
+            f"--resume continues a run as it was begun: leave --task {given.task} out, settings are written key=value"
+        )
     run = RunDir.open(given.resume.expanduser().resolve())
     given = given.absolute()
     place = enter(run)
@@ -114,7 +116,7 @@ def fit_task(given: TrainArguments) -> Resolved:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     fit = fit_to(given.resolve(), target_device(given.card, here), world)
     if os.environ.get("RANK", "0") == "0":
-        console.print("\n".join(fit_lines(fit)), highlight=False, markup=False)
+        console.print("\n".join(fit_lines(fit)), highlight=False, markup=False, soft_wrap=True)
     return fit.resolved
 
 

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from mmrl.answers.block import Template
 from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.recognise import recognise
+from mmrl.policies.text.settings import TextPolicyConfig
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
@@ -107,10 +111,19 @@ def one_line(
     put_data(table, words, own_held_out=any(word.startswith("evaluation.data") for word in overrides))
     table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
+    put_templates(table, resolved.config.policy, by)
     for key in ("save_every", "evaluate_every"):
         if table.origin((key,)) is None:
             table.set((key,), max(1, resolved.config.steps // EVERY), by)
     return resolve(table, (), task)
+
+
+def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
+    """Let the reward `format` ask for the form that the prompts ask for, unless it is told another."""
+    asked = policy.answer_format if isinstance(policy, TextPolicyConfig) else ""
+    for i, reward in enumerate(table.values["reward"]):
+        if asked in get_args(Template) and reward.get("use") == "format" and "template" not in reward:
+            table.set(("reward", str(i), "template"), asked, by)
 
 
 def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None:

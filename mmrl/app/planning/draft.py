@@ -1,7 +1,7 @@
 """The plan of a run: one step counted and its memory estimated, with a network that has no weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
@@ -27,7 +27,7 @@ class Plan:
     memory: Memory
     readings: Sequence[str]
     """What is read before the first update."""
-    rewards: RewardMemory = RewardMemory()
+    rewards: RewardMemory = field(default_factory=RewardMemory)
 
     @property
     def is_text(self) -> bool:
@@ -67,7 +67,7 @@ class Draft:
 
     processes: int
     prompts: Sequence[Prompt]
-    rewards: RewardMemory = RewardMemory()
+    rewards: RewardMemory = field(default_factory=RewardMemory)
     length: int | None = None
     """Of every completion; None: max_new_tokens."""
 

@@ -33,7 +33,7 @@ def free_bytes(made: Plan, device: Device) -> int:
 
 
 def grown_sizes(made: Plan, device: Device) -> Sizes:
-    """The sizes that should fill a device, from the plan of the smallest: bytes grow at most as fast as what is done at a time."""
+    """The sizes that should fill a device, from the plan of the smallest: bytes grow at most as fast as they do."""
     free, phases, policy = free_bytes(made, device), made.memory.phases, made.config.policy
     update = max(phases.get("update", 1), phases.get("read", 1))
     begun = made.config.micro_batch

@@ -47,7 +47,9 @@ def test_clips_are_read_by_their_layout(folder: Path):
     Path("train.txt").write_text("AO8RW 0.0 6.9##a person puts a book on a shelf.\n")
     Path("captions.json").write_text(json.dumps({"v_a": {"timestamps": [[0.0, 1.0]], "sentences": ["a"]}}))
     Path("rows.jsonl").write_text('{"problem": "What?", "path": "a.mp4"}\n')
-    names = [one_line("video", "m", name, ["by_type"], []).config.data.use for name in ("train.txt", "captions.json", "rows.jsonl")]
+    names = [
+        one_line("video", "m", name, ["by_type"], []).config.data.use for name in ("train.txt", "captions.json", "rows.jsonl")
+    ]
     assert names == ["charades_sta", "activitynet_captions", "video_r1"]
 
 
@@ -57,6 +59,14 @@ def test_every_run_is_saved_and_evaluated(folder: Path, steps: int, every: int):
     assert config.save_every == config.evaluate_every == every
     said = one_line("grounding", "m", "boxes.jsonl", ["iou"], ["save_every=3"])
     assert said.config.save_every == 3 and said.origin(("evaluate_every",)) == "task grounding"
+
+
+@pytest.mark.parametrize(("words", "form"), [([], "direct"), (["policy.answer_format=think"], "think")])
+def test_the_form_that_prompts_ask_for_is_the_one_that_is_rewarded(words: list[str], form: str, folder: Path):
+    config = one_line("grounding", "m", "boxes.jsonl", ["iou", "format=0.1"], words).config
+    assert [reward.args for reward in config.reward] == [{}, {"template": form}]
+    said = one_line("grounding", "m", "boxes.jsonl", ["format"], ["reward.0.template=json"]).config
+    assert said.reward[0].args == {"template": "json"}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -72,4 +82,5 @@ def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
 
 
 def test_the_data_sets_of_tasks_are_shipped():
-    assert {table["data"]["use"] for table in TASKS.values()} <= {listed.name for listed in listing("datasets")}
+    shipped = {listed.name for listed in listing("datasets")} | {"qa_jsonl"}
+    assert {table["data"]["use"] for table in TASKS.values()} <= shipped

@@ -1,4 +1,4 @@
-"""One-line runs are fitted to model and card: by counted bytes, with a reason for each choice, or refused with what would help."""
+"""One-line runs fit model and card: by counted bytes, with a reason for each choice, or are refused with what would help."""
 
 import json
 import re
@@ -53,7 +53,12 @@ def fitted(model: Path | str, boxes: Path, device: Device, *words: str, task: st
 def test_a_tiny_model_trains_whole_in_float32(boxes: Path):
     fit = fitted("tiny:qwen3_vl", boxes, target_device(None), "policy.sampling.max_new_tokens=8", "prompts_per_step=2")
     policy: Any = fit.resolved.config.policy
-    assert (policy.dtype, policy.lora, policy.gradient_checkpointing, fit.weights <= FEW_WEIGHTS) == ("float32", None, False, True)
+    assert (policy.dtype, policy.lora, policy.gradient_checkpointing, fit.weights <= FEW_WEIGHTS) == (
+        "float32",
+        None,
+        False,
+        True,
+    )
     assert fit.resolved.config.algorithm.label == "grpo" and fit.plan.memory.parameters == fit.plan.memory.trained
     assert fit.resolved.origin(("policy", "dtype")) == CHOSEN
     assert "float32" in "\n".join(fit_lines(fit)) and "test.jsonl" in fit_lines(fit)[-2]
@@ -85,7 +90,9 @@ def test_sizes_grow_with_the_card(fits: dict[int, Fit]):
     assert int(small.micro_batch) < int(large.micro_batch) and small.policy.rollout_rows <= large.policy.rollout_rows  # type: ignore[union-attr]
     lines = "\n".join(fit_lines(fits[5]))
     assert re.search(r"micro_batch +\d+ +positions in one forward and backward pass: [\d.]+ GiB beside what stays", lines)
-    assert re.search(r"takes [\d.]+ GiB of it at most, as mmrl plan counts", lines) and "a card of 5.0 GiB (told by --card)" in lines
+    assert (
+        re.search(r"takes [\d.]+ GiB of it at most, as mmrl plan counts", lines) and "a card of 5.0 GiB (told by --card)" in lines
+    )
 
 
 @pytest.mark.slow
