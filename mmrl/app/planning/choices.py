@@ -8,14 +8,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from mmrl.app.config.run import Resolved, part_table, resolve
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.memory import size_text
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table
 from mmrl.core.types import Prompt
 from mmrl.data.pictures import picture_size
-from mmrl.policies.flow.dry_run import FlowDryRun
-from mmrl.policies.shared.call_log import DryRun
+from mmrl.policies.flow.dry_run import size_of_generator
+from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
-from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
 
 CHOSEN = "fitted to model and card"
@@ -50,26 +50,32 @@ class Facts:
 
     weights: int
     """Numbers of the network that trains."""
-    area: int
-    """Pixels of the largest picture."""
-    limits_pixels: bool
+    area: int = 0
+    """Pixels of the largest picture of a prompt."""
+    limits_pixels: bool = False
     """May pictures be shrunk by policy.max_pixels?"""
-    tiny_side: int = 0
-    """Pixels that a generator draws as some tokens a side."""
+    token_side: int = 0
+    """Pixels of a generator's token along one side."""
 
     @property
     def is_tiny(self) -> bool:
         return self.weights <= FEW_WEIGHTS
 
     @classmethod
-    def of(cls, dry_run: DryRun, prompts: Sequence[Prompt]) -> "Facts":
-        """The facts of a network without weights."""
-        weights, limits, side = sum(weight.numel() for weight in dry_run.network.parameters()), False, 0
-        if isinstance(dry_run.policy, TextPolicy):
-            limits = type(dry_run.policy.family).limit_pixels is not Family.limit_pixels
-        if isinstance(dry_run, FlowDryRun):
-            side = TOKENS_A_SIDE * dry_run.family.scale * dry_run.family.patch
-        return cls(weights, max((area_of(prompt) for prompt in prompts), default=0), limits, side)
+    def of(cls, policy: PolicyConfig, prompts: Sequence[Prompt]) -> "Facts":
+        """The facts of a model that is here or on the hub, from its configs.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: it is of a kind that is not known here.
+        """
+        area = max((area_of(prompt) for prompt in prompts), default=0)
+        if isinstance(policy, TextPolicyConfig):
+            model, family = meta_model(policy)
+            limits = type(family).limit_pixels is not Family.limit_pixels
+            return cls(sum(weight.numel() for weight in model.parameters()), area, limits)
+        weights, side = size_of_generator(policy)
+        return cls(weights, area, token_side=side)
 
 
 def area_of(prompt: Prompt) -> int:
@@ -109,7 +115,7 @@ def tiny_choices(facts: Facts) -> Iterator[Choice]:
 def tiny_drawing(facts: Facts) -> Iterator[Choice]:
     yield from tiny_choices(facts)
     for key in ("policy.height", "policy.width"):
-        yield Choice(key, facts.tiny_side, "small pictures for a small model")
+        yield Choice(key, TOKENS_A_SIDE * facts.token_side, "small pictures for a small model")
 
 
 def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iterator[Choice]:

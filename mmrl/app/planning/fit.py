@@ -70,9 +70,8 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
     """The facts that the model's config and the prompts tell."""
     config = with_local_model(resolved.config)
-    kind = modality_of(config.policy)
-    kind.check_prompts(config.policy, prompts)
-    return Facts.of(kind.build_dry_run(config.policy, frozenset(), {}, 1), prompts)
+    modality_of(config.policy).check_prompts(config.policy, prompts)
+    return Facts.of(config.policy, prompts)
 
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
