@@ -1,18 +1,14 @@
 """The three jobs of docs/how_to/first_day.md, by the commands that a reader copies, in an empty folder of a fresh clone."""
 
-import io
 import json
-import runpy
+import os
+import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-import typer
 
-from mmrl.app.cli import app
 from tests.support.blocks import ROOT, blocks, commands
 
 PAGE = "docs/how_to/first_day.md"
@@ -22,65 +18,63 @@ EXPECTED = {
     "pictures": ("colourful", "model_index.json"),
     "clips": ("temporal_iou", "model.safetensors"),
 }
+"""Job -> a reward of it, and a file of its export."""
+PROGRAM = """
+import json, runpy, sys
+from mmrl.app.cli import main
+for words in json.load(sys.stdin):
+    print("$", *words, flush=True)
+    if words[0] == "python":
+        sys.argv = words[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        continue
+    sys.argv = words
+    try:
+        main()
+    except SystemExit as left:
+        if left.code:
+            sys.exit(f"{words} left with {left.code}")
+"""
+"""The commands one after the other as the program `mmrl` runs them, in one process: the large libraries are loaded once."""
 
 
-def lines_of(heading: str) -> list[list[str]]:
-    """The commands below a heading of the page, in their order."""
-    chapter = next(text for text in (ROOT / PAGE).read_text().split("\n## ") if text.startswith(heading))
-    shell = [block.text for block in blocks() if block.doc == PAGE and block.language == "sh" and block.text in chapter]
-    return [words for text in shell for words in commands(text)]
-
-
-def run(words: list[str]) -> tuple[int, str]:
-    """Exit code and output of a command of mmrl, run in this process as the program runs it."""
-    assert words[0] == "mmrl", words
-    with redirect_stdout(io.StringIO()) as output:
-        try:
-            typer.main.get_command(app).main(args=words[1:], prog_name="mmrl", standalone_mode=False)
-        except typer.Exit as left:
-            return left.exit_code, output.getvalue()
-    return 0, output.getvalue()
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the toy files, made by the page's own first command."""
-    folder = tmp_path_factory.mktemp("first_day")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["toy_day.py", "own"])
-        runpy.run_path(str(ROOT / "examples" / "toy_day.py"), run_name="__main__")
-    return folder
-
-
-@pytest.fixture
-def at_desk(desk: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(desk)
-    monkeypatch.setenv("MMRL_CACHE", str(desk / "cache"))
-    yield desk
+def page_commands(heading: str = "") -> list[list[str]]:
+    """The commands of the page, or of the chapter with this heading, in their order."""
+    chapters = (ROOT / PAGE).read_text().split("\n## ")
+    text = "".join(chapter for chapter in chapters if chapter.startswith(heading))
+    shell = [block.text for block in blocks() if block.doc == PAGE and block.language == "sh" and block.text in text]
+    return [words for block in shell for words in commands(block)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS)
-def test_a_job_runs_by_copying_its_commands(job: str, at_desk: Path):
-    said = dict[str, str]()
-    for words in lines_of(JOBS[job]):
-        code, output = run(words)
-        assert code == 0, f"{' '.join(words)}: {output}"
-        said[words[1]] = output
+def test_a_job_runs_by_copying_its_commands(job: str, tmp_path: Path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = [page_commands()[0], *page_commands(JOBS[job])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MMRL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(lines),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
     reward, file = EXPECTED[job]
-    config = tomllib.loads((at_desk / "own" / f"{job}.toml").read_text())
+    config = tomllib.loads((tmp_path / "own" / f"{job}.toml").read_text())
     assert config["save_every"] == config["evaluate_every"] == 1 and config["evaluation"]["data"]["path"].startswith("own/")
     assert config["policy"]["dtype"] == "float32" and "lora" not in config["policy"]
-    metrics = [json.loads(line) for line in (at_desk / "runs" / job / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (tmp_path / "runs" / job / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if f"reward/{reward}" in line] == [1, 2]
     assert [line["step"] for line in metrics if f"eval/{reward}" in line] == [0, 1, 2]
-    assert f"eval/{reward}" in said["eval"] and "million weights" in said["plan"]
-    assert (at_desk / "runs" / job / "report.html").stat().st_size > 1000
-    assert list((at_desk / "own" / f"{job}_model").rglob(file))
+    assert "million weights" in done.stdout and f"config: own/{job}.toml" in done.stdout
+    assert (tmp_path / "runs" / job / "report.html").stat().st_size > 1000
+    assert list((tmp_path / "own" / f"{job}_model").rglob(file))
 
 
 def test_every_command_of_the_page_belongs_to_a_job():
-    found = [words for heading in JOBS.values() for words in lines_of(heading)]
-    listed = [words for block in blocks() if block.doc == PAGE and block.language == "sh" for words in commands(block.text)]
-    assert listed == [["python", "examples/toy_day.py", "own"], *found] and len(found) == 22
+    found = [words for heading in JOBS.values() for words in page_commands(heading)]
+    assert page_commands() == [["python", "examples/toy_day.py", "own"], *found] and len(found) == 23

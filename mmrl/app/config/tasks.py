@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
-from mmrl.answers.block import Template
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing
@@ -14,13 +12,14 @@ from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.recognise import recognise
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.templates import tags_of
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
 TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
-        "policy": TEXT | {"sampling": {"max_new_tokens": 128}},
+        "policy": TEXT | {"answer_format": "box", "sampling": {"max_new_tokens": 128}},
         "data": {"use": "grounding_jsonl"},
     },
     "video": {
@@ -119,10 +118,10 @@ def one_line(
 
 
 def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
-    """Let the reward `format` ask for the form that the prompts ask for, unless it is told another."""
-    asked = policy.answer_format if isinstance(policy, TextPolicyConfig) else ""
+    """Let the reward `format` ask for the tags that the prompts ask for, unless it is told others."""
+    asked = tags_of(policy.answer_format) if isinstance(policy, TextPolicyConfig) else None
     for i, reward in enumerate(table.values["reward"]):
-        if asked in get_args(Template) and reward.get("use") == "format" and "template" not in reward:
+        if asked is not None and reward.get("use") == "format" and "template" not in reward:
             table.set(("reward", str(i), "template"), asked, by)
 
 
