@@ -17,7 +17,7 @@ from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
-from mmrl.app.commands.help import InOrder, complete_config, complete_name
+from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
 from mmrl.core.waiting import start
 

@@ -10,7 +10,7 @@ from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
-from mmrl.data.recognise import recognise
+from mmrl.data.layouts.guess import guess
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.templates import tags_of
 
@@ -52,7 +52,7 @@ EVERY = 10
 """A run is saved and evaluated so many times."""
 HELD_OUT = ("test", "val", "validation", "eval", "held_out")
 """Names of a file or split beside `train` that nothing trains on."""
-SPLITTING = ("grounding_jsonl", "edits")
+SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits")
 """The data sets that read `<split>.jsonl` of a folder."""
 EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
 SEES, DRAWS, EDITS = (
@@ -188,7 +188,7 @@ def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str 
 def clips_layout(file: Path) -> str | None:
     """The data set of clips whose layout a file has, where its rows say so."""
     try:
-        name = recognise(file) if file.is_file() else None
+        name = guess(file).data_set if file.is_file() else None
     except ValueError:
         return None
     return name if name in OF_CLIPS else None

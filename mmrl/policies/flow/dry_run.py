@@ -91,7 +91,7 @@ def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     weights = sum(weight.numel() for network in networks for weight in network.parameters())
     patch = getattr(networks[0].config, "patch_size", 2)
     least = max(patch) if isinstance(patch, tuple | list) else patch
-    return weights, scale_of(part_of(config.model, index, "vae")) * max(2, least)
+    return weights, scale_of(part_of(config.model, index, "vae").config) * max(2, least)
 
 
 def encoder_names(index: Index) -> list[str]:
