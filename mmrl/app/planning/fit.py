@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmrl.app.config.run import Resolved
-from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.choices import Choice, Facts, area_of, is_free, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.draft import Draft, Plan, check_geometry, prompts_of
@@ -69,9 +68,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 
 def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
     """The facts that the model's config and the prompts tell."""
-    config = with_local_model(resolved.config)
-    modality_of(config.policy).check_prompts(config.policy, prompts)
-    return Facts.of(config.policy, prompts)
+    return Facts.of(with_local_model(resolved.config).policy, prompts)
 
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
