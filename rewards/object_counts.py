@@ -35,9 +35,10 @@ from PIL import Image
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Share, check_ranges
-from mmrl.serving.detectors import COLOURS, Detection, Detector, canonical, detector_of, lab_colour
+from mmrl.serving.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
 from mmrl.serving.encoders import encoder_of, picture_features
 from mmrl.serving.media import pictures_of
+from mmrl.serving.sizes import ModelSize, encoder_size, hub_size
 
 MOST = 16
 MARGIN = 0.1
@@ -67,6 +68,10 @@ class ObjectCounts:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        found = [] if self.detector == SSD else [hub_size(self.detector, self.device, "AutoModelForObjectDetection")]
+        return found if self.colour == "lab" else [*found, encoder_size(self.colour, self.device)]
 
     def to(self, device: str) -> None:
         if (held := detector_of(self.detector, self.device).held) is not None:

@@ -12,12 +12,14 @@ Source: arXiv:2305.01569, yuvalkirstain/PickScore
 Licence: own code Apache-2.0; PickScore's code MIT, its weights' card states none
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Number, Positive, check_ranges
 from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
+from mmrl.serving.sizes import ModelSize, encoder_size
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class PickScore:
     pointwise = True
 
     __post_init__ = check_ranges
+
+    def models(self) -> Sequence[ModelSize]:
+        return [encoder_size(self.model, self.device)]
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

@@ -27,7 +27,9 @@ from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.data.mp4 import write_mp4
 from mmrl.serving.media import change_of, clip_of
+from mmrl.serving.sizes import ModelSize, checkpoint_size
 
+PUBLISHED_AS = "KwaiVGI/VideoReward"
 USUAL_FPS = 8
 """Of clips that do not say how fast they are."""
 MOST_KNOWN = 4096
@@ -54,6 +56,9 @@ class VideoAlign:
     pointwise = True
 
     __post_init__ = check_ranges
+
+    def models(self) -> Sequence[ModelSize]:
+        return [checkpoint_size(self.checkpoint or PUBLISHED_AS, "model.safetensors", self.device)]
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         clips = [clip_of(sample, group.prompt.id) for sample in group.samples]

@@ -21,6 +21,7 @@ from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.media import pictures_of
 from mmrl.serving.models import HeldModel, chunks, companion, hold, load_pretrained
+from mmrl.serving.sizes import ModelSize, hub_size
 from mmrl.serving.verdicts import fill_template, yes_share
 
 SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
@@ -45,6 +46,9 @@ class VqaScore:
 
     __post_init__ = check_ranges
     pointwise = True
+
+    def models(self) -> Sequence[ModelSize]:
+        return [hub_size(self.model, self.device, "AutoModelForImageTextToText")] if self.model else []
 
     def to(self, device: str) -> None:
         if self.model:

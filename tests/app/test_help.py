@@ -63,7 +63,7 @@ def test_examples_parse(line: str):
         found, command, words = command.resolve_command(context, words)
         name = f"{name} {found}".strip()
     command.make_context(name, list(words), parent=context)
-    if name in WITH_CONFIG and "/" in words[0] and words[0].partition("/")[0] == "tiny":
+    if name in WITH_CONFIG and words[0] != "--task" and "/" in words[0] and words[0].partition("/")[0] == "tiny":
         configs.load(words[0], [word for word in words[1:] if "=" in word])
 
 

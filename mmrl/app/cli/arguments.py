@@ -1,9 +1,58 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and options that come as one object."""
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
-from typer import Argument
+from typer import Argument, Option
+
+from mmrl.app.commands.help import complete_reward
 
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
 ]
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of a run without a config."""
+
+    task: Annotated[
+        str | None,
+        Option(help="Without a config: grounding, video (clips), qa, t2i (pictures from texts) or edit (of pictures)."),
+    ] = None
+    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None
+    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None
+    reward: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME[=WEIGHT]",
+            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it.",
+            autocompletion=complete_reward,
+        ),
+    ] = None
+    held_out: Annotated[
+        str | None,
+        Option(metavar="DATA", help="With --task: prompts to evaluate on (default: `test` beside `train`, if it is there)."),
+    ] = None
+
+
+def with_task(function: Callable[..., None]) -> Callable[..., None]:
+    """The command whose first argument, its TaskOptions, comes as one option per field, after the argument that follows it."""
+    signature = inspect.signature(function)
+    _, following, *rest = signature.parameters.values()
+    hints = get_type_hints(TaskOptions, include_extras=True)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(TaskOptions)]
+
+    @wraps(function)
+    def command(*args: Any, **given: Any) -> None:
+        options = TaskOptions(**{f.name: given.pop(f.name) for f in fields(TaskOptions) if f.name in given})
+        function(options, *args, **given)
+
+    parameters = [following, *own, *rest]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] - typer reads it
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command

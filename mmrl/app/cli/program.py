@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides
+from mmrl.app.cli.arguments import Overrides, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
@@ -105,7 +105,9 @@ def mmrl(
 
 
 @app.command()
+@with_task
 def train(
+    options: TaskOptions,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -114,18 +116,9 @@ def train(
             autocompletion=complete_config,
         ),
     ] = None,
-    task: Annotated[
-        str | None, Option(help="Without a config: what to train for; grounding (pictures) or video (clips).")
-    ] = None,
-    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
-    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
-    reward: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME[=WEIGHT]",
-            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it.",
-            autocompletion=complete_reward,
-        ),
+    card: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's)."),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
@@ -138,7 +131,8 @@ def train(
     from mmrl.app.commands.train import TrainArguments
     from mmrl.app.commands.train import train as run_train
 
-    run_train(TrainArguments(arguments or [], task, model, data, reward or [], output, resume, profile))
+    named = options.task, options.model, options.data, options.reward or []
+    run_train(TrainArguments(arguments or [], *named, output, resume, profile, options.held_out, card))
 
 
 @app.command()
@@ -192,9 +186,20 @@ def evaluate(
 
 
 @app.command()
+@with_task
 def plan(
-    config: ConfigName,
-    overrides: Overrides = None,
+    options: TaskOptions,
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, Option(metavar="FILE", help="With --task: write the config that was chosen; `mmrl train FILE` trains it.")
+    ] = None,
     calibrate: Annotated[int, Option(help="Real steps to take for the time they need; nothing of them is kept.")] = 0,
     card: Card = None,
     processes: Annotated[int, Option(help="On how many cards the run is spread.")] = 1,
@@ -203,8 +208,11 @@ def plan(
 ) -> None:
     """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
     from mmrl.app.commands import plan as planning
+    from mmrl.app.commands.train import TrainArguments
 
-    fits = planning.plan(config, overrides or [], calibrate=calibrate, card=card, processes=processes, price=price)
+    named = options.task, options.model, options.data, options.reward or []
+    given = TrainArguments(arguments or [], *named, held_out=options.held_out)
+    fits = planning.plan_arguments(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
     if strict and not fits:
         raise typer.Exit(2)
 

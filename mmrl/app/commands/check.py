@@ -13,12 +13,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
-from mmrl.app.commands.plan import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.planning.draft import Plan, draw_up
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
@@ -82,7 +82,7 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
         look_at_data(resolved, found)
     if found.fine:
         with found.look("plan"):
-            look_at_plan(draw_up(resolved), size, found)
+            look_at_plan(draw_up(resolved, on_card=size is not None), size, found)
     if found.fine:
         with found.look("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)

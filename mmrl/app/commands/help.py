@@ -53,7 +53,11 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "engine install": ("mmrl engine install", "mmrl engine install --accelerator cpu --folder engines/vllm --yes"),
     "engine status": ("mmrl engine status",),
     "engine remove": ("mmrl engine remove",),
-    "plan": ("mmrl plan tiny/image --card 24GB", "mmrl plan tiny/flow --calibrate 3 --price 2.5"),
+    "plan": (
+        "mmrl plan tiny/image --card 24GB",
+        "mmrl plan --task grounding --model Qwen/Qwen2.5-VL-3B-Instruct --data boxes.jsonl --reward iou --card 24GB",
+        "mmrl plan tiny/flow --calibrate 3 --price 2.5",
+    ),
     "check": ("mmrl check tiny/image",),
     "train": (
         "mmrl train tiny/image",

@@ -1,46 +1,31 @@
 """`mmrl plan`: what a run will ask of its model and of its card, before weights are loaded; and how long it will take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
+import tomli_w
 import torch
 from rich.table import Table as Grid
 
-from mmrl.app.config import run as configs
-from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal
+from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun, counted_size
-from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, estimate, room, size_text
-from mmrl.app.run.build import build, check_ranks, first_prompts, load_prompts, with_local_model
-from mmrl.app.run.context import distributed_run, idle_terms, refuse_idle_methods, updates
+from mmrl.app.planning.count_calls import counted_size
+from mmrl.app.planning.device import target_device
+from mmrl.app.planning.draft import Plan, draw_up
+from mmrl.app.planning.fit import Fit, fit_lines, fit_to
+from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
+from mmrl.app.run.build import build
+from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 
 console = Terminal()
 PHASES = {"rollout": "sampling", "read": "readings without gradient", "update": "updates"}
 TIMES = ("rollout", "reward", "read", "update", "step")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The parts of a run, counted and estimated for one of its processes."""
-
-    config: RunConfig
-    processes: int
-    prompts: int
-    """Looked at to learn how long prompts are."""
-    usual: Calls
-    most: Calls | None
-    """Where the planner may sample again."""
-    memory: Memory
-    readings: Sequence[str]
-    """What is read before the first update."""
-
-    @property
-    def is_text(self) -> bool:
-        return modality_of(self.config.policy).output == "text"
 
 
 @dataclass(frozen=True)
@@ -83,10 +68,56 @@ def plan(
         FileNotFoundError: a plug-in, data file, or the model's config is missing.
         ValueError: what `mmrl train` would refuse.
     """
-    resolved, size = configs.load(name, overrides), room(card)
+    given = TrainArguments([name, *overrides])
+    return plan_arguments(given, calibrate=calibrate, card=card, processes=processes, price=price)
+
+
+def plan_arguments(
+    given: TrainArguments,
+    save: Path | None = None,
+    *,
+    calibrate: int = 0,
+    card: str | None = None,
+    processes: int = 1,
+    price: float | None = None,
+) -> bool:
+    """Print the plan of a config, or what a run without one would choose for its model and card; True where it fits.
+
+    Args:
+        save: of a run without a config, the one to write: it trains what was planned.
+
+    Raises:
+        FileExistsError: there is a file at `save`.
+        FileNotFoundError: a plug-in, data file, or the model's config is missing.
+        ValueError: what `mmrl train` would refuse, or nothing fits.
+    """
+    if given.task is None:
+        if save is not None:
+            raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
+        resolved, size = given.resolve(), room(card)
+        return show_plan(resolved, draw_up(resolved, processes, on_card=size is not None), size, calibrate, price)
+    if save is not None and save.exists():
+        raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
+    device = target_device(card, processes)
+    fit = fit_to(given.resolve(), device, processes)
+    console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
+    shown = show_plan(fit.resolved, fit.plan, device.size if device.is_card else None, calibrate, price)
+    if save is not None:
+        save_fit(fit, save)
+        console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False, soft_wrap=True)
+    return shown
+
+
+def save_fit(fit: Fit, file: Path) -> None:
+    """Write what was said and chosen as a config; everything else is a default."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(file, "".join(f"# {line}\n" for line in fit_lines(fit)) + tomli_w.dumps(fit.resolved.table.values))
+
+
+def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:
+    """Print a plan and whether it fits a card of so many bytes; True if it does, or there is no card."""
     if (warning := idle_terms(resolved.config.algorithm)) is not None:
         console.print(f"warning: {warning}", style="yellow", markup=False)
-    made = draw_up(resolved, processes)
     print_geometry(made)
     print_calls(made)
     print_memory(made, on_card=size is not None)
@@ -100,33 +131,6 @@ def plan(
     if calibrate:
         print_time(timing(resolved, calibrate), made.config, made.memory, price)
     return trouble is None
-
-
-def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None) -> Plan:
-    """Count one step and estimate memory, without weights.
-
-    Raises:
-        FileNotFoundError: a plug-in, data file, or the model's config is missing.
-        ValueError: what `mmrl train` would refuse.
-    """
-    check_ranks(resolved.config, processes)
-    refuse_idle_methods(resolved.config.algorithm)
-    resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
-    plug_ins = read_plug_ins(resolved)
-    prompts = load_prompts(plug_ins.data, f"[data] {resolved.config.data.use}")
-    config = with_local_model(resolved.config)
-    kind = modality_of(config.policy)
-    looked_at = first_prompts(prompts)
-    kind.check_prompts(config.policy, looked_at)
-    algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
-    few = looked_at[: max(FEWEST, 2 * config.prompts_per_step // processes)]
-    counted = CountedRun(config, algorithm, few, processes, length)
-    usual = counted.calls()
-    memory = estimate(counted.dry_run, config, processes)
-    most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
-    readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
-    shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
-    return Plan(shown, processes, len(few), usual, most, memory, readings)
 
 
 def evaluations(config: RunConfig) -> int:
@@ -205,7 +209,14 @@ def print_memory(made: Plan, on_card: bool) -> None:
         grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(added))
     grid.add_row("at most", size_text(made.memory.peak if on_card else made.memory.resident), style="bold")
     console.print(grid)
-    console.print("not counted: models inside rewards" + ("" if made.is_text else "; activations of text encoders"))
+    if missing := not_counted(made):
+        console.print(f"not counted: {'; '.join(missing)}", markup=False)
+
+
+def not_counted(made: Plan) -> list[str]:
+    """The parts of a run's memory that nobody knows before it starts."""
+    found = ["activations of models inside rewards"] if made.rewards.stays else []
+    return [*made.rewards.unknown, *found, *([] if made.is_text else ["activations of text encoders"])]
 
 
 def timing(resolved: Resolved, count: int) -> Timing:

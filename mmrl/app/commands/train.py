@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -55,6 +56,9 @@ class TrainArguments:
     resume: Path | None = None
     profile: str | None = None
     """Steps to record, as `mmrl.training.resources.profile.Steps` reads them."""
+    held_out: str | None = None
+    card: str | None = None
+    """Memory of the card that a run without a config is fitted to; None: this machine's."""
 
     def absolute(self) -> "TrainArguments":
         """The same words with a config's file, --output and --resume as absolute paths, for a run that goes to another folder."""
@@ -76,10 +80,13 @@ class TrainArguments:
         if self.task is not None:
             if name is not None:
                 raise ValueError(f"give a config ({name}) or --task {self.task}, not both; settings are written key=value")
-            return one_line(self.task, self.model, self.data, self.rewards, words)
+            return one_line(self.task, self.model, self.data, self.rewards, words, self.held_out)
         for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
             if given:
                 raise ValueError(f"{option} goes with --task; in a config write policy.model=..., data.use=... or [[reward]]")
+        for option, given in (("--held-out", self.held_out), ("--card", self.card)):
+            if given:
+                raise ValueError(f"{option} goes with --task, which fits a run to its card; a config says all of it: mmrl plan")
         if name is not None:
             return configs.load(name, words)
         if self.resume is not None:
@@ -90,11 +97,29 @@ class TrainArguments:
 def train(given: TrainArguments) -> RunDir:
     """Train, write the report, and print what changed on the held-out prompts."""
     if given.resume is None:
-        return run_training(given.resolve(), profile=given.profile)
+        resolved = given.resolve() if given.task is None else fit_task(given)
+        return run_training(resolved, profile=given.profile)
+    if given.task is not None:
+        raise ValueError(
+            f"--resume continues a run as it was begun: leave --task {given.task} out, settings are written key=value"
+        )
     run = RunDir.open(given.resume.expanduser().resolve())
     given = given.absolute()
     place = enter(run)
     return run_training(given.resolve(), run.path, place, given.profile)
+
+
+def fit_task(given: TrainArguments) -> Resolved:
+    """The run of a task, fitted to its model and this machine's card; prints what was chosen and why."""
+    from mmrl.app.planning.device import target_device
+    from mmrl.app.planning.fit import fit_lines, fit_to
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    fit = fit_to(given.resolve(), target_device(given.card, here), world)
+    if os.environ.get("RANK", "0") == "0":
+        console.print("\n".join(fit_lines(fit)), highlight=False, markup=False, soft_wrap=True)
+    return fit.resolved
 
 
 def run_training(resolved: Resolved, resume: Path | None = None, place: str = "", profile: str | None = None) -> RunDir:
@@ -152,6 +177,7 @@ def run_job(
             if ranks.is_main:
                 configs.save(replace(job.config, output=str(run.path)), run.config_file)
                 console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+                console.print(f"config: {run.config_file}", highlight=False, markup=False)
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
                 show_first_prompt(job, run)
             fit(job, run, ranks)

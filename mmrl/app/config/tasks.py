@@ -2,85 +2,196 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
+from mmrl.data.layouts.guess import guess
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.templates import tags_of
 
+TEXT: Values = {"kind": "text", "answer_format": "direct"}
+DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
 TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
-        "policy": {"kind": "text", "answer_format": "box", "sampling": {"max_new_tokens": 128}},
+        "policy": TEXT | {"answer_format": "box", "sampling": {"max_new_tokens": 128}},
         "data": {"use": "grounding_jsonl"},
     },
     "video": {
         "algorithm": {"preset": "tw_grpo"},
-        "policy": {
-            "kind": "text",
-            "answer_format": "direct",
-            "sampling": {"max_new_tokens": 128},
-            "video": {"fps": 2.0, "max_frames": 64},
-        },
+        "policy": TEXT | {"sampling": {"max_new_tokens": 128}, "video": {"fps": 2.0, "max_frames": 64}},
         "data": {"use": "video_r1"},
+    },
+    "qa": {
+        "algorithm": {"preset": "grpo"},
+        "policy": TEXT | {"answer_format": "think", "sampling": {"max_new_tokens": 512}},
+        "data": {"use": "qa_jsonl"},
+    },
+    "t2i": {
+        "algorithm": {"preset": "flow_grpo_fast"},
+        "policy": DRAWN,
+        "data": {"use": "prompts"},
+        "evaluation": {"num_prompts": 64},
     },
     "edit": {
         "algorithm": {"preset": "flow_grpo"},
-        "policy": {"kind": "flow", "height": 512, "width": 512, "dtype": "bfloat16", "equal_forwards": True, "lora": {}},
+        "policy": DRAWN,
         "data": {"use": "edits"},
+        "evaluation": {"num_prompts": 64},
     },
 }
-"""Task -> what its runs start from; everything else is a default or said on the command line."""
+"""Task -> what its runs start from; everything else is a default, fits the model and the card, or is said on the command line."""
+OF_CLIPS = ("video_r1", "charades_sta", "activitynet_captions", "clevrer", "next_gqa")
+"""The data sets whose files `--task video` tells apart by their rows."""
+EVERY = 10
+"""A run is saved and evaluated so many times."""
+HELD_OUT = ("test", "val", "validation", "eval", "held_out")
+"""Names of a file or split beside `train` that nothing trains on."""
+SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits")
+"""The data sets that read `<split>.jsonl` of a folder."""
+EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
+SEES, DRAWS, EDITS = (
+    *("Qwen/Qwen2.5-VL-3B-Instruct", "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-Kontext-dev"),
+)
+EXAMPLES = {
+    "grounding": EXAMPLE.format(task="grounding", model=SEES, data="boxes.jsonl", reward="iou --reward format=0.1"),
+    "video": EXAMPLE.format(task="video", model=SEES, data="clips.jsonl", reward="by_type --reward format=0.1"),
+    "qa": EXAMPLE.format(task="qa", model=SEES, data="questions.jsonl", reward="by_type --reward format=0.1"),
+    "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
+    "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),
+}
 
 
-def one_line(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
-    """The run that a command line describes.
+@dataclass(frozen=True)
+class TaskWords:
+    """The words of a run without a config, such as `--task grounding --model M --data boxes.jsonl --reward iou`."""
 
-    Args:
-        data: a file or folder for the task's own data set, or the name of another one.
-        rewards: NAME or NAME=WEIGHT each.
+    task: str
+    model: str | None = None
+    data: str | None = None
+    """A file or folder for the task's own data set, or the name of another one."""
+    rewards: Sequence[str] = ()
+    """NAME or NAME=WEIGHT each."""
+    held_out: str | None = None
+    """The like of `data`, with prompts that nothing trains on; None: what lies beside it under such a name."""
+
+    def check(self) -> None:
+        """Raise ValueError for an unknown task, or where something that a run needs is missing."""
+        if self.task not in TASKS:
+            raise ValueError(f"--task is {self.task!r}: {did_you_mean(self.task, TASKS)}")
+        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
+            if not given:
+                raise ValueError(f"--task {self.task} needs {option}, for example {EXAMPLES[self.task]}")
+
+
+def one_line(
+    task: str,
+    model: str | None,
+    data: str | None,
+    rewards: Sequence[str],
+    overrides: Sequence[str],
+    held_out: str | None = None,
+) -> Resolved:
+    """The run that a command line describes, before it is fitted to a card; the arguments are those of TaskWords.
 
     Raises:
         ValueError: an unknown task, or something a run needs is missing.
-        FileNotFoundError: `data` is neither a file nor a data set.
+        FileNotFoundError: the data, or that held out, is neither a file nor a data set.
     """
-    if task not in TASKS:
-        raise ValueError(f"--task is {task!r}: {did_you_mean(task, TASKS)}")
-    for option, given in (("--model", model), ("--data", data), ("--reward", rewards)):
-        if not given:
-            raise ValueError(f"--task {task} needs {option}, for example {EXAMPLES[task]}")
-    assert data is not None
-    table = Table.of(deepcopy(TASKS[task]), f"task {task}")
-    table.set(("policy", "model"), model, COMMAND_LINE)
-    name, path = data_source(data, table.values["data"]["use"])
-    table.set(("data", "use"), name, COMMAND_LINE if path is None else f"task {task}")
-    if path is not None:
-        table.set(("data", "path"), path, COMMAND_LINE)
-    table.set(("reward",), [parse_reward(text) for text in rewards], COMMAND_LINE)
-    return resolve(table, overrides, task)
+    words, by = TaskWords(task, model, data, rewards, held_out), f"task {task}"
+    words.check()
+    table = Table.of(deepcopy(TASKS[task]), by)
+    table.set(("policy", "model"), words.model, COMMAND_LINE)
+    put_data(table, words, own_held_out=any(word.startswith("evaluation.data") for word in overrides))
+    table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
+    resolved = resolve(table, overrides, task)
+    put_templates(table, resolved.config.policy, by)
+    for key in ("save_every", "evaluate_every"):
+        if table.origin((key,)) is None:
+            table.set((key,), max(1, resolved.config.steps // EVERY), by)
+    return resolve(table, (), task)
 
 
-EXAMPLE = "mmrl train --task {task} --model Qwen/Qwen2.5-VL-3B-Instruct --data {data} --reward {reward} --reward format=0.1"
-EXAMPLES = {
-    "grounding": EXAMPLE.format(task="grounding", data="boxes.jsonl", reward="iou"),
-    "video": EXAMPLE.format(task="video", data="clips.jsonl", reward="by_type"),
-    "edit": "mmrl train --task edit --model black-forest-labs/FLUX.1-Kontext-dev --data edits.jsonl --reward vlm_judge "
-    "--reward keeps_rest=0.5",
-}
+def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
+    """Let the reward `format` ask for the tags that the prompts ask for, unless it is told others."""
+    asked = tags_of(policy.answer_format) if isinstance(policy, TextPolicyConfig) else None
+    for i, reward in enumerate(table.values["reward"]):
+        if asked is not None and reward.get("use") == "format" and "template" not in reward:
+            table.set(("reward", str(i), "template"), asked, by)
 
 
-def data_source(data: str, usual: str) -> tuple[str, str | None]:
-    """Which data set to use, and the path it reads, if it is given one."""
+def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None:
+    """Write [data], and [evaluation.data] where held-out prompts are given or lie beside those to train on.
+
+    Args:
+        own_held_out: an override names held-out prompts, so none are looked for.
+    """
+    by, data, held_out = f"task {words.task}", str(words.data), ("evaluation", "data")
+    put_source(table, ("data",), data, words.task)
+    if words.held_out is not None:
+        put_source(table, held_out, words.held_out, words.task, "--held-out")
+        return
+    if own_held_out:
+        return
+    folder = Path(data).expanduser()
+    if table.values["data"]["use"] in SPLITTING and (folder / "train.jsonl").is_file():
+        table.set(("data", "split"), "train", by)
+        split = next((name for name in HELD_OUT if (folder / f"{name}.jsonl").is_file()), None)
+        if split is not None:
+            put_source(table, held_out, data, words.task)
+            table.set((*held_out, "split"), split, by)
+    elif (beside := file_beside(folder)) is not None:
+        put_source(table, held_out, str(beside), words.task)
+
+
+def put_source(table: Table, path: tuple[str, ...], data: str, task: str, option: str = "--data") -> None:
+    """Write the data set and its file into one of the tables of data."""
+    name, file = data_source(data, task, option)
+    table.set(path, {}, f"task {task}")
+    table.set((*path, "use"), name, COMMAND_LINE if file is None else f"task {task}")
+    if file is not None:
+        table.set((*path, "path"), file, COMMAND_LINE)
+
+
+def file_beside(place: Path) -> Path | None:
+    """The file with held-out prompts beside one whose name says `train`: `parts/test.jsonl` of `parts/train.jsonl`."""
+    if "train" not in place.stem or not place.is_file():
+        return None
+    named = (place.with_name(place.name.replace("train", name)) for name in HELD_OUT)
+    return next((file for file in named if file.is_file()), None)
+
+
+def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str | None]:
+    """The data set to use, and the path it reads, if it is given one.
+
+    Raises:
+        FileNotFoundError: neither a file nor a data set.
+    """
     place = data.partition(":")[0]
     if place.endswith(".py"):
         return data, None
-    if Path(data).expanduser().exists():
-        return usual, data
+    file = Path(data).expanduser()
+    if file.exists():
+        usual = str(TASKS[task]["data"]["use"])
+        return (clips_layout(file) or usual) if usual in OF_CLIPS else usual, data
     known = [listed.name for listed in listing("datasets")]
     if data in known:
         return data, None
-    raise FileNotFoundError(f"--data {data} is no file, and of the data sets {did_you_mean(data, known)}")
+    raise FileNotFoundError(f"{option} {data} is no file, and of the data sets {did_you_mean(data, known)}")
+
+
+def clips_layout(file: Path) -> str | None:
+    """The data set of clips whose layout a file has, where its rows say so."""
+    try:
+        name = guess(file).data_set if file.is_file() else None
+    except ValueError:
+        return None
+    return name if name in OF_CLIPS else None
 
 
 def parse_reward(text: str) -> Values:

@@ -140,16 +140,23 @@ def room(card: str | None) -> int | None:
     return min(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count()))
 
 
+def has_card() -> bool:
+    return torch.cuda.is_available()
+
+
+def usable(room: int) -> int:
+    """Bytes of a card that a run may take: without what CUDA itself takes, and without a share for fragments."""
+    return int(room * (1 - SPARE)) - CONTEXT
+
+
 def advice(memory: Memory, room: int, is_text: bool) -> str | None:
     """Why a run does not fit into a card and what to change, or None where it fits."""
-
-    usable = int(room * (1 - SPARE)) - CONTEXT
-    if memory.peak <= usable:
+    if memory.peak <= usable(room):
         return None
     largest = sorted({**memory.stays, memory.largest_phase: memory.phases[memory.largest_phase]}.items(), key=lambda x: -x[1])
     named = ", ".join(f"{name} {size_text(size)}" for name, size in largest[:3])
     phase = memory.largest_phase
-    if sum(memory.stays.values()) > usable:
+    if sum(memory.stays.values()) > usable(room):
         remedy = (
             'what stays is too much by itself: set policy.dtype = "bfloat16" and [policy.lora], freeze parts, or shard (FSDP)'
         )

@@ -76,6 +76,24 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     return make_family(kind, pipeline, config)
 
 
+def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
+    """Numbers of the networks that train, and pixels of a token along one side, from configs alone, whatever size is drawn.
+
+    Raises:
+        FileNotFoundError: no such folder or hub model, or a part of it without a config.
+        ValueError: a pipeline that is no flow-matching one known here.
+    """
+    own = own_family(config)
+    index = load_index(config.model, own)
+    kind = family_of(index, config.model, own)
+    present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
+    networks = [part_of(config.model, index, name) for name in present]
+    weights = sum(weight.numel() for network in networks for weight in network.parameters())
+    patch = getattr(networks[0].config, "patch_size", 2)
+    least = max(patch) if isinstance(patch, tuple | list) else patch
+    return weights, scale_of(part_of(config.model, index, "vae").config) * max(2, least)
+
+
 def encoder_names(index: Index) -> list[str]:
     """The parts of a pipeline that read prompts."""
     return [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]

@@ -48,9 +48,10 @@ class KnownMasks(TorchDispatchMode):
         self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         if func is torch.ops.aten.index.Tensor and isinstance(args[0], FakeTensor):
-            first = args[1][0]
-            if len(args[1]) == 1 and first is not None and first.dtype == torch.bool and not isinstance(first, FakeTensor):
-                return args[0].new_empty((int(first.sum()), *args[0].shape[first.ndim :]))
+            *skipped, mask = args[1]
+            if not any(one is not None for one in skipped) and mask.dtype == torch.bool and not isinstance(mask, FakeTensor):
+                before, after = args[0].shape[: len(skipped)], args[0].shape[len(skipped) + mask.ndim :]
+                return args[0].new_empty((*before, int(mask.sum()), *after))
         return func(*args, **(kwargs or {}))
 
 

@@ -197,6 +197,8 @@ def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
         (TrainArguments([], task="ground", model="m", data="x", rewards=["iou"]), "did you mean 'grounding'"),
         (TrainArguments([], task="grounding", model="m", data="nope.jsonl", rewards=["iou"]), "is no file"),
         (TrainArguments([], resume=Path("nope")), "not a folder"),
+        (TrainArguments(["tiny/image"], card="24GB"), "--card goes with --task"),
+        (TrainArguments(["tiny/image"], held_out="test.jsonl"), "--held-out goes with --task"),
         (TrainArguments(["tiny/imag"]), "did you mean 'tiny/image'"),
     ],
 )

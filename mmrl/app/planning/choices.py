@@ -1,0 +1,161 @@
+"""Settings that a one-line run takes from its model, before their sizes are fitted to a card; each with its reason.
+
+A setting that the command line speaks of is left as it is.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+from mmrl.app.config.run import Resolved, part_table, resolve
+from mmrl.app.modality.registry import PolicyConfig
+from mmrl.app.planning.memory import size_text
+from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table
+from mmrl.core.types import Prompt
+from mmrl.data.pictures import picture_size
+from mmrl.policies.flow.dry_run import size_of_generator
+from mmrl.policies.text.dry_run import meta_model
+from mmrl.policies.text.families.base import Family
+from mmrl.policies.text.settings import TextPolicyConfig
+
+CHOSEN = "fitted to model and card"
+FEW_WEIGHTS = 100_000_000
+"""Models up to this size train all their weights in float32: 16 bytes a weight are 1.5 GiB there."""
+TRAINED_WHOLE = 16
+"""Bytes a weight: itself, its gradient, and two numbers of AdamW, in float32."""
+MOST_PIXELS = 1_003_520
+"""Area of a picture: 1,280 tokens of 28 x 28 pixels."""
+CLIP_PIXELS = 3_211_264
+"""Area of a clip's frames together: 2,048 tokens, one for 28 x 28 pixels of two frames."""
+TOKENS_A_SIDE = 8
+"""Of the pictures that a tiny generator draws."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting, and why it is so: `Choice("policy.dtype", "bfloat16", "2 bytes a weight in place of 4")`."""
+
+    key: str
+    value: object
+    why: str
+
+    @property
+    def path(self) -> KeyPath:
+        return tuple(self.key.split("."))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts about a model that its config tells, and about the prompts that it will see."""
+
+    weights: int
+    """Numbers of the network that trains."""
+    area: int = 0
+    """Pixels of the largest picture of a prompt."""
+    limits_pixels: bool = False
+    """May pictures be shrunk by policy.max_pixels?"""
+    token_side: int = 0
+    """Pixels of a generator's token along one side."""
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.weights <= FEW_WEIGHTS
+
+    @classmethod
+    def of(cls, policy: PolicyConfig, prompts: Sequence[Prompt]) -> "Facts":
+        """The facts of a model that is here or on the hub, from its configs.
+
+        Raises:
+            FileNotFoundError: there is no such model.
+            ValueError: it is of a kind that is not known here.
+        """
+        area = max((area_of(prompt) for prompt in prompts), default=0)
+        if isinstance(policy, TextPolicyConfig):
+            model, family = meta_model(policy)
+            limits = type(family).limit_pixels is not Family.limit_pixels
+            return cls(sum(weight.numel() for weight in model.parameters()), area, limits)
+        weights, side = size_of_generator(policy)
+        return cls(weights, area, token_side=side)
+
+
+def area_of(prompt: Prompt) -> int:
+    """Pixels of the largest picture of a prompt, 0 where it has none."""
+    sizes = [picture_size(medium) for medium in prompt.media if not hasattr(medium, "fps")]
+    return max((width * height for width, height in sizes), default=0)
+
+
+def is_free(table: Table, path: KeyPath) -> bool:
+    """Does the command line say nothing of a setting, nor of what is in it?"""
+    return COMMAND_LINE not in (table.origin(path) or "")
+
+
+def with_choices(resolved: Resolved, choices: Sequence[Choice]) -> Resolved:
+    """The run with these settings."""
+    table = Table(deepcopy(resolved.table.values), dict(resolved.table.origins))
+    for choice in choices:
+        table.set(choice.path, choice.value, CHOSEN)
+    return resolve(table, (), resolved.name)
+
+
+def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
+    """The settings that do not depend on the card."""
+    policy = resolved.config.policy
+    if isinstance(policy, TextPolicyConfig):
+        found = tiny_choices(facts) if facts.is_tiny else text_choices(resolved, policy, facts)
+    else:
+        found = tiny_drawing(facts) if facts.is_tiny else drawing_choices(resolved, facts)
+    return [choice for choice in found if is_free(resolved.table, choice.path)]
+
+
+def tiny_choices(facts: Facts) -> Iterator[Choice]:
+    few = f"{facts.weights / 1e6:.1f} million weights need {size_text(TRAINED_WHOLE * facts.weights)}"
+    yield Choice("policy.dtype", "float32", f"a small model trains whole: its {few}")
+
+
+def tiny_drawing(facts: Facts) -> Iterator[Choice]:
+    yield from tiny_choices(facts)
+    for key in ("policy.height", "policy.width"):
+        yield Choice(key, TOKENS_A_SIDE * facts.token_side, "small pictures for a small model")
+
+
+def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iterator[Choice]:
+    """Adapters in bfloat16 whose activations are computed twice: what text and image models share."""
+    half, whole = size_text(2 * facts.weights), size_text(TRAINED_WHOLE * facts.weights)
+    yield Choice("policy.dtype", "bfloat16", f"weights take {half}, half of what float32 takes")
+    yield Choice("policy.lora", {"rank": rank, "alpha": 2 * rank}, f"adapters train; all weights would take {whole}")
+    yield Choice("policy.gradient_checkpointing", True, "activations are computed twice and not kept")
+    if (objective := without_reference(resolved)) is not None:
+        yield Choice("algorithm.objective", objective, "no term compares with a reference, so no copy of it is kept or read")
+    if not is_free(resolved.table, ("policy", "lora")) and resolved.config.policy.lora is None:
+        return
+    yield Choice("optimizer.lr", lr, "the usual rate of adapters")
+    yield Choice("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
+
+
+def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: Facts) -> Iterator[Choice]:
+    yield from real_choices(resolved, facts, rank=64, lr=1e-5)
+    if policy.engine is None:
+        yield Choice("algorithm.old", "reread", "in bfloat16 the training forward decides what old log-probabilities are")
+    if facts.limits_pixels and facts.area > MOST_PIXELS:
+        why = f"the largest picture has {facts.area / 1e6:.1f} million pixels; shown with 1.0, a picture is 1,280 tokens at most"
+        yield Choice("policy.max_pixels", MOST_PIXELS, why)
+    if facts.limits_pixels and resolved.name == "video":
+        yield Choice("policy.video.total_pixels", CLIP_PIXELS, "a clip is 2,048 tokens at most")
+
+
+def drawing_choices(resolved: Resolved, facts: Facts) -> Iterator[Choice]:
+    yield from real_choices(resolved, facts, rank=32, lr=3e-4)
+    yield Choice("policy.equal_forwards", True, "sampling and training run the same kernels, so that ratios begin at 1")
+    yield Choice("ratio_bound", 1e-5, "what bfloat16 and equal forwards keep")
+
+
+def without_reference(resolved: Resolved) -> list[Mapping[str, object]] | None:
+    """The objective's terms that read no reference weights, as tables; None where all do without, or none does."""
+    table, assembly = resolved.table, resolved.config.algorithm
+    if not (is_free(table, ("algorithm", "preset")) and is_free(table, ("algorithm", "objective"))):
+        return None
+    terms = assembly.algorithm.objective
+    kept = [(i, coef, term) for i, (coef, term) in enumerate(terms) if all(reading.model != "ref" for reading in term.reads)]
+    if len(kept) in (0, len(terms)):
+        return None
+    return [{"coef": coef} | part_table(term, f"algorithm.objective.{i}", assembly) for i, coef, term in kept]

@@ -1,0 +1,66 @@
+"""The device that a run is fitted to: a card that is told, the smallest one of this machine, or the machine's own memory."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.app.planning.memory import CONTEXT, GIB, Memory, room, usable
+
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files in which a container's limit stands."""
+SHARE = 0.85
+"""Of a machine's memory, what a run may take: others live there too."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card, or one process's share of a machine without cards: `Device(24 * GIB, True, "a card of 24.0 GiB")`."""
+
+    size: int
+    """Bytes."""
+    is_card: bool
+    name: str
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a run's own tensors may take."""
+        return usable(self.size) if self.is_card else int(self.size * SHARE)
+
+    def taken(self, memory: Memory) -> int:
+        """Bytes that a run takes here, at most."""
+        return memory.peak if self.is_card else memory.resident
+
+    def needed(self, memory: Memory) -> int:
+        """The same, with what CUDA itself takes."""
+        return self.taken(memory) + (CONTEXT if self.is_card else 0)
+
+    def fits(self, memory: Memory) -> bool:
+        return self.taken(memory) <= self.usable
+
+
+def target_device(card: str | None, processes: int = 1) -> Device:
+    """The device of a run.
+
+    Args:
+        card: its memory, such as 24GB; None: this machine's.
+        processes: that share the memory of a machine without cards.
+
+    Raises:
+        ValueError: `card` is no size.
+    """
+    size = room(card)
+    if size is not None:
+        said = "told by --card" if card is not None else "this machine's smallest"
+        return Device(size, True, f"a card of {size / GIB:.1f} GiB ({said})")
+    share = machine_memory() // processes
+    each = "" if processes == 1 else f", {share / GIB:.1f} GiB for each of {processes} processes"
+    return Device(share, False, f"no card, but this machine's memory of {machine_memory() / GIB:.1f} GiB{each}")
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory, or of the container's share of it."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in LIMITS:
+        text = file.read_text().strip() if file.is_file() else ""
+        found += [int(text)] if text.isdigit() else []
+    return min(found)

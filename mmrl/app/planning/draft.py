@@ -1,0 +1,94 @@
+"""The plan of a run: one step counted and its memory estimated, with a network that has no weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
+from mmrl.app.planning.memory import Memory, estimate, has_card
+from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
+from mmrl.app.run.build import check_ranks, first_prompts, load_prompts, with_local_model
+from mmrl.app.run.context import refuse_idle_methods
+from mmrl.core.types import Prompt
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts of a run, counted and estimated for one of its processes."""
+
+    config: RunConfig
+    processes: int
+    prompts: int
+    """Looked at to learn how long prompts are."""
+    usual: Calls
+    most: Calls | None
+    """Where the planner may sample again."""
+    memory: Memory
+    readings: Sequence[str]
+    """What is read before the first update."""
+    rewards: RewardMemory = field(default_factory=RewardMemory)
+
+    @property
+    def is_text(self) -> bool:
+        return modality_of(self.config.policy).output == "text"
+
+
+def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None, on_card: bool | None = None) -> Plan:
+    """Count one step and estimate memory, without weights.
+
+    Args:
+        length: of every completion; None: max_new_tokens.
+        on_card: does the run have a card, where rewards hold their models too; None: as this machine.
+
+    Raises:
+        FileNotFoundError: a plug-in, data file, or the model's config is missing.
+        ValueError: what `mmrl train` would refuse.
+    """
+    check_geometry(resolved, processes)
+    on_card = has_card() if on_card is None else on_card
+    return Draft(processes, prompts_of(resolved), reward_memory(resolved, on_card), length).of(resolved)
+
+
+def check_geometry(resolved: Resolved, processes: int) -> None:
+    """Raise ValueError for steps that cannot be shared out, and for a method that one update per step leaves idle."""
+    check_ranks(resolved.config, processes)
+    refuse_idle_methods(resolved.config.algorithm)
+    resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
+
+
+def prompts_of(resolved: Resolved) -> Sequence[Prompt]:
+    """The prompts of a run that are looked at."""
+    return first_prompts(load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}"))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Plans of one run with other settings: its data is loaded once, and so are the configs of its rewards' models."""
+
+    processes: int
+    prompts: Sequence[Prompt]
+    rewards: RewardMemory = field(default_factory=RewardMemory)
+    length: int | None = None
+    """Of every completion; None: max_new_tokens."""
+
+    def of(self, resolved: Resolved) -> Plan:
+        """The plan of these settings.
+
+        Raises:
+            FileNotFoundError: the model's config is missing.
+            ValueError: what `mmrl train` would refuse.
+        """
+        config = with_local_model(resolved.config)
+        kind = modality_of(config.policy)
+        kind.check_prompts(config.policy, self.prompts)
+        algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
+        few = self.prompts[: max(FEWEST, 2 * config.prompts_per_step // self.processes)]
+        counted = CountedRun(config, algorithm, few, self.processes, self.length)
+        usual = counted.calls()
+        memory = add_rewards(estimate(counted.dry_run, config, self.processes), self.rewards)
+        most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
+        readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
+        shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
+        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards)

@@ -1,0 +1,110 @@
+"""A one-line run fitted to its model and card: settings from the model's config, sizes from the counted memory.
+
+The smallest sizes are planned first; what does not fit then is refused with what would help most. Else they grow into the room
+that is left, and that plan is counted too before it is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmrl.app.config.run import Resolved
+from mmrl.app.planning.choices import Choice, Facts, area_of, is_free, usual_choices, with_choices
+from mmrl.app.planning.device import Device
+from mmrl.app.planning.draft import Draft, Plan, check_geometry, prompts_of
+from mmrl.app.planning.memory import size_text
+from mmrl.app.planning.remedies import refusal
+from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.app.planning.sizes import Sizes, grown_sizes, halved_sizes, least_sizes, size_choices
+from mmrl.app.run.build import with_local_model
+from mmrl.core.types import Prompt
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A run that fits, and why it is as it is."""
+
+    resolved: Resolved
+    choices: Sequence[Choice]
+    plan: Plan
+    device: Device
+    weights: int
+    """Numbers of the model."""
+
+
+def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
+    """The run with the settings and sizes that fit its model to a device; its weights are not loaded.
+
+    Raises:
+        FileNotFoundError: a plug-in, data file, or the model's config is missing.
+        ValueError: what `mmrl train` would refuse, or nothing fits: with the changes that help most.
+    """
+    prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
+    facts = facts_of(resolved, prompts)
+    usual = usual_choices(resolved, facts)
+    chosen = with_choices(resolved, usual)
+    draft = Draft(processes, prompts, reward_memory(chosen, device.is_card))
+    if facts.is_tiny:
+        check_geometry(chosen, processes)
+        made = draft.of(chosen)
+        if device.fits(made.memory):
+            return Fit(chosen, usual, made, device, facts.weights)
+    least = free_sizes(chosen, least_sizes(chosen.config, processes))
+    smallest = with_choices(chosen, plain(least))
+    check_geometry(smallest, processes)
+    made = draft.of(smallest)
+    if not device.fits(made.memory):
+        raise ValueError(refusal(draft, smallest, made, device, facts))
+    sizes, best, planned = least, smallest, made
+    wanted = {**least, **free_sizes(chosen, grown_sizes(made, device))}
+    while wanted != least:
+        larger = with_choices(chosen, plain(wanted))
+        planned_larger = draft.of(larger)
+        if device.fits(planned_larger.memory):
+            sizes, best, planned = wanted, larger, planned_larger
+            break
+        wanted = halved_sizes(wanted, least)
+    return Fit(best, [*usual, *size_choices(sizes, planned)], planned, device, facts.weights)
+
+
+def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
+    """The facts that the model's config and the prompts tell."""
+    return Facts.of(with_local_model(resolved.config).policy, prompts)
+
+
+def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
+    """The sizes of which the command line says nothing."""
+    return {key: value for key, value in sizes.items() if is_free(resolved.table, tuple(key.split(".")))}
+
+
+def plain(sizes: Sizes) -> list[Choice]:
+    return [Choice(key, value, "") for key, value in sizes.items()]
+
+
+def fit_lines(fit: Fit) -> list[str]:
+    """The choices of a fit as lines: what, how much and why."""
+    config, table = fit.resolved.config, fit.resolved.table
+    head = f"{config.policy.model}: {fit.weights / 1e6:,.1f} million weights, {fit.device.name}"
+    rows = [(choice.key, shown(choice.value), choice.why) for choice in fit.choices]
+    rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in ("save_every", "evaluate_every")]
+    held_out = config.evaluation.data
+    place = None if held_out is None else held_out.args.get("path", held_out.use)
+    rows.append(("held out", "nothing" if place is None else str(place), HELD_OUT[table.origin(("evaluation", "data")) is None]))
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]
+    taken = f"takes {size_text(fit.device.needed(fit.plan.memory))} of it at most, as mmrl plan counts"
+    return [head, *lines, f"  {taken}; any of this can be said otherwise: key=value"]
+
+
+HELD_OUT = {
+    True: "so nobody will know what it learned: give --held-out, or lay `test` beside `train` (mmrl data split)",
+    False: "prompts that nothing trains on",
+}
+
+
+def shown(value: object) -> str:
+    """A value in a line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(str(item.get("kind", item.get("use"))) if isinstance(item, dict) else str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

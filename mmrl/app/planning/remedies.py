@@ -1,0 +1,111 @@
+"""The changes that help most where a run does not fit its card, each with the bytes that it saves."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mmrl.app.config.run import Resolved
+from mmrl.app.planning.choices import Choice, Facts, with_choices
+from mmrl.app.planning.device import Device
+from mmrl.app.planning.draft import Draft, Plan
+from mmrl.app.planning.memory import Memory, size_text
+from mmrl.policies.text.settings import TextPolicyConfig
+
+SHOWN = 3
+SMALL_RANK, SMALL_SIDE, SMALL_PIXELS, FEW_TOKENS = 8, 256, 200_704, 64
+MOST_CARDS = 8
+WORTH = 0.1
+"""Share of a run's memory from which on its largest phase is worth a look."""
+SHARDS = "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes {cards} -m mmrl train ..."
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change to a run, and the bytes of a card that it saves."""
+
+    saves: int
+    words: str
+
+    def __str__(self) -> str:
+        return f"-{size_text(self.saves)}: {self.words}"
+
+
+def refusal(draft: Draft, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> str:
+    """The error of a run that does not fit with its smallest sizes: what it needs, and what would help most, largest first."""
+    memory = made.memory
+    largest = sorted(parts_of(memory).items(), key=lambda part: -part[1])[:SHOWN]
+    named = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
+    known = list(remedies(resolved, made, device, facts))
+    if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
+        known += smaller_settings(draft, resolved, made, device)
+    found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
+    missing = device.taken(memory) - device.usable
+    lines = "\n".join(f"  {remedy}" for remedy in found)
+    return (
+        f"{resolved.config.policy.model} ({facts.weights / 1e9:.2f} billion weights) does not fit: with the smallest sizes it "
+        f"needs {size_text(device.needed(memory))} of {device.name}, {size_text(missing)} too much; most: {named}. "
+        f"What helps most:\n{lines}"
+    )
+
+
+def parts_of(memory: Memory) -> Mapping[str, int]:
+    """The parts of a sum of bytes: what stays, and the phase that counts."""
+    return {**memory.stays, f"while {memory.largest_phase}": memory.phases[memory.largest_phase]}
+
+
+def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
+    """The changes whose bytes follow from the plan, in no order."""
+    memory, policy = made.memory, resolved.config.policy
+    weights = sum(size for name, size in memory.stays.items() if name.startswith("weights in"))
+    trained = sum(size for name, size in memory.stays.items() if name.startswith(("gradients", "optimizer")))
+    missing = device.taken(memory) - device.usable
+    each = weights // facts.weights if facts.weights else 0
+    if each and weights > missing:
+        fitting = (weights - missing) / each
+        yield Remedy(missing, f"a smaller model: at most {fitting / 1e9:.1f} billion weights fit beside the rest")
+    if device.is_card:
+        cards = next((n for n in (2, 4, MOST_CARDS) if (weights + trained) * (n - 1) // n >= missing), MOST_CARDS)
+        saved = (weights + trained) * (cards - 1) // cards
+        yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
+        yield from rewards_elsewhere(made)
+    if policy.lora is not None and policy.lora.rank > SMALL_RANK:
+        adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
+        share = 1 - SMALL_RANK / policy.lora.rank
+        yield Remedy(int(share * (adapter + 4 * memory.trained)), f"smaller adapters: policy.lora.rank={SMALL_RANK}")
+
+
+def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
+    """Rewards that leave the card."""
+    held = sum(made.rewards.stays.values())
+    if held:
+        yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
+
+
+def smaller_settings(draft: Draft, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:
+    """Settings that the largest phase, or all of the model, depends on; the plan with each is counted."""
+    before = device.taken(made.memory)
+    for words, choices in cheaper(resolved):
+        saved = before - device.taken(draft.of(with_choices(resolved, choices)).memory)
+        if saved > 0:
+            yield Remedy(saved, words)
+
+
+def cheaper(resolved: Resolved) -> Iterator[tuple[str, list[Choice]]]:
+    """Words for a change, and the change."""
+    policy = resolved.config.policy
+    if policy.dtype != "bfloat16" or policy.lora is None:
+        adapters = [Choice("policy.dtype", "bfloat16", ""), Choice("policy.lora", {"rank": SMALL_RANK}, "")]
+        yield f"adapters in bfloat16: policy.dtype=bfloat16 policy.lora.rank={SMALL_RANK}", adapters
+    if isinstance(policy, TextPolicyConfig):
+        yield from shorter(policy)
+    elif min(policy.height, policy.width) > SMALL_SIDE:
+        sides = [Choice(key, SMALL_SIDE, "") for key in ("policy.height", "policy.width")]
+        yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides
+
+
+def shorter(policy: TextPolicyConfig) -> Iterator[tuple[str, list[Choice]]]:
+    """Fewer positions in a row."""
+    if policy.max_pixels is not None and policy.max_pixels > SMALL_PIXELS:
+        yield f"smaller pictures: policy.max_pixels={SMALL_PIXELS}", [Choice("policy.max_pixels", SMALL_PIXELS, "")]
+    if policy.sampling.max_new_tokens > FEW_TOKENS:
+        few = [Choice("policy.sampling.max_new_tokens", FEW_TOKENS, "")]
+        yield f"shorter answers: policy.sampling.max_new_tokens={FEW_TOKENS}", few

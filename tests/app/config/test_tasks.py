@@ -1,0 +1,85 @@
+"""Runs without a config: what the words mean, which prompts are held out, and what is refused."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.config.tasks import EXAMPLES, TASKS, one_line
+from mmrl.app.plugins.resolve import listing
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("parts/train.jsonl", "parts/val.jsonl", "boxes.jsonl", "edits/train.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("")
+    return tmp_path
+
+
+def data_of(task: str, data: str, *words: str, held_out: str | None = None) -> tuple[object, object]:
+    """[data] and [evaluation.data] as name and settings."""
+    config = one_line(task, "m", data, ["iou"], words, held_out).config
+    found = [None if one is None else (one.use, dict(one.args)) for one in (config.data, config.evaluation.data)]
+    return found[0], found[1]
+
+
+def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):
+    train, val = ({"path": f"parts/{name}.jsonl"} for name in ("train", "val"))
+    assert data_of("grounding", "parts/train.jsonl") == (("grounding_jsonl", train), ("grounding_jsonl", val))
+    whole = {"path": "parts", "split": "train"}, {"path": "parts", "split": "val"}
+    assert data_of("grounding", "parts") == (("grounding_jsonl", whole[0]), ("grounding_jsonl", whole[1]))
+    assert data_of("edit", "edits") == (("edits", {"path": "edits", "split": "train"}), None)
+    assert data_of("grounding", "boxes.jsonl") == (("grounding_jsonl", {"path": "boxes.jsonl"}), None)
+
+
+def test_held_out_prompts_that_are_named_come_first(folder: Path):
+    assert data_of("grounding", "parts/train.jsonl", held_out="boxes.jsonl")[1] == ("grounding_jsonl", {"path": "boxes.jsonl"})
+    assert data_of("grounding", "parts/train.jsonl", "evaluation.data.use=shapes")[1] == ("shapes", {})
+    assert data_of("grounding", "boxes.jsonl", held_out="digits_grounding")[1] == ("digits_grounding", {})
+    with pytest.raises(FileNotFoundError, match=r"--held-out gone.jsonl is no file"):
+        one_line("grounding", "m", "boxes.jsonl", ["iou"], [], "gone.jsonl")
+
+
+def test_clips_are_read_by_their_layout(folder: Path):
+    Path("train.txt").write_text("AO8RW 0.0 6.9##a person puts a book on a shelf.\n")
+    Path("captions.json").write_text(json.dumps({"v_a": {"timestamps": [[0.0, 1.0]], "sentences": ["a"]}}))
+    Path("rows.jsonl").write_text('{"problem": "What?", "path": "a.mp4"}\n')
+    names = [
+        one_line("video", "m", name, ["by_type"], []).config.data.use for name in ("train.txt", "captions.json", "rows.jsonl")
+    ]
+    assert names == ["charades_sta", "activitynet_captions", "video_r1"]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(100, 10), (7, 1), (500, 50)])
+def test_every_run_is_saved_and_evaluated(folder: Path, steps: int, every: int):
+    config = one_line("grounding", "m", "boxes.jsonl", ["iou"], [f"steps={steps}"]).config
+    assert config.save_every == config.evaluate_every == every
+    said = one_line("grounding", "m", "boxes.jsonl", ["iou"], ["save_every=3"])
+    assert said.config.save_every == 3 and said.origin(("evaluate_every",)) == "task grounding"
+
+
+@pytest.mark.parametrize(("words", "form"), [([], "direct"), (["policy.answer_format=think"], "think")])
+def test_the_form_that_prompts_ask_for_is_the_one_that_is_rewarded(words: list[str], form: str, folder: Path):
+    config = one_line("grounding", "m", "boxes.jsonl", ["iou", "format=0.1"], words).config
+    assert [reward.args for reward in config.reward] == [{}, {"template": form}]
+    said = one_line("grounding", "m", "boxes.jsonl", ["format"], ["reward.0.template=json"]).config
+    assert said.reward[0].args == {"template": "json"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
+    words = shlex.split(EXAMPLES[task])
+    given = {name: [words[i + 1] for i, word in enumerate(words) if word == f"--{name}"] for name in ("model", "data", "reward")}
+    (data,), (model,) = given["data"], given["model"]
+    Path(data).write_text("")
+    config = one_line(task, model, data, given["reward"], []).config
+    assert config.policy.model == model and len(config.reward) == 2
+    with pytest.raises(ValueError, match=f"--task {task} needs --reward, for example mmrl train --task {task} "):
+        one_line(task, model, data, [], [])
+
+
+def test_the_data_sets_of_tasks_are_shipped():
+    assert {table["data"]["use"] for table in TASKS.values()} <= {listed.name for listed in listing("datasets")}

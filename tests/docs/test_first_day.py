@@ -1,0 +1,80 @@
+"""The three jobs of docs/how_to/first_day.md, by the commands that a reader copies, in an empty folder of a fresh clone."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.blocks import ROOT, blocks, commands
+
+PAGE = "docs/how_to/first_day.md"
+JOBS = {"boxes": "1. Grounding", "pictures": "2. Pictures", "clips": "3. Clips"}
+EXPECTED = {
+    "boxes": ("iou", "model.safetensors"),
+    "pictures": ("colourful", "model_index.json"),
+    "clips": ("temporal_iou", "model.safetensors"),
+}
+"""Job -> a reward of it, and a file of its export."""
+PROGRAM = """
+import json, runpy, sys
+from mmrl.app.cli import main
+for words in json.load(sys.stdin):
+    print("$", *words, flush=True)
+    if words[0] == "python":
+        sys.argv = words[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        continue
+    sys.argv = words
+    try:
+        main()
+    except SystemExit as left:
+        if left.code:
+            sys.exit(f"{words} left with {left.code}")
+"""
+"""The commands one after the other as the program `mmrl` runs them, in one process: the large libraries are loaded once."""
+
+
+def page_commands(heading: str = "") -> list[list[str]]:
+    """The commands of the page, or of the chapter with this heading, in their order."""
+    chapters = (ROOT / PAGE).read_text().split("\n## ")
+    text = "".join(chapter for chapter in chapters if chapter.startswith(heading))
+    shell = [block.text for block in blocks() if block.doc == PAGE and block.language == "sh" and block.text in text]
+    return [words for block in shell for words in commands(block)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_runs_by_copying_its_commands(job: str, tmp_path: Path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = [page_commands()[0], *page_commands(JOBS[job])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MMRL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=json.dumps(lines),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    reward, file = EXPECTED[job]
+    config = tomllib.loads((tmp_path / "own" / f"{job}.toml").read_text())
+    assert config["save_every"] == config["evaluate_every"] == 1 and config["evaluation"]["data"]["path"].startswith("own/")
+    assert config["policy"]["dtype"] == "float32" and "lora" not in config["policy"]
+    metrics = [json.loads(line) for line in (tmp_path / "runs" / job / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if f"reward/{reward}" in line] == [1, 2]
+    assert [line["step"] for line in metrics if f"eval/{reward}" in line] == [0, 1, 2]
+    assert "million weights" in done.stdout and f"config: own/{job}.toml" in done.stdout
+    assert (tmp_path / "runs" / job / "report.html").stat().st_size > 1000
+    assert list((tmp_path / "own" / f"{job}_model").rglob(file))
+
+
+def test_every_command_of_the_page_belongs_to_a_job():
+    found = [words for heading in JOBS.values() for words in page_commands(heading)]
+    assert page_commands() == [["python", "examples/toy_day.py", "own"], *found] and len(found) == 23
