@@ -132,7 +132,8 @@ def _cut_out(picture: Image.Image, one: Detection) -> Image.Image:
     whole = picture.convert("RGB")
     if one.mask is not None:
         whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
-    return whole.crop(tuple(map(round, one.corners)))
+    left, top, right, bottom = map(round, one.corners)
+    return whole.crop((left, top, right, bottom))
 
 
 def _relations(a: Detection, b: Detection) -> set[str]:

@@ -71,5 +71,5 @@ def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[T
 
 def no_longer_than(conditional: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
     """v min(1, |c| / |v|) of every row, norms over the whole latent (Z-Image's pipeline, cfg_normalization = 1)."""
-    wanted, has = (x.flatten(1).norm(dim=1) for x in (conditional, v))
+    wanted, has = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (conditional, v))
     return v * like_batch((wanted / has.clamp(min=1e-12)).clamp(max=1), v)

@@ -106,7 +106,7 @@ def test_a_rule_is_that_of_diffusers_own_guider():
 
     c, u = torch.randn(2, 3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).unbind(0)
     guider = ClassifierFreeZeroStarGuidance(guidance_scale=4.0, zero_init_steps=0)
-    guider.set_state(step=1, num_inference_steps=4, timestep=torch.tensor(500.0))
+    guider.set_state(step=1, num_inference_steps=4, timestep=torch.LongTensor([500]))
     ours = velocity_with_guidance(c, nearest_multiple(c, u), 4.0)
     torch.testing.assert_close(ours, guider.forward(c, u).pred, atol=1e-5, rtol=1e-5)
 

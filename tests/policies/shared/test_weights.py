@@ -119,14 +119,15 @@ class Looks(TorchDispatchMode):
 
 
 def test_the_adapters_of_a_reference_are_looked_at_again_only_when_they_were_written():
-    weights = Weights(nn.Sequential(Adapted(), Adapted()), {"ref"}, 0.9)
+    net = nn.Sequential(Adapted(), Adapted())
+    weights = Weights(net, {"ref"}, 0.9)
     moved = {name: torch.ones_like(weight) for name, weight in weights.named.items()}
     state = {**weights.state_dict(), "shadows": {"ref": moved}}
     with Looks() as looks:
         for _ in range(3):
             with weights.swapped_in("ref"):
-                assert all(layer._disable_adapters for layer in weights.module)
+                assert all(layer._disable_adapters for layer in net)
         assert looks.count == 2
         weights.load_state_dict(state)
         with weights.swapped_in("ref"):
-            assert not any(layer._disable_adapters for layer in weights.module)
+            assert not any(layer._disable_adapters for layer in net)
