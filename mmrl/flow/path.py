@@ -4,6 +4,7 @@ Time t runs from 1 = noise to 0 = data; it is diffusers' sigma. x_t = (1 - t) da
 so a step from t to t' < t adds (t' - t) velocity. A model evaluated at (x_t, t) predicts the velocity.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
