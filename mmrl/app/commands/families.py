@@ -14,17 +14,18 @@ MARKS = {"makers": "", "others": " *", "nowhere": " **"}
 """Where a licence was read -> what stands behind it; explained below the table."""
 
 
-def published() -> dict[str, Published]:
+def public_weights() -> dict[str, Published]:
     """Family -> the facts about its public weights: models that draw, then models that write."""
     from mmrl.policies.flow.families.known import FAMILIES
     from mmrl.policies.text.families.published import PUBLISHED
 
-    return {**{name: cls.published() for name, cls in sorted(FAMILIES.items())}, **PUBLISHED}
+    drawing = {name: Published(cls.tasks, cls.licence, cls.licence_read, cls.tested) for name, cls in sorted(FAMILIES.items())}
+    return {**drawing, **PUBLISHED}
 
 
 def table() -> Iterator[str]:
     """The lines, none wider than a terminal of 80 columns; equal tests share a letter."""
-    facts = published()
+    facts = public_weights()
     letters = dict(zip(dict.fromkeys(one.tested for one in facts.values()), ascii_uppercase, strict=False))
     yield from row(HEAD)
     yield from row(["-" * width for width in WIDTHS])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.commands.families import published
+from mmrl.app.commands.families import public_weights
 from mmrl.app.commands.settings import Setting, facts_of, settings_of, wrapped
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
@@ -172,7 +172,7 @@ def classes(kind: str) -> list[Listed]:
         found = dict(kinds("sampler"))
     else:
         found = generators() if kind == "generators" else families()
-    facts = published() if kind == "families" else {}
+    facts = public_weights() if kind == "families" else {}
     rows = [
         Listed(name, summary_of(facts[name]) if name in facts else first_line(cls), Path(inspect.getfile(cls)))
         for name, cls in found.items()

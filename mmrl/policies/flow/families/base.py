@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,9 @@ from mmrl.core.types import Prompt
 from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
+from mmrl.policies.flow.families.facts import EULER, FamilyFacts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Grid, Size, asked_size
-from mmrl.policies.shared.published import Published, Read
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -28,12 +28,10 @@ ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """The linear layers of attention over text and image together, as diffusers names them."""
-EULER = "FlowMatchEulerDiscreteScheduler"
-TESTED = "latents, pictures, exports as its pipeline's; log-probabilities, gradients"
 
 
 @dataclass(frozen=True)
-class FlowFamily:
+class FlowFamily(FamilyFacts):
     """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
 
     It draws one size; `at` gives the family that draws another one with the same networks.
@@ -49,42 +47,6 @@ class FlowFamily:
     """Tokens that the long text encoder takes."""
     settings: FlowPolicyConfig = field(default_factory=lambda: FlowPolicyConfig(""))
     """[policy] of the run."""
-    networks: ClassVar[tuple[str, ...]] = ("transformer",)
-    """The pipeline's names of what trains; a pipeline may have the first ones only."""
-    schedulers: ClassVar[frozenset[str]] = frozenset({EULER})
-    """Classes of the pipeline's scheduler whose steps are those taken here."""
-    left_out: ClassVar[frozenset[str]] = frozenset()
-    """Parts of the pipeline that are not loaded."""
-    tasks: ClassVar[tuple[str, ...]] = ("text to image",)
-    """What its models draw from what, as `mmrl ls families` says it."""
-    licence: ClassVar[str] = "see the model's own card"
-    """Licences of its public weights, as published in November 2026; the model's own card counts."""
-    licence_read: ClassVar[Read] = "nowhere"
-    """Where that was read: on a page of the makers, on others' pages, or nowhere."""
-    tested: ClassVar[str] = TESTED
-    """What the tests compare on tiny models of the real classes."""
-    sources: ClassVar[tuple[int, int]] = (0, 0)
-    """Fewest and most pictures in a prompt."""
-    source_step: ClassVar[int] = 1
-    """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
-    source_least: ClassVar[int] = 1
-    """The shortest side of a prompt's pictures that the model's processor takes."""
-    usual_guidance: ClassVar[float]
-    """Guidance of a run that names none; 1 = without."""
-    usual_prompt_tokens: ClassVar[int]
-    """Tokens that the long text encoder takes where a run says nothing."""
-    lora_targets: ClassVar[tuple[str, ...]]
-    """Linear layers of the transformer that adapters sit on with policy.lora.targets = "auto"."""
-    empty_prompt: ClassVar[str] = ""
-    """The text that stands for no prompt in guidance."""
-    dead_ends: ClassVar[tuple[str, ...]] = ()
-    """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
-    own_negatives: ClassVar[bool] = False
-    """Each condition holds what guidance leads away from; see `negative`."""
-    keep_norm: ClassVar[bool] = False
-    """Guided velocities keep the norm of the conditional one."""
-    draws_clips: ClassVar[bool] = False
-    """May policy.frames be above 1?"""
 
     def __post_init__(self) -> None:
         refuse_clips(self.settings, type(self))
@@ -105,11 +67,6 @@ class FlowFamily:
                 "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
                 "leave them out"
             )
-
-    @classmethod
-    def published(cls) -> Published:
-        """The facts about its public weights."""
-        return Published(cls.tasks, cls.licence, cls.licence_read, cls.tested)
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.facts import EULER
 
 
 @dataclass(frozen=True)

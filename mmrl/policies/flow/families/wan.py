@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import EULER, Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, token_count
 from mmrl.policies.flow.families.experts import Experts
+from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")

@@ -1,0 +1,50 @@
+"""Facts that hold for every model of a family of generators, before any is loaded."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mmrl.policies.shared.published import Read
+
+EULER = "FlowMatchEulerDiscreteScheduler"
+
+
+@dataclass(frozen=True)
+class FamilyFacts:
+    """The facts of a family, with the answers most of them share: class variables, which `FlowFamily` and its subclasses set."""
+
+    networks: ClassVar[tuple[str, ...]] = ("transformer",)
+    """The pipeline's names of what trains; a pipeline may have the first ones only."""
+    schedulers: ClassVar[frozenset[str]] = frozenset({EULER})
+    """Classes of the pipeline's scheduler whose steps are those taken here."""
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Parts of the pipeline that are not loaded."""
+    tasks: ClassVar[tuple[str, ...]] = ("text to image",)
+    """What its models draw from what, as `mmrl ls families` says it."""
+    licence: ClassVar[str] = "see the model's own card"
+    """Licences of its public weights, as published in November 2026; the model's own card counts."""
+    licence_read: ClassVar[Read] = "nowhere"
+    """Where that was read: on a page of the makers, on others' pages, or nowhere."""
+    tested: ClassVar[str] = "latents, pictures, exports as its pipeline's; log-probabilities, gradients"
+    """What the tests compare on tiny models of the real classes."""
+    sources: ClassVar[tuple[int, int]] = (0, 0)
+    """Fewest and most pictures in a prompt."""
+    source_step: ClassVar[int] = 1
+    """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
+    source_least: ClassVar[int] = 1
+    """The shortest side of a prompt's pictures that the model's processor takes."""
+    usual_guidance: ClassVar[float]
+    """Guidance of a run that names none; 1 = without."""
+    usual_prompt_tokens: ClassVar[int]
+    """Tokens that the long text encoder takes where a run says nothing."""
+    lora_targets: ClassVar[tuple[str, ...]]
+    """Linear layers of the transformer that adapters sit on with policy.lora.targets = "auto"."""
+    empty_prompt: ClassVar[str] = ""
+    """The text that stands for no prompt in guidance."""
+    dead_ends: ClassVar[tuple[str, ...]] = ()
+    """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
+    own_negatives: ClassVar[bool] = False
+    """Each condition holds what guidance leads away from; see `negative`."""
+    keep_norm: ClassVar[bool] = False
+    """Guided velocities keep the norm of the conditional one."""
+    draws_clips: ClassVar[bool] = False
+    """May policy.frames be above 1?"""
