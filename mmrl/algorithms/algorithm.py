@@ -90,8 +90,7 @@ class Algorithm:
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
         """Readings of actions that the advantage looks at, or a planner that watches."""
-        looking = [part for part in (self.advantage, self.planner) if isinstance(part, ReadsActions)]
-        return tuple(dict.fromkeys(reading for part in looking for reading in part.reads))
+        return tuple(dict.fromkeys(r for p in (self.advantage, self.planner) if isinstance(p, ReadsActions) for r in p.reads))
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mmrl.core.heat import Heat
+from mmrl.core.types import Heat
 
 
 def test_tokens_above_the_pivot_are_drawn_hotter_and_those_below_colder():

@@ -15,9 +15,8 @@ from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhere
 from mmrl.algorithms.segments import cutpoints, segment_advantages
 from mmrl.algorithms.tracker import memory_share
 from mmrl.algorithms.uncertainty import uncertainty
-from mmrl.core.heat import Heat
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
-from mmrl.core.types import Prompt
+from mmrl.core.types import Heat, Prompt
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import make_batch, rollouts, scores
 

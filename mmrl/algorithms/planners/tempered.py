@@ -11,11 +11,10 @@ from torch import Tensor
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.uncertainty import uncertainty
-from mmrl.core.heat import Heat
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores
+from mmrl.core.types import Credit, Group, Heat, Prompt, Reading, Request, Revision, Rollouts, Scores
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.heat import Heat
 from mmrl.core.spans import in_span
+from mmrl.core.types import Heat
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.draft import Draft, Stops
 from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.core.heat import Heat
 from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Request, StoredRow
+from mmrl.core.types import Heat, Request, StoredRow
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.audit import audit_rollouts
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, prompts
