@@ -44,11 +44,13 @@ def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterato
         raise ValueError(
             f"the turns are {', '.join(turn.role for turn in spoken)}: write a question and at most one answer after it"
         )
+    if not isinstance(asked[0].text, str) or not asked[0].text.strip():
+        raise ValueError(f"the question is {str(asked[0].text)[:80]!r}: it must be a text that is not empty")
     answer = one_of(row, *ANSWERS)
     if answer is None and len(spoken) > 1:
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
-    said = {"question": str(asked[0].text).strip(), "system": system, "image": pictures or None, "video": clips or None}
+    said = {"question": asked[0].text.strip(), "system": system, "image": pictures or None, "video": clips or None}
     yield row_like(row, (*used, *PICTURES, *CLIPS, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
 
 
