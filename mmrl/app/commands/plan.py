@@ -162,7 +162,9 @@ def print_geometry(made: Plan) -> None:
         + ("positions" if made.is_text else "denoising steps")
         + (" (auto: they grow with the device)" if config.micro_batch == "auto" else ""),
         "read before updates": ", ".join(made.readings) or "nothing",
-        "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
+        "weights kept beside": ", ".join(name for name in (*made.memory.stays, *made.memory.host) if ":" in name).replace(
+            "weights kept beside: ", ""
+        )
         or "none",
         "evaluations": str(evaluations(config)),
     }
