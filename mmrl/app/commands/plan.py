@@ -146,6 +146,7 @@ def print_geometry(made: Plan) -> None:
     config, algorithm = made.config, made.config.algorithm.algorithm
     each, update = config.prompts_per_step // made.processes, made.usual.counts["update"]
     longest = made.usual.rounds if made.most is None else made.most.rounds
+    kept = [name for name in (*made.memory.stays, *made.memory.host) if ":" in name]
     rows = {
         "algorithm": config.algorithm.label,
         "model": config.policy.model,
@@ -162,8 +163,7 @@ def print_geometry(made: Plan) -> None:
         + ("positions" if made.is_text else "denoising steps")
         + (" (auto: they grow with the device)" if config.micro_batch == "auto" else ""),
         "read before updates": ", ".join(made.readings) or "nothing",
-        "weights kept beside": ", ".join(name for name in made.memory.stays if ":" in name).replace("weights kept beside: ", "")
-        or "none",
+        "weights kept beside": ", ".join(name.partition(": ")[2] for name in kept) or "none",
         "evaluations": str(evaluations(config)),
     }
     grid = Grid("geometry", f"from {made.prompts} prompts", box=None, title_justify="left")

@@ -73,11 +73,12 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
     stays |= dry_run.beside()
     stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
-    stays |= {f"weights kept beside: {name}": size for name in shadows}
+    beside, is_far = {f"weights kept beside: {name}": size for name in shadows}, config.policy.copies_on == "cpu"
+    stays |= {} if is_far else beside
     if processes > 1:
         stays["gradients on their way between processes"] = size
     phases = dict(dry_run.activations())
-    if shadows and "read" in phases:
+    if shadows and "read" in phases and not is_far:
         # The live weights are put aside while others are looked through.
         phases["read"] += size
     if config.optimizer.kind == "adamw":
@@ -85,7 +86,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
         phases["optimizer step"] = size
     parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
     memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
-    host = {LIBRARIES: libraries, **dry_run.host_bytes()}
+    host = {LIBRARIES: libraries, **dry_run.host_bytes(), **(beside if is_far else {})}
     shared = 0
     if config.checkpoint.asynchronous:
         host[WRITTEN] = memory.checkpoint(len(shadows))
