@@ -18,7 +18,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
-from mmrl.core.types import Prompt, Scores
+from mmrl.core.types import Examples, Prompt, Scores
 from mmrl.policies.shared.call_log import PHASES, CallCount
 from mmrl.policies.shared.meta_models import count_bytes, size_of
 from mmrl.policies.text.generate import Generation
@@ -294,7 +294,7 @@ def test_evaluations_are_counted_as_the_trainer_makes_them(make: Make):
         (["evaluate_every=0"], 2),
     ):
         job, seen_at = build(make(*words)), list[int]()
-        job.trainer.evaluator.run = lambda step, seen_at=seen_at: (seen_at.append(step), ({}, [], NO_SCORES))[1]  # type: ignore
+        job.trainer.evaluator.run = lambda step, seen_at=seen_at: (seen_at.append(step), ({}, Examples([], NO_SCORES)))[1]  # type: ignore
         job.trainer.step = lambda trainer=job.trainer: setattr(trainer, "index", trainer.index + 1) or {}  # type: ignore
         job.trainer.health.after_evaluation = lambda *args: None  # type: ignore[method-assign]
         job.trainer.fit()
