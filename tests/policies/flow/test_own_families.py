@@ -105,7 +105,7 @@ def test_a_rule_is_that_of_diffusers_own_guider():
     from diffusers.guiders.classifier_free_zero_star_guidance import ClassifierFreeZeroStarGuidance
 
     c, u = torch.randn(2, 3, 4, 5, 6, generator=torch.Generator().manual_seed(0)).unbind(0)
-    guider = ClassifierFreeZeroStarGuidance(guidance_scale=4.0, zero_init_steps=0)
+    guider: Any = ClassifierFreeZeroStarGuidance(guidance_scale=4.0, zero_init_steps=0)
     guider.set_state(step=1, num_inference_steps=4, timestep=torch.tensor(500.0))
     ours = velocity_with_guidance(c, nearest_multiple(c, u), 4.0)
     torch.testing.assert_close(ours, guider.forward(c, u).pred, atol=1e-5, rtol=1e-5)
