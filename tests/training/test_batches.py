@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import REF_LOGPROBS
 from mmrl.core.types import Credit
 from mmrl.training.batches import Batches
 from tests.support.rows import rollouts
+from tests.support.trainers import make_trainer
 
 MASK = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
 IDS = [4, 4, 4, 7, 7]
@@ -43,3 +46,15 @@ def test_a_process_without_rows_has_one_of_no_share():
     credit = Credit(torch.ones(2, 3), torch.ones(2, dtype=torch.bool))
     batch = batches(algorithm).batch(some, credit, {}, torch.arange(0))
     assert len(batch) == 1 and not batch.share.any() and not batch.rollouts.action_mask.any()
+
+
+def test_processes_agree_on_how_often_they_read_before_they_do(monkeypatch: pytest.MonkeyPatch):
+    """Sharded weights are gathered while reading: whoever asked in between would meet a process that reads."""
+    trainer = make_trainer(micro_batch=4)
+    collected, done = trainer.collector.collect().rollouts, list[str]()
+    read = trainer.policy.read
+    monkeypatch.setattr(trainer.policy, "read", lambda *asked: (done.append("read"), read(*asked))[1])
+    monkeypatch.setattr(trainer.ranks, "most", lambda count: (done.append("most"), count + 1)[1])
+    trainer.reader.read_rows(collected, [REF_LOGPROBS])
+    assert done[0] == "most" and done.count("most") == 1
+    assert done.count("read") > 3 and done[1:] == ["read"] * (len(done) - 1)

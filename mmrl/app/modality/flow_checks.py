@@ -17,7 +17,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.evaluate import OF_LATENTS
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.sizes import Size, asked_size, size_text
+from mmrl.policies.flow.sizes import Size, own_size, size_text
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}
 """Quantities that only noisy steps have."""
@@ -64,7 +64,7 @@ def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:
     troubles: list[str] = []
     for prompt in prompts:
         try:
-            _ = asked_size(prompt) if family is None else family.size_of(prompt)
+            _ = own_size(prompt) if family is None else family.size_of(prompt)
         except ValueError as error:
             place = prompt.columns.get(FILE_ROW)
             troubles.append(str(error) if place is None else f"{place}: {error}")

@@ -12,7 +12,7 @@ from mmrl.answers.sources import picture_at
 from mmrl.core.types import Prompt
 from mmrl.policies.flow.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.families.base import Condition, FlowFamily
-from mmrl.policies.flow.sizes import asked_size, size_text
+from mmrl.policies.flow.sizes import own_size, size_text
 from mmrl.policies.shared.pictures import digest_of_picture, open_picture
 
 log = logging.getLogger("mmrl")
@@ -28,7 +28,7 @@ def key_of(asked: Asked) -> str:
     """The name under which a prompt's embeddings are kept: its text, and the contents of its pictures with the size asked for."""
     if isinstance(asked, str) or not asked.media:
         return asked if isinstance(asked, str) else asked.text
-    size = asked_size(asked)
+    size = own_size(asked)
     own = [] if size is None else [f"<drawn at {size_text(size)}>"]
     return "\n".join([asked.text, *own, *(f"<picture {digest_of_picture(media)}>" for media in asked.media)])
 

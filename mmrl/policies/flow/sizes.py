@@ -16,11 +16,11 @@ def size_text(size: Size) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def asked_size(prompt: Prompt) -> Size | None:
+def own_size(prompt: Prompt, grid: "Grid | None" = None) -> Size | None:
     """The size in a prompt's columns `width` and `height`; None: it names none.
 
     Raises:
-        ValueError: one side alone, or a side that is no whole number above 0.
+        ValueError: one side alone, a side that is no whole number above 0, or a size that does not fit the grid.
     """
     sides = {name: prompt.columns[name] for name in COLUMNS if prompt.columns.get(name) is not None}
     if not sides:
@@ -37,7 +37,10 @@ def asked_size(prompt: Prompt) -> Size | None:
             raise ValueError(
                 f"the column {name} of prompt {prompt.id!r} is {side!r}: give whole pixels above 0, such as 512, as a number"
             )
-    return sides["width"], sides["height"]
+    size = sides["width"], sides["height"]
+    if grid is not None:
+        grid.refuse(size, f"prompt {prompt.id!r}")
+    return size
 
 
 @dataclass(frozen=True)

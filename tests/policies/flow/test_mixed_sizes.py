@@ -17,6 +17,7 @@ from mmrl.core.readings import LOGPROBS, MEAN, REF_LOGPROBS, ROLLOUT_LOGPROBS, S
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Scope
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.flow.schedules import Forward, Full
+from mmrl.flow.sigmas import DynamicShift
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
@@ -150,16 +151,19 @@ def test_sources_have_the_size_of_their_own_picture(tiny: Tiny, family: str, sou
         torch.testing.assert_close(noted, alone.recorded[ROLLOUT_LOGPROBS], atol=1e-6, rtol=1e-6)
 
 
-def test_steps_are_spaced_by_the_size(tiny: Tiny):
-    """FLUX shifts by tokens, 16 at 16 x 16 pixels and 64 at 32 x 32; both keep their ends."""
-    policy = drawer(tiny, "flux")
-    rollouts = policy.rollout(asked([None, (32, 32), (32, 16)], 1), evaluation_plan(4))
+@pytest.mark.parametrize("family", ["flux", "flux2", "qwen_image", "sd3"])
+def test_steps_are_spaced_by_the_size(tiny: Tiny, family: str):
+    """By the tokens of each size, as the models say or (Stable Diffusion 3) the schedule does."""
+    policy = drawer(tiny, family)
+    plan = evaluation_plan(4, DynamicShift() if family == "sd3" else None)
+    rollouts = policy.rollout(asked([None, (32, 32), (32, 16)], 1), plan)
     plans = trace_of(rollouts).sigma_plans
-    assert [plan.size for plan in plans] == [(16, 16), (32, 16), (32, 32)]
-    seconds = [float(plan.sigmas[1]) for plan in plans]
+    assert [own.size for own in plans] == [(16, 16), (32, 16), (32, 32)]
+    seconds = [float(own.sigmas[1]) for own in plans]
     assert seconds[0] < seconds[1] < seconds[2]
-    for plan in plans:
-        assert torch.equal(plan.sigmas, drawer(tiny, "flux", plan.size).sigmas(evaluation_plan(4)))
+    for own in plans:
+        alone = drawer(tiny, family, own.size)
+        assert torch.equal(own.sigmas, alone.sigmas(plan)) and torch.equal(own.sigmas, policy.sigmas(plan, own.size))
 
 
 def test_forwards_hold_one_size_and_no_more_tokens_than_those_of_the_run(tiny: Tiny):

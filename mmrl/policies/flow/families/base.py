@@ -16,7 +16,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
 from mmrl.policies.flow.families.facts import EULER, FamilyFacts
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.sizes import Grid, Size, asked_size
+from mmrl.policies.flow.sizes import Grid, Size, own_size
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -50,23 +50,7 @@ class FlowFamily(FamilyFacts):
 
     def __post_init__(self) -> None:
         refuse_clips(self.settings, type(self))
-        for name in ("height", "width"):
-            self.grid.refuse_setting(f"policy.{name}", getattr(self, name))
-        if self.settings.guidance_low is not None and self.boundary is None:
-            raise ValueError(
-                f"policy.guidance_low is {self.settings.guidance_low:g}, but {self.settings.model!r} has one network for all "
-                "times: leave it out, or take a model of two such as Wan 2.2 A14B"
-            )
-        if self.settings.guidance_rule != "family" and self.embeds_guidance:
-            raise ValueError(
-                f"policy.guidance_rule is {self.settings.guidance_rule!r}, but {self.settings.model!r} takes the guidance as an "
-                "input and makes one pass, so there is nothing to join: leave it out"
-            )
-        if not self.sources[1] and (self.settings.source_pixels is not None or self.settings.source_fit != "resize"):
-            raise ValueError(
-                "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
-                "leave them out"
-            )
+        refuse_settings(self)
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -124,16 +108,8 @@ class FlowFamily(FamilyFacts):
         return Grid(self.scale * self.patch)
 
     def size_of(self, prompt: Prompt) -> Size:
-        """Width and height that a prompt is drawn at: those in its columns, else the run's.
-
-        Raises:
-            ValueError: columns that are no size, or a size that the model cannot draw.
-        """
-        asked = asked_size(prompt)
-        if asked is None:
-            return self.width, self.height
-        self.grid.refuse(asked, f"prompt {prompt.id!r}")
-        return asked
+        """Width and height that a prompt is drawn at: its own, or the run's. Raises ValueError for one that cannot be drawn."""
+        return own_size(prompt, self.grid) or (self.width, self.height)
 
     def at(self, size: Size) -> "FlowFamily":
         """The family that draws pictures of this width and height."""
@@ -181,15 +157,7 @@ class FlowFamily(FamilyFacts):
 
         A rule that remembers earlier steps would leave ratios undefined.
         """
-        rule, low = self.settings.guidance_rule, self.settings.guidance_low
-        keep_norm = self.keep_norm if rule == "family" else rule == "norm"
-        if rule == "zero_star":
-            unconditional = nearest_multiple(conditional, unconditional)
-        scales: Tensor | float = scale
-        if low is not None and self.boundary is not None:
-            scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
-        v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
-        return no_longer_than(conditional, v) if rule == "cap" else v
+        return join_passes(self, conditional, unconditional, scale, timesteps)
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
@@ -289,6 +257,42 @@ class CallsPipeline(Protocol):
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None for a guidance that the pipeline has no word for."""
         ...
+
+
+def join_passes(
+    family: FlowFamily, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
+) -> Float[Tensor, "n ..."]:
+    """The guided velocity by policy.guidance_rule, with policy.guidance_low below a family's boundary."""
+    rule, low = family.settings.guidance_rule, family.settings.guidance_low
+    keep_norm = family.keep_norm if rule == "family" else rule == "norm"
+    if rule == "zero_star":
+        unconditional = nearest_multiple(conditional, unconditional)
+    scales: Tensor | float = scale
+    if low is not None and family.boundary is not None:
+        scales = torch.where(timesteps < family.boundary, low, scale).to(conditional)
+    v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+    return no_longer_than(conditional, v) if rule == "cap" else v
+
+
+def refuse_settings(family: FlowFamily) -> None:
+    """Raise ValueError for settings that a model of the family cannot take."""
+    for name in ("height", "width"):
+        family.grid.refuse_setting(f"policy.{name}", getattr(family, name))
+    if family.settings.guidance_low is not None and family.boundary is None:
+        raise ValueError(
+            f"policy.guidance_low is {family.settings.guidance_low:g}, but {family.settings.model!r} has one network for all "
+            "times: leave it out, or take a model of two such as Wan 2.2 A14B"
+        )
+    if family.settings.guidance_rule != "family" and family.embeds_guidance:
+        raise ValueError(
+            f"policy.guidance_rule is {family.settings.guidance_rule!r}, but {family.settings.model!r} takes the guidance as an "
+            "input and makes one pass, so there is nothing to join: leave it out"
+        )
+    if not family.sources[1] and (family.settings.source_pixels is not None or family.settings.source_fit != "resize"):
+        raise ValueError(
+            "policy.source_pixels and policy.source_fit are for pictures in prompts, but this model draws from text alone: "
+            "leave them out"
+        )
 
 
 def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
