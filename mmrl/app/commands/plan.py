@@ -20,6 +20,7 @@ from mmrl.app.planning.fit import Fit, fit_lines, fit_to
 from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
+from mmrl.core.waiting import waiting
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 
@@ -99,7 +100,8 @@ def plan_arguments(
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
     device = target_device(card, processes)
-    fit = fit_to(given.resolve(), device, processes)
+    with waiting(f"counting what fits {device.name}"):
+        fit = fit_to(given.resolve(), device, processes)
     console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
     shown = show_plan(fit.resolved, fit.plan, device.size if device.is_card else None, calibrate, price)
     if save is not None:

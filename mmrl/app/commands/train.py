@@ -33,6 +33,7 @@ from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
+from mmrl.core.waiting import waiting
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
@@ -116,7 +117,9 @@ def fit_task(given: TrainArguments) -> Resolved:
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    fit = fit_to(given.resolve(), target_device(given.card, here), world)
+    device = target_device(given.card, here)
+    with waiting(f"counting what fits {device.name}"):
+        fit = fit_to(given.resolve(), device, world)
     if os.environ.get("RANK", "0") == "0":
         console.print("\n".join(fit_lines(fit)), highlight=False, markup=False, soft_wrap=True)
     return fit.resolved
