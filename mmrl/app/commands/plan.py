@@ -20,7 +20,7 @@ from mmrl.app.planning.fit import Fit, fit_lines, fit_to
 from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
-from mmrl.core.waiting import waiting
+from mmrl.app.run.waiting import waiting
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 

@@ -30,10 +30,10 @@ from mmrl.app.run.launch import check_same
 from mmrl.app.run.origins import write_choices
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import leave_in_order, listen
+from mmrl.app.run.waiting import waiting
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
-from mmrl.core.waiting import waiting
 from mmrl.training.checkpoint import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
