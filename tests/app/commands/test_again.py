@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,26 @@ def test_transformers_writes_what_the_run_wrote_token_by_token(
         assert hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:20] == line["digest"]
         assert capsys.readouterr().out.rstrip("\n").endswith(line["completion"])
     assert len({line["digest"] for line in lines}) > 1, "answers differ, so that equal ones tell something"
+
+
+@pytest.mark.parametrize("model", ["qwen3", "llama"])
+def test_language_models_are_written_with_alike_and_stop_alike(model: str, tmp_path: Path) -> None:
+    prompts = 'use = "prompts"\ntexts = ["Why is the sky blue?", "Count to five", "b"]'
+    config = TEXT.format(
+        model=model, policy='answer_format = "think"\nsystem_prompt = "Be [brief]."', folder=tmp_path, space="pixel"
+    )
+    config = re.sub(r'use = "grounding_jsonl"\npath = .*', prompts, config).replace(
+        'use = "iou"\nspace = "pixel"', 'use = "repetition"'
+    )
+    run = run_of(config.replace("max_new_tokens = 12", f"max_new_tokens = 12, stop = {list(ascii_letters)}"), tmp_path)
+    folder = export(run.path, tmp_path / "out")
+    assert "tokenizer=tokenizer" in (folder / "README.md").read_text()
+    lines = held_out(run)
+    for line in lines:
+        names = code_of(folder, QUESTION=line["text"])
+        tokens = names["written"][0, names["inputs"]["input_ids"].shape[1] :].tolist()
+        assert hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:20] == line["digest"]
+    assert any(not line["truncated"] for line in lines), "a stop ended an answer"
 
 
 @pytest.mark.parametrize("model", sorted(PAINTERS))
