@@ -133,6 +133,8 @@ def test_columns_of_any_layout_may_have_other_names(picture, jsonl):
     assert guess(path, columns).layout == "messages"
     [prompt] = load("grounding_jsonl", "datasets")(path, columns=columns)
     assert prompt.answer == BOX
+    with pytest.raises(ValueError, match=r"columns\.solution is 'lable', which no row at the beginning of .* has \("):
+        load("grounding_jsonl", "datasets")(path, columns=columns | {"solution": "lable"})
     with pytest.raises(ValueError, match="columns maps colour, which the layout messages does not have: use messages, prompt"):
         load("grounding_jsonl", "datasets")(path, columns=columns | {"colour": "red"})
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmrl.data.layouts.base import BOXES, QUESTIONS, DataLayout, FileLayout, Look, RowLayout, rename_columns
+from mmrl.data.layouts.base import ANSWERS, BOXES, QUESTIONS, DataLayout, FileLayout, Look, RowLayout, rename_columns
 from mmrl.data.layouts.files import is_stored, look_at, rows_of
 from mmrl.data.layouts.guess import LAYOUTS, NO_COLUMNS, Guess, candidates, choose, say_layout
 from mmrl.data.layouts.own import OWN_BOXES, OWN_QUESTIONS
@@ -26,6 +26,8 @@ NAMES = {
 }
 """Data set -> the layouts that it can read."""
 TURNS = ("conversations", "messages", "prompt")
+EVERYWHERE = (*TURNS, "problem", "question", *ANSWERS)
+"""Columns that no row leaves out; pictures, options or splits may begin later in a file."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ def open_source(
     if layout.name not in NAMES[data_set] or not isinstance(layout, RowLayout | FileLayout):
         raise ValueError(f"the data set {data_set} does not read the layout {layout.name}: use {', '.join(NAMES[data_set])}")
     _check_columns(layout, columns)
+    if columns and layout is not OWN_BOXES:
+        _check_presence(look_at(file, columns, split), columns)
     guessed = Guess(layout.name, data_set, layout.summary, name is None)
     in_folder = file.is_dir() and not isinstance(layout, FileLayout) and split is not None and not _is_flat(file)
     return Source(file, layout, guessed, columns, split if in_folder else None, None if in_folder else rows_split, each)
@@ -161,6 +165,16 @@ def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, column
 def _is_flat(folder: Path) -> bool:
     """Is there one list for all splits of a folder of pictures?"""
     return any((folder / name).is_file() for name in ("metadata.jsonl", "metadata.csv"))
+
+
+def _check_presence(look: Look, columns: Mapping[str, str]) -> None:
+    """Raise ValueError for a column of the user's words that none of the first rows has, of those that every row has."""
+    for ours, theirs in columns.items() if look.rows else ():
+        if ours in EVERYWHERE and not any(ours in row for row in look.rows):
+            there = ", ".join(sorted({str(name) for row in look.rows for name in row})[:12])
+            raise ValueError(
+                f"columns.{ours} is {theirs!r}, which no row at the beginning of {look.path} has ({there}): name another"
+            )
 
 
 def _check_columns(layout: RowLayout | FileLayout, columns: Mapping[str, str]) -> None:
