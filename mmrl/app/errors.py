@@ -1,4 +1,4 @@
-"""Everything that people read: exceptions as sentences, and text on a terminal, whatever data, models and servers put into it.
+"""Everything that people read: exceptions as sentences, text on a terminal, and the line that says what is being waited for.
 
 A message may quote a file name, a label, a model's answer or a server's error. Escape sequences in it could clear the screen,
 set the clipboard or make one line look like another, so each of its control characters is written as `\\x1b`.
@@ -6,10 +6,15 @@ set the clipboard or make one line look like another, so each of its control cha
 
 import errno
 import io
+import logging
 import os
 import re
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
@@ -20,6 +25,10 @@ from typer.core import TyperGroup
 from mmrl.core.blame import AskedToLeaveError, is_from_outside, place_of, text_of
 
 TRACEBACK = "MMRL_TRACEBACK"
+PATIENCE_S = 0.7
+"""What takes no longer is not worth a line."""
+log = logging.getLogger("mmrl.loading")
+"""The command line prints what it says, on the main process alone."""
 
 
 EXTRAS = {
@@ -207,3 +216,49 @@ def protect_streams() -> None:
             continue
         stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, cast(TextIO, Screen(stream, is_stderr)))
+
+
+class Wait:
+    """Something that may take long, told of once it has: `Wait("loading model m").begin()`, later `.end()`."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.began, self.is_told = what, 0.0, False
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        self.began = time.monotonic()
+        if PATIENCE_S <= 0:
+            self._tell()
+            return
+        self._timer = threading.Timer(PATIENCE_S, self._tell)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """Say how long it took, where its beginning was told of; safe to call twice, and before `begin`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        seconds = time.monotonic() - self.began
+        if self.is_told and seconds >= 10:
+            log.info("%s took %.0f s", self.what, seconds)
+        self.is_told = False
+
+    def _tell(self) -> None:
+        self.is_told = True
+        log.info("%s ...", self.what)
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """Enclose what may take long: `with waiting("loading model Qwen/Qwen2.5-VL-3B-Instruct"): ...`."""
+    wait = Wait(what)
+    wait.begin()
+    try:
+        yield
+    finally:
+        wait.end()
+
+
+start = Wait("loading libraries")
+"""From the first word of the command to where its work begins."""

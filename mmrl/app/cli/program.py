@@ -18,8 +18,7 @@ from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
-from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence
-from mmrl.app.run.waiting import start
+from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence, start
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")

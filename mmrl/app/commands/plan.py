@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.app.errors import Terminal
+from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
@@ -20,7 +20,6 @@ from mmrl.app.planning.fit import Fit, fit_lines, fit_to
 from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
-from mmrl.app.run.waiting import waiting
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import stopwatch
 

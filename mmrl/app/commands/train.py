@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import printable
+from mmrl.app.errors import printable, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
@@ -30,7 +30,6 @@ from mmrl.app.run.launch import check_same
 from mmrl.app.run.origins import write_choices
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
 from mmrl.app.run.signals import leave_in_order, listen
-from mmrl.app.run.waiting import waiting
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request

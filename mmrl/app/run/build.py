@@ -18,13 +18,13 @@ from mmrl import __version__
 from mmrl.algorithms.planners.base import ChecksPrompts
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward, as_table
+from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress
-from mmrl.app.run.waiting import waiting
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View

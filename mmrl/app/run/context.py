@@ -12,9 +12,8 @@ import torch
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.app.config.algorithm import Assembly, preset
-from mmrl.app.errors import Terminal, brief
+from mmrl.app.errors import Terminal, brief, start
 from mmrl.app.run.launch import end_together, open_accelerator
-from mmrl.app.run.waiting import start
 from mmrl.core.protocols import ComparesWithOld
 from mmrl.core.ranks import Ranks
 from mmrl.core.remembering import Replaying

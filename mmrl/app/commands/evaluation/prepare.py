@@ -7,10 +7,10 @@ import torch
 
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig, without_engine
+from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.waiting import waiting
 from mmrl.core.protocols import Accelerator, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from mmrl.app.run import waiting as module
-from mmrl.app.run.waiting import Wait, waiting
+from mmrl.app.errors import Wait, waiting
+from mmrl.app import errors as module
 
 
 def test_what_takes_a_moment_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -49,5 +49,5 @@ def test_an_end_comes_twice_or_without_a_beginning() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, mmrl.app.run.waiting; sys.exit('torch' in sys.modules)"
+    code = "import sys, mmrl.app.errors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
