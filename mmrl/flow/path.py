@@ -4,7 +4,6 @@ Time t runs from 1 = noise to 0 = data; it is diffusers' sigma. x_t = (1 - t) da
 so a step from t to t' < t adds (t' - t) velocity. A model evaluated at (x_t, t) predicts the velocity.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -72,5 +71,5 @@ def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[T
 
 def no_longer_than(conditional: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
     """v min(1, |c| / |v|) of every row, norms over the whole latent (Z-Image's pipeline, cfg_normalization = 1)."""
-    wanted, has = (torch.linalg.vector_norm(x.flatten(1), dim=1) for x in (conditional, v))
+    wanted, has = ((x.flatten(1) ** 2).sum(1).sqrt() for x in (conditional, v))
     return v * like_batch((wanted / has.clamp(min=1e-12)).clamp(max=1), v)
