@@ -293,7 +293,7 @@ class FlowDryRun:
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
             latents = max(
-                (self._decoded_at_once(size, dtype) for size in self.log.drawn or [(config.width, config.height)]),
+                (self._decode_batch(size, dtype) for size in self.log.drawn or [(config.width, config.height)]),
                 key=torch.numel,
             )
             found["decode"] = peak_bytes(partial(self.family.decode, latents))
@@ -301,7 +301,7 @@ class FlowDryRun:
             found["encode"] = sum(encoders_of(config, type(self.family)).values())
         return found
 
-    def _decoded_at_once(self, size: Size, dtype: torch.dtype) -> Tensor:
+    def _decode_batch(self, size: Size, dtype: torch.dtype) -> Tensor:
         config = self.policy.config
         rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
         return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)

@@ -90,7 +90,7 @@ def refuse_several(asked: Collection[str], sizes: Sequence[Size]) -> None:
 
 
 def of_actions(trace: FlowTrace, actions: Actions, v: Tensor | None, asked: Collection[str]) -> dict[str, Tensor]:
-    """What is asked of actions of one size: of the velocity `v` there, or from the trace."""
+    """The values that are asked of actions of one size: of the velocity `v` there, or from the trace."""
     rows, columns = actions
     flat = {} if v is None else {"velocity": v}
     if v is not None and {"logprobs", "mean"} & set(asked):

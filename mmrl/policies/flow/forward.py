@@ -77,7 +77,7 @@ class NoisyLatents:
 
 
 def noisy_latents(trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> NoisyLatents:
-    """What the network sees of some actions, whose pictures have one size."""
+    """The latents that the network sees of some actions, whose pictures have one size."""
     x, index = trace.inputs(rows, columns), trace.prompt_index[rows]
     return NoisyLatents(x, trace.timesteps[rows, columns], index, trace.size_of(rows))
 
