@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from mmrl.app.errors import Wait, waiting
 from mmrl.app import errors as module
+from mmrl.app.errors import Wait, waiting
 
 
 def test_what_takes_a_moment_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
