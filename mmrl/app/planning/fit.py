@@ -4,7 +4,6 @@ The smallest sizes are planned first; what does not fit then is refused with wha
 that is left, and that plan is counted too before it is taken.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,6 @@ from mmrl.app.planning.reward_memory import reward_memory
 from mmrl.app.planning.sizes import Sizes, grown_sizes, halved_sizes, least_sizes, size_choices
 from mmrl.app.run.build import with_local_model
 from mmrl.core.types import Prompt
-
-loading = logging.getLogger("mmrl.loading")
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,6 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
         FileNotFoundError: a plug-in, data file, or the model's config is missing.
         ValueError: what `mmrl train` would refuse, or nothing fits: with the changes that help most.
     """
-    loading.info("fitting %s to %s: plans are counted, large models take a minute", resolved.config.policy.model, device.name)
     prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     facts = facts_of(resolved, prompts)
     usual = usual_choices(resolved, facts)
