@@ -4,13 +4,12 @@ A setting that the command line speaks of is left as it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
-from mmrl.app.config.run import Resolved, part_table, resolve
+from mmrl.app.config.chosen import is_free, with_values
+from mmrl.app.config.run import Resolved, part_table
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.memory import size_text
-from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table
 from mmrl.core.types import Prompt
 from mmrl.data.pictures import picture_size
 from mmrl.policies.flow.dry_run import size_of_generator
@@ -38,10 +37,6 @@ class Choice:
     key: str
     value: object
     why: str
-
-    @property
-    def path(self) -> KeyPath:
-        return tuple(self.key.split("."))
 
 
 @dataclass(frozen=True)
@@ -84,17 +79,9 @@ def area_of(prompt: Prompt) -> int:
     return max((width * height for width, height in sizes), default=0)
 
 
-def is_free(table: Table, path: KeyPath) -> bool:
-    """Does the command line say nothing of a setting, nor of what is in it?"""
-    return COMMAND_LINE not in (table.origin(path) or "")
-
-
 def with_choices(resolved: Resolved, choices: Sequence[Choice]) -> Resolved:
     """The run with these settings."""
-    table = Table(deepcopy(resolved.table.values), dict(resolved.table.origins))
-    for choice in choices:
-        table.set(choice.path, choice.value, CHOSEN)
-    return resolve(table, (), resolved.name)
+    return with_values(resolved, {choice.key: choice.value for choice in choices}, CHOSEN)
 
 
 def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
@@ -104,7 +91,7 @@ def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
         found = tiny_choices(facts) if facts.is_tiny else text_choices(resolved, policy, facts)
     else:
         found = tiny_drawing(facts) if facts.is_tiny else drawing_choices(resolved, facts)
-    return [choice for choice in found if is_free(resolved.table, choice.path)]
+    return [choice for choice in found if is_free(resolved, choice.key)]
 
 
 def tiny_choices(facts: Facts) -> Iterator[Choice]:
@@ -126,7 +113,7 @@ def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iter
     yield Choice("policy.gradient_checkpointing", True, "activations are computed twice and not kept")
     if (objective := without_reference(resolved)) is not None:
         yield Choice("algorithm.objective", objective, "no term compares with a reference, so no copy of it is kept or read")
-    if not is_free(resolved.table, ("policy", "lora")) and resolved.config.policy.lora is None:
+    if not is_free(resolved, "policy.lora") and resolved.config.policy.lora is None:
         return
     yield Choice("optimizer.lr", lr, "the usual rate of adapters")
     yield Choice("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
@@ -151,8 +138,8 @@ def drawing_choices(resolved: Resolved, facts: Facts) -> Iterator[Choice]:
 
 def without_reference(resolved: Resolved) -> list[Mapping[str, object]] | None:
     """The objective's terms that read no reference weights, as tables; None where all do without, or none does."""
-    table, assembly = resolved.table, resolved.config.algorithm
-    if not (is_free(table, ("algorithm", "preset")) and is_free(table, ("algorithm", "objective"))):
+    assembly = resolved.config.algorithm
+    if not (is_free(resolved, "algorithm.preset") and is_free(resolved, "algorithm.objective")):
         return None
     terms = assembly.algorithm.objective
     kept = [(i, coef, term) for i, (coef, term) in enumerate(terms) if all(reading.model != "ref" for reading in term.reads)]

@@ -26,16 +26,16 @@ class Device:
         """Bytes that a run's own tensors may take."""
         return usable(self.size) if self.is_card else int(self.size * SHARE)
 
-    def taken(self, memory: Memory) -> int:
+    def use_of(self, memory: Memory) -> int:
         """Bytes that a run takes here, at most."""
         return memory.peak if self.is_card else memory.resident
 
-    def needed(self, memory: Memory) -> int:
+    def need_of(self, memory: Memory) -> int:
         """The same, with what CUDA itself takes."""
-        return self.taken(memory) + (CONTEXT if self.is_card else 0)
+        return self.use_of(memory) + (CONTEXT if self.is_card else 0)
 
     def fits(self, memory: Memory) -> bool:
-        return self.taken(memory) <= self.usable
+        return self.use_of(memory) <= self.usable
 
 
 def target_device(card: str | None, processes: int = 1) -> Device:

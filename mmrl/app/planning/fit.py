@@ -7,14 +7,15 @@ that is left, and that plan is counted too before it is taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmrl.app.config.chosen import is_free
 from mmrl.app.config.run import Resolved
-from mmrl.app.planning.choices import Choice, Facts, area_of, is_free, usual_choices, with_choices
+from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.draft import Draft, Plan, check_geometry, prompts_of
 from mmrl.app.planning.memory import size_text
 from mmrl.app.planning.remedies import refusal
 from mmrl.app.planning.reward_memory import reward_memory
-from mmrl.app.planning.sizes import Sizes, grown_sizes, halved_sizes, least_sizes, size_choices
+from mmrl.app.planning.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
 from mmrl.app.run.build import with_local_model
 from mmrl.core.types import Prompt
 
@@ -55,14 +56,14 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     if not device.fits(made.memory):
         raise ValueError(refusal(draft, smallest, made, device, facts))
     sizes, best, planned = least, smallest, made
-    wanted = {**least, **free_sizes(chosen, grown_sizes(made, device))}
+    wanted = {**least, **free_sizes(chosen, larger_sizes(made, device))}
     while wanted != least:
         larger = with_choices(chosen, plain(wanted))
         planned_larger = draft.of(larger)
         if device.fits(planned_larger.memory):
             sizes, best, planned = wanted, larger, planned_larger
             break
-        wanted = halved_sizes(wanted, least)
+        wanted = smaller_sizes(wanted, least)
     return Fit(best, [*usual, *size_choices(sizes, planned)], planned, device, facts.weights)
 
 
@@ -73,7 +74,7 @@ def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
     """The sizes of which the command line says nothing."""
-    return {key: value for key, value in sizes.items() if is_free(resolved.table, tuple(key.split(".")))}
+    return {key: value for key, value in sizes.items() if is_free(resolved, key)}
 
 
 def plain(sizes: Sizes) -> list[Choice]:
@@ -84,14 +85,14 @@ def fit_lines(fit: Fit) -> list[str]:
     """The choices of a fit as lines: what, how much and why."""
     config, table = fit.resolved.config, fit.resolved.table
     head = f"{config.policy.model}: {fit.weights / 1e6:,.1f} million weights, {fit.device.name}"
-    rows = [(choice.key, shown(choice.value), choice.why) for choice in fit.choices]
+    rows = [(choice.key, value_text(choice.value), choice.why) for choice in fit.choices]
     rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in ("save_every", "evaluate_every")]
     held_out = config.evaluation.data
     place = None if held_out is None else held_out.args.get("path", held_out.use)
     rows.append(("held out", "nothing" if place is None else str(place), HELD_OUT[table.origin(("evaluation", "data")) is None]))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]
-    taken = f"takes {size_text(fit.device.needed(fit.plan.memory))} of it at most, as mmrl plan counts"
+    taken = f"takes {size_text(fit.device.need_of(fit.plan.memory))} of it at most, as mmrl plan counts"
     return [head, *lines, f"  {taken}; any of this can be said otherwise: key=value"]
 
 
@@ -101,7 +102,7 @@ HELD_OUT = {
 }
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value in a line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items())

@@ -38,11 +38,11 @@ def refusal(draft: Draft, resolved: Resolved, made: Plan, device: Device, facts:
     if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
         known += smaller_settings(draft, resolved, made, device)
     found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
-    missing = device.taken(memory) - device.usable
+    missing = device.use_of(memory) - device.usable
     lines = "\n".join(f"  {remedy}" for remedy in found)
     return (
         f"{resolved.config.policy.model} ({facts.weights / 1e9:.2f} billion weights) does not fit: with the smallest sizes it "
-        f"needs {size_text(device.needed(memory))} of {device.name}, {size_text(missing)} too much; most: {named}. "
+        f"needs {size_text(device.need_of(memory))} of {device.name}, {size_text(missing)} too much; most: {named}. "
         f"What helps most:\n{lines}"
     )
 
@@ -57,7 +57,7 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
     memory, policy = made.memory, resolved.config.policy
     weights = sum(size for name, size in memory.stays.items() if name.startswith("weights in"))
     trained = sum(size for name, size in memory.stays.items() if name.startswith(("gradients", "optimizer")))
-    missing = device.taken(memory) - device.usable
+    missing = device.use_of(memory) - device.usable
     each = weights // facts.weights if facts.weights else 0
     if each and weights > missing:
         fitting = (weights - missing) / each
@@ -82,9 +82,9 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
 
 def smaller_settings(draft: Draft, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:
     """Settings that the largest phase, or all of the model, depends on; the plan with each is counted."""
-    before = device.taken(made.memory)
+    before = device.use_of(made.memory)
     for words, choices in cheaper(resolved):
-        saved = before - device.taken(draft.of(with_choices(resolved, choices)).memory)
+        saved = before - device.use_of(draft.of(with_choices(resolved, choices)).memory)
         if saved > 0:
             yield Remedy(saved, words)
 

@@ -1,18 +1,12 @@
 """Memory that the models inside rewards take beside the policy, as far as rewards say which models they hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mmrl.app.config.plug_ins import has_reward, reward_of
+from mmrl.app.config.reward_models import models_of
 from mmrl.app.config.run import Resolved, WatchedReward
 from mmrl.app.planning.memory import Memory
-from mmrl.app.plugins import foreign_rewards as adapters
-from mmrl.app.plugins import resolve as plugins
-from mmrl.app.plugins.python_objects import PREFIX
-from mmrl.app.plugins.resolve import shipped_folder
-from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.serving.reward_client import is_url
-from mmrl.serving.sizes import HoldsModels, ModelSize
+from mmrl.serving.sizes import ModelSize
 
 HALF, WHOLE = 2, 4
 """Bytes of a number on a card and elsewhere, as `mmrl.serving.models.hold` keeps them."""
@@ -41,7 +35,7 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
     listed += [(("evaluation", "reward", str(i)), one) for i, one in enumerate(config.evaluation.reward)]
     held, unknown = dict[tuple[str, str], tuple[str, ModelSize]](), list[str]()
     for path, reward in listed:
-        sizes, hidden = held_by(reward.use, reward.args, path, table)
+        sizes, hidden = models_of(reward.use, reward.args, path, table)
         unknown += hidden
         for size in sizes:
             held.setdefault((size.name, size.device), (label_of(reward), size))
@@ -61,41 +55,6 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
 
 def label_of(reward: WatchedReward) -> str:
     return f"reward {reward.label}"
-
-
-def held_by(use: str, args: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Sequence[ModelSize], list[str]]:
-    """The models that a reward and the rewards inside it hold, and phrases about those that nobody knows."""
-    inside = {key: value for key, value in args.items() if has_reward(value)}
-    sizes, unknown = list[ModelSize](), list[str]()
-    for key, value in inside.items():
-        for name, own in tables_with_use(value):
-            more, hidden = held_by(name, own, (*path, key), table)
-            sizes += more
-            unknown += hidden
-    if is_url(use):
-        return sizes, unknown
-    style, plug_in = adapters.split(use)
-    function = plugins.load(plug_in, "rewards")
-    if not style and isinstance(function, type) and hasattr(function, "models"):
-        made = reward_of(use, {key: value for key, value in args.items() if key not in inside}, path, table)()
-        if isinstance(made, HoldsModels):
-            sizes += made.models()
-    elif not is_shipped(plug_in):
-        unknown.append(f"what {use} may load, which does not say so (a method `models`)")
-    return sizes, unknown
-
-
-def tables_with_use(value: object) -> list[tuple[str, Mapping[str, object]]]:
-    """Name and settings of every reward in a setting, at any depth; those inside of these come by themselves."""
-    if isinstance(value, Mapping) and isinstance(value.get("use"), str):
-        return [(value["use"], {key: item for key, item in value.items() if key != "use"})]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return [found for item in items for found in tables_with_use(item)]
-
-
-def is_shipped(plug_in: str) -> bool:
-    """Does a reward come with mmrl? Those that hold models say so."""
-    return not plug_in.startswith(PREFIX) and plugins.locate(plug_in, "rewards")[0].parent == shipped_folder("rewards").resolve()
 
 
 def add_rewards(memory: Memory, rewards: RewardMemory) -> Memory:

@@ -29,10 +29,10 @@ def least_sizes(config: RunConfig, processes: int) -> Sizes:
 
 def free_bytes(made: Plan, device: Device) -> int:
     """Bytes of a device that the largest phase may take, beside what stays."""
-    return device.usable - (device.taken(made.memory) - max(made.memory.phases.values(), default=0))
+    return device.usable - (device.use_of(made.memory) - max(made.memory.phases.values(), default=0))
 
 
-def grown_sizes(made: Plan, device: Device) -> Sizes:
+def larger_sizes(made: Plan, device: Device) -> Sizes:
     """The sizes that should fill a device, from the plan of the smallest: bytes grow at most as fast as they do."""
     free, phases, policy = free_bytes(made, device), made.memory.phases, made.config.policy
     update = max(phases.get("update", 1), phases.get("read", 1))
@@ -42,26 +42,26 @@ def grown_sizes(made: Plan, device: Device) -> Sizes:
         encoders = phases.get("encode", 0)
         stay = 2 * encoders < free
         free -= encoders if stay else 0
-        rows = grown(policy.forward_rows, free, max(update, phases.get("rollout", 1)), MOST_LATENTS)
-        decoded = grown(policy.decode_rows, free, phases.get("decode", 1), MOST_DECODED)
+        rows = grow(policy.forward_rows, free, max(update, phases.get("rollout", 1)), MOST_LATENTS)
+        decoded = grow(policy.decode_rows, free, phases.get("decode", 1), MOST_DECODED)
         rest = {"policy.vae_slicing": decoded == 1, "policy.rest_text_encoders": not stay}
         return {"micro_batch": rows, "policy.forward_rows": rows, "policy.decode_rows": decoded, **rest}
     group = made.config.algorithm.algorithm.group_size
-    rows = grown(policy.rollout_rows, free, phases.get("rollout", 1), MOST_ROWS)
+    rows = grow(policy.rollout_rows, free, phases.get("rollout", 1), MOST_ROWS)
     prompts = min(MOST_PROMPTS, max(PROMPTS, rows // group))
-    positions = grown(micro_batch, free, update, MOST_POSITIONS)
+    positions = grow(micro_batch, free, update, MOST_POSITIONS)
     rows = min(rows, prompts * group)
     return {"micro_batch": positions, "policy.rollout_rows": rows, "prompts_per_step": prompts * made.processes}
 
 
-def grown(size: int, free: int, taken: int, most: int) -> int:
+def grow(size: int, free: int, taken: int, most: int) -> int:
     """The size, doubled as often as bytes allow."""
     while 2 * size <= most and 2 * taken <= free:
         size, taken = 2 * size, 2 * taken
     return size
 
 
-def halved_sizes(sizes: Sizes, least: Sizes) -> Sizes:
+def smaller_sizes(sizes: Sizes, least: Sizes) -> Sizes:
     """Half of every size, and no less than the smallest; parts that may leave the card leave it."""
     half = {key: value if isinstance(value, bool) else max(int(least[key]), value // 2) for key, value in sizes.items()}
     return half | {key: True for key, value in least.items() if isinstance(value, bool)}

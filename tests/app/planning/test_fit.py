@@ -162,7 +162,7 @@ def test_the_device_is_the_card_or_the_machine(tmp_path: Path, monkeypatch: pyte
     share = target_device(None, processes=3)
     assert share.size == GIB and not share.is_card and "no card" in share.name
     resident = Memory({"weights": GIB // 2}, {"update": GIB // 4}, host={"libraries": GIB // 4})
-    assert share.taken(resident) == GIB and not share.fits(resident) and told.taken(resident) == 3 * GIB // 4
+    assert share.use_of(resident) == GIB and not share.fits(resident) and told.use_of(resident) == 3 * GIB // 4
     limit.write_text("max\n")
     assert machine_memory() > 3 * GIB
 

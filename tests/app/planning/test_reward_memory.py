@@ -92,6 +92,6 @@ def test_shipped_rewards_that_hold_models_say_so():
     from mmrl.app.plugins.resolve import listing, load
 
     holding = {one.name for one in listing("rewards") if "hold(" in (text := one.file.read_text()) or "encoder_of(" in text}
-    holding |= {one.name for one in listing("rewards") if "device: str" in one.file.read_text()}
+    holding |= {one.name for one in listing("rewards") if "    device: str = " in one.file.read_text()}
     assert len(holding) >= 9
     assert [name for name in sorted(holding) if not hasattr(load(name, "rewards"), "models")] == []
