@@ -13,12 +13,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
+from mmrl.app.commands.fit.draft import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.draft import Plan, draw_up
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run

@@ -8,6 +8,8 @@ import tomli_w
 import torch
 from rich.table import Table as Grid
 
+from mmrl.app.commands.fit.draft import Plan, draw_up
+from mmrl.app.commands.fit.fit import Fit, fit_lines, fit_to
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal, waiting
@@ -15,8 +17,6 @@ from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
 from mmrl.app.planning.device import target_device
-from mmrl.app.planning.draft import Plan, draw_up
-from mmrl.app.planning.fit import Fit, fit_lines, fit_to
 from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates

@@ -111,8 +111,8 @@ def train(given: TrainArguments) -> RunDir:
 
 def fit_task(given: TrainArguments) -> Resolved:
     """The run of a task, fitted to its model and this machine's card; prints what was chosen and why."""
+    from mmrl.app.commands.fit.fit import fit_lines, fit_to
     from mmrl.app.planning.device import target_device
-    from mmrl.app.planning.fit import fit_lines, fit_to
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from mmrl.app.commands.fit.draft import Plan
 from mmrl.app.config.run import RunConfig
 from mmrl.app.planning.choices import Choice
 from mmrl.app.planning.device import Device
-from mmrl.app.planning.draft import Plan
 from mmrl.app.planning.memory import size_text
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig

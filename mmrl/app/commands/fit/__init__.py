@@ -1,0 +1,1 @@
+"""Plans of runs, and the sizes with which a run fits its card."""
