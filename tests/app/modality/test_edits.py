@@ -70,7 +70,8 @@ def test_a_run_leaves_source_before_and_after_and_can_be_looked_at(make: Make, r
     words = (f"output={str(tmp_path / 'run')!r}", "steps=1", "evaluation.num_prompts=2", "evaluation.num_steps=2")
     run = run_training(editing(make, "flow_grpo", "kontext", rows, *words))
     page = run.report_file.read_text()
-    assert page.count('<p class="label">source</p>') == 2
+    gallery = page.partition('<section id="gallery">')[2].partition("</section>")[0]
+    assert gallery.count('<p class="label">source</p>') == 2
     line = json.loads(run.samples_file("eval", 0).read_text().splitlines()[0])
     stored = Image.open(run.samples / line["media"][0]["file"])
     assert np.array_equal(np.asarray(stored), np.asarray(picture(int(line["prompt"]))))
