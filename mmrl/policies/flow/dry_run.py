@@ -61,6 +61,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         vae_scale_factor=scale_of(vae.config),
         scheduler=part_of(config.model, index, "scheduler"),
         image_processor=None,
+        components={},
         encoder_configs={name: config_of(config.model, index, name) for name in encoder_names(index)},
     )
     with torch.device("meta"):

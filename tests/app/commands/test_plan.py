@@ -233,6 +233,13 @@ def test_estimated_bytes_of_image_generators(family, make: Make):
     assert made.memory.phases["decode"] == pytest.approx(peaks["decode"], rel=0.2)
 
 
+def test_encoders_that_rest_count_while_they_are_awake(make: Make):
+    resting = plan.draw_up(make("policy.rest_text_encoders=true")).memory
+    usual = plan.draw_up(make()).memory
+    encoders = {name: size for name, size in usual.stays.items() if name.startswith("text_encoder")}
+    assert encoders and not encoders.keys() & resting.stays.keys() and resting.phases["encode"] == sum(encoders.values())
+
+
 def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monkeypatch):
     monkeypatch.setattr(plan, "build", lambda *args, **kwargs: pytest.fail("weights were loaded"))
     assert not plan.plan("tiny/flow", card="0.5GB")
