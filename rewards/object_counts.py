@@ -25,26 +25,20 @@ Licence: own code Apache-2.0; GenEval MIT; the detector's weights see their card
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from PIL import Image
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.serving.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
-from mmrl.serving.encoders import encoder_of, picture_features
 from mmrl.serving.media import pictures_of
+from mmrl.serving.object_facts import RELATIONS, colour_by_name, relations
 from mmrl.serving.sizes import ModelSize, encoder_size, hub_size
 
 MOST = 16
-MARGIN = 0.1
-NO_MOVE = 1e-3
-GREY = (153, 153, 153)
-RELATIONS = ("left of", "right of", "above", "below")
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,7 @@ class ObjectCounts:
             if "position" in clause:
                 relation, other = clause["position"]
                 others = by_class[other][: include[other]["count"]]
-                right = bool(best and others) and all(relation in _relations(a, b) for a in best for b in others)
+                right = bool(best and others) and all(relation in relations(a, b) for a in best for b in others)
                 dense.append(float(right and exact))
                 correct &= right
         for clause in exclude:
@@ -118,35 +112,7 @@ class ObjectCounts:
     def _colour(self, picture: Image.Image, one: Detection) -> str:
         if self.colour == "lab":
             return lab_colour(picture, one.corners)
-        encoder, names = encoder_of(self.colour, device=self.device), list(COLOURS)
-        phrasings = ("a photo of a {} " + one.label, "a photo of a {}-colored " + one.label, "a photo of a {} object")
-        with encoder.held.ready():
-            texts = [encoder.encode_texts(encoder.tokens([p.format(name) for name in names]).tokens) for p in phrasings]
-        directions = torch.nn.functional.normalize(torch.stack(texts).mean(0), dim=-1).cpu()
-        (seen,) = picture_features(encoder, [_cut_out(picture, one)])
-        return names[int((directions @ seen).argmax())]
-
-
-def _cut_out(picture: Image.Image, one: Detection) -> Image.Image:
-    """The picture inside the box; where the detector draws outlines, on grey."""
-    whole = picture.convert("RGB")
-    if one.mask is not None:
-        whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
-    left, top, right, bottom = map(round, one.corners)
-    return whole.crop((left, top, right, bottom))
-
-
-def _relations(a: Detection, b: Detection) -> set[str]:
-    """Where a lies as seen from b: shares of their distance above a half, after a margin that grows with their boxes."""
-    centers = [((one.corners[0] + one.corners[2]) / 2, (one.corners[1] + one.corners[3]) / 2) for one in (a, b)]
-    sides = [[one.corners[i + 2] - one.corners[i] for one in (a, b)] for i in (0, 1)]
-    offsets = [centers[0][i] - centers[1][i] for i in (0, 1)]
-    moves = [max(abs(way) - MARGIN * sum(side), 0) * (1 if way > 0 else -1) for way, side in zip(offsets, sides, strict=True)]
-    if max(map(abs, moves)) < NO_MOVE:
-        return set()
-    x, y = (move / math.hypot(*offsets) for move in moves)
-    holds = (x < -0.5, x > 0.5, y < -0.5, y > 0.5)
-    return {name for name, true in zip(RELATIONS, holds, strict=True) if true}
+        return colour_by_name(picture, one, self.colour, self.device)
 
 
 def _closeness(wanted: int, found: int) -> float:

@@ -24,7 +24,7 @@ class StableDiffusion3(FlowFamily):
 
     @property
     def grid(self) -> Grid:
-        """As far as its positions reach."""
+        """The largest picture that its positions reach."""
         return Grid(self.scale * self.patch, self.config.pos_embed_max_size * self.patch * self.scale)
 
     @property
