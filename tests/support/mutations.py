@@ -22,6 +22,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 NOBODY = "zzzzzzzzzzzz"
 NAMED = ("preset", "kind", "use")
 """Keys whose values are names of mmrl's own things."""
+OF_THE_DATA = ("columns",)
+"""Tables whose keys belong to the layout of a file: a slip is refused when it is opened."""
 WRONG = {"text": "ten", "number as text": "3", "truth": True, "list": [1], "table": {"a": 1}, "number": 7, "fraction": 0.5}
 Tables = dict[str, dict[str, Any]]
 
@@ -98,7 +100,8 @@ def key_paths(values: Any, above: KeyPath = ()) -> Iterator[KeyPath]:
     for key, value in items:
         if isinstance(values, Mapping):
             yield (*above, key)
-        yield from key_paths(value, (*above, key))
+        if key not in OF_THE_DATA:
+            yield from key_paths(value, (*above, key))
 
 
 def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:

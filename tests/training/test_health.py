@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
 from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent_change, pairwise_change
 from mmrl.training.health import Health, HealthSettings
 from mmrl.training.settings import TrainSettings
@@ -259,7 +259,7 @@ def test_a_run_may_end_at_the_alarm(stop: bool, steps: int, caplog):
     class Given:
         def run(self, step):
             _, groups, scores = next(answers)
-            return {}, groups, scores
+            return {}, Examples(groups, scores)
 
     saved: list[int] = []
     trainer.evaluator, trainer.save = Given(), lambda **how: saved.append(trainer.index)  # type: ignore[assignment, method-assign]

@@ -31,8 +31,8 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
         facts = SimpleNamespace(_name_or_path=config.model, **facts_of(index))
         pipeline = SimpleNamespace(**parts, config=facts, vae_scale_factor=scale_of(configs["vae"]))
         return make_family(kind, pipeline, config)
-    except OSError:
-        # A part without its config: loading says which.
+    except (OSError, ImportError):
+        # A part without its config, or of a class that is not there: loading says which.
         return None
     except (AttributeError, KeyError):
         if kind in FAMILIES.values():
@@ -42,9 +42,11 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
 
 
 def config_with_defaults(model: str, index: Index, name: str) -> Any:
-    """The config of a part that diffusers wrote, with the defaults of its class. Raises OSError where there is none."""
+    """The config of a part that diffusers wrote, with the defaults of its class. Raises OSError where there is none, or no class."""
     library, class_name = index[name]
-    cls = getattr(import_module(library), class_name)
+    cls = getattr(import_module(library), class_name, None)
+    if cls is None:
+        raise OSError(f"{library} has no class {class_name}")
     defaults = {
         known.name: known.default for known in signature(cls.__init__).parameters.values() if known.default is not Parameter.empty
     }

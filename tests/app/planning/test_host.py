@@ -42,7 +42,7 @@ def test_a_copy_counts_beside_steps_where_some_follow_it_and_else_instead_of_the
 
 def test_with_a_card_the_sum_is_that_of_the_card(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     made = planning.draw_up(configs.load("tiny/image", TEXT))
-    monkeypatch.setattr(planning, "draw_up", lambda *_: made)
+    monkeypatch.setattr(planning, "draw_up", lambda *_, **__: made)
     sums: list[str] = []
     for card in (None, "24GB"):
         assert planning.plan("tiny/image", TEXT, card=card)
