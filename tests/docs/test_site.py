@@ -51,7 +51,7 @@ QUESTIONS = {
     "the keys of grounding data": ("tutorials/own_data.html", ["image", "question", "boxes", "space", "split"]),
     "MixGRPO's window": ("tutorials/text_to_image.html", ["MixGRPO's window", "size", "dwell", "stride"]),
     "TempFlow's branch steps": ("tutorials/text_to_image.html", ["TempFlow's branch steps", "at_steps", "branches"]),
-    "what the one-line command chooses": ("tutorials/grounding.html", ["What the one line chooses", "grpo", "at most 128 tokens"]),
+    "what the one-line command chooses": ("tutorials/grounding.html", ["What the one line chooses", "grpo", "128 tokens"]),
     "how to continue a killed run elsewhere": ("tutorials/slurm.html", ["--resume", "any other cluster", "number of processes"]),
 }
 

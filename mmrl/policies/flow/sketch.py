@@ -42,7 +42,7 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
 
 
 def config_with_defaults(model: str, index: Index, name: str) -> Any:
-    """The config of a part that diffusers wrote, with the defaults of its class. Raises OSError where there is none, or no class."""
+    """The config of a part that diffusers wrote, with the defaults of its class. Raises OSError where one of them is missing."""
     library, class_name = index[name]
     cls = getattr(import_module(library), class_name, None)
     if cls is None:
