@@ -52,6 +52,9 @@ NOT_KEPT = {
     ".net.": "follows from the weights",
     "._followed": "a resumed policy lets its generator follow the weights before it samples again",
     "._thread": "works for rewards",
+    ".weights._adapters": "layers of the network, whose trained weights are kept",
+    ".weights._outer": "tensors of the reference and the network, which are kept",
+    ".weights._is_bare": "asked anew where a tensor was written or loaded",
     ".training": "mode of a module",
 }
 """What moves and is no part of checkpoints, and why a resumed run is the same without it."""
