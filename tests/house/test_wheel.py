@@ -56,6 +56,13 @@ def test_an_environment_of_vllm_can_be_made_from_it(wheel: Path):
     assert {f"{engine}/{name}" for name in (*wanted, "worker/weight_group.py")} <= names
 
 
+CONFIGS = [
+    str(file.relative_to(ROOT / "configs").with_suffix(""))
+    for file in (ROOT / "configs").rglob("*.toml")
+    if not file.name.endswith(".recipe.toml")
+]
+
+
 @pytest.mark.parametrize("kind", ["rewards", "datasets", "configs"])
 def test_everything_shipped_is_inside(wheel: Path, kind: str):
     suffix = ".toml" if kind == "configs" else ".py"
