@@ -35,7 +35,7 @@ def table_of(arena: Mapping[str, Any], contest: Mapping[str, Any]) -> str:
     ]
     for row in arena["rows"]:
         if row["mean"] is None:
-            lines.append(f"| | {row['method']} | {row['failures'][0]} | | |")
+            lines.append(f"| | {row['method']} | {row['failures'][0].rpartition(': ')[0] or row['failures'][0]} | | |")
         else:
             half = "" if row["half_width"] is None else f"{row['half_width']:.3f}"
             lines.append(f"| {row['place']} | {row['method']} | {row['mean']:.3f} | {half} | {row['steps']} |")

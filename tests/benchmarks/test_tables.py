@@ -151,7 +151,7 @@ def test_an_arena_becomes_a_table_with_its_command(script):
     rows = [
         {"method": "rloo", "place": 1, "mean": 0.51234, "half_width": 0.02, "steps": 31, "failures": []},
         {"method": "grpo", "place": 2, "mean": 0.4, "half_width": None, "steps": 20, "failures": []},
-        {"method": "papo", "place": 0, "mean": None, "half_width": None, "steps": None, "failures": ["no pictures"]},
+        {"method": "papo", "place": 0, "mean": None, "half_width": None, "steps": None, "failures": ["no pictures: leave it out"]},
     ]
     arena = {"task": "video", "budget_s": 15.0, "seeds": [0, 1], "start": 0.25, "rows": rows}
     lines = script("arena_tables").table_of(arena, {"overrides": ["data.size=64"]}).splitlines()

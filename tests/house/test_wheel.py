@@ -81,14 +81,7 @@ def test_everything_shipped_is_inside(wheel: Path, kind: str):
         ("algorithms", ["grpo", "dapo", "tw_grpo", "flow_grpo"]),
         ("rewards", [file.stem for file in (ROOT / "rewards").glob("[!_]*.py")]),
         ("datasets", [file.stem for file in (ROOT / "datasets").glob("[!_]*.py")]),
-        (
-            "configs",
-            [
-                str(file.relative_to(ROOT / "configs").with_suffix(""))
-                for file in (ROOT / "configs").rglob("*.toml")
-                if ".recipe" not in file.name
-            ],
-        ),
+        ("configs", CONFIGS),
     ],
 )
 def test_it_lists_everything_from_an_empty_folder(bin_folder: Path, tmp_path: Path, kind: str, names: list[str]):

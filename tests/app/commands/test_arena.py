@@ -90,6 +90,8 @@ def test_all_methods_get_as_many_samples_per_step():
 def test_methods_for_generators_are_cut_to_the_small_model(name: str):
     made = resolve_run(contest(name, task="t2i"), name, 0).config.algorithm.algorithm
     assert made.schedule is not None and made.schedule.at(0).num_steps <= 10
+    if (forward := made.schedule.at(0).forward) is not None and forward.kind == "rollout":
+        assert forward.count < made.schedule.at(0).num_steps
     assert all(getattr(term, "low", 1e-2) == 1e-2 for _, term in made.objective)
 
 

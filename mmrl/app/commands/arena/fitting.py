@@ -5,7 +5,8 @@ from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.flow.schedules import Branching, Full, Tree, Window
+from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.flow.times import TimeSampler
 
 CLIP = 1e-2
 """Log-ratios are means over a latent's elements: the presets' ranges suit 10^4 to 10^5 of them, the small model has 256."""
@@ -47,5 +48,7 @@ def of_schedule(algorithm: Algorithm) -> Iterator[tuple[KeyPath, object]]:
             yield ("algorithm", "group_size"), 32
         case Window():
             found |= {"size": 3, "dwell": 5}
+        case Forward(times=TimeSampler(kind="rollout", count=int(count))) if count >= MOST_STEPS:
+            yield ("algorithm", "schedule", "times", "count"), MOST_STEPS - 1
     for key, value in found.items():
         yield ("algorithm", "schedule", key), value
