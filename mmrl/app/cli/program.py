@@ -33,6 +33,14 @@ app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in an envir
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 app.add_typer(recipe, cls=InOrder, name="recipe", help="Published results: what they need, and how close a run comes to them.")
 
+ConfigWords = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="[CONFIG] [KEY=VALUE]...",
+        help="A TOML file or a name from `mmrl ls configs`, then overrides.",
+        autocompletion=complete_config,
+    ),
+]
 ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
@@ -107,14 +115,7 @@ def mmrl(
 @with_task
 def train(
     options: TaskOptions,
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    arguments: ConfigWords = None,
     card: Annotated[
         str | None,
         Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's)."),
@@ -188,14 +189,7 @@ def evaluate(
 @with_task
 def plan(
     options: TaskOptions,
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A TOML file or a name from `mmrl ls configs`, then overrides.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    arguments: ConfigWords = None,
     save: Annotated[
         Path | None, Option(metavar="FILE", help="With --task: write the config that was chosen; `mmrl train FILE` trains it.")
     ] = None,
