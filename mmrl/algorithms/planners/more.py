@@ -130,7 +130,7 @@ class WhereUncertain(Again):
 
     def half_width(self, deviation: float, count: int) -> float:
         """h(count)."""
-        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]  # see above
+        quantile = float(stats.t.ppf(0.5 + self.confidence / 2, count - 1))  # type: ignore[no-untyped-call]  # scipy ships no types
         return quantile * deviation / math.sqrt(count)
 
     def gain(self, rewards: Sequence[float], total: int) -> tuple[float, float]:

@@ -91,7 +91,7 @@ def refusals(name: str) -> Iterator[None]:
     from huggingface_hub import errors
 
     # The class of broken connections belongs to another package in every version of huggingface_hub.
-    broken: Any = getattr(errors, "HTTPError")  # noqa: B009
+    broken: Any = getattr(errors, "HTTPError")  # noqa: B009 - as an attribute no checker knows it in all of them
     try:
         yield
     except errors.LocalTokenNotFoundError:
