@@ -151,11 +151,11 @@ def test_an_arena_becomes_a_table_with_its_command(script):
     rows = [
         {"method": "rloo", "place": 1, "mean": 0.51234, "half_width": 0.02, "steps": 31, "failures": []},
         {"method": "grpo", "place": 2, "mean": 0.4, "half_width": None, "steps": 20, "failures": []},
-        {"method": "papo", "place": 0, "mean": None, "half_width": None, "steps": None, "failures": ["no pictures: leave it out"]},
+        {"method": "papo", "place": 0, "mean": None, "half_width": None, "steps": None, "failures": ["no eyes: leave it out"]},
     ]
     arena = {"task": "video", "budget_s": 15.0, "seeds": [0, 1], "start": 0.25, "rows": rows}
     lines = script("arena_tables").table_of(arena, {"overrides": ["data.size=64"]}).splitlines()
     assert lines[0].startswith(
         "`mmrl arena --task video --methods ... --budget-seconds 15 --seeds 0,1 data.size=64`, 3 methods, start 0.250"
     )
-    assert lines[4:] == ["| 1 | rloo | 0.512 | 0.020 | 31 |", "| 2 | grpo | 0.400 |  | 20 |", "| | papo | no pictures | | |"]
+    assert lines[4:] == ["| 1 | rloo | 0.512 | 0.020 | 31 |", "| 2 | grpo | 0.400 |  | 20 |", "| | papo | no eyes | | |"]
