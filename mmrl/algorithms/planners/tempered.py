@@ -21,9 +21,9 @@ from mmrl.core.types import Credit, Group, Heat, Prompt, Reading, Request, Revis
 class Tempered(Notes):
     """A share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
-    Arbitrary entropy policy optimization, code Arbitrary-Entropy b353a05 (no report with an id was found; it extends
-    arXiv:2402.03300). Take the advantage GoodTempered with it, which trains the good ones of these rows with A = 1, and a
-    surrogate without a clip. Entropy is the mean of -log p of what the step before sampled, 0 before the first.
+    Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage
+    GoodTempered with it, which trains the good ones of these rows with A = 1, and a surrogate without a clip. Entropy is the
+    mean of -log p of what the step before sampled, 0 before the first.
     """
 
     target: NonNegative = 0.5
@@ -76,7 +76,7 @@ class Tempered(Notes):
 class ByDoubt(Notes, Once):
     """T (1 + amount u) for every token, u in [-1, 1] how far its log entropy is from that of the step before (HAPO).
 
-    HAPO, code starriver030515/HAPO (no report with an id was found; it extends arXiv:2402.03300). Pivot, deviation and scales are
+    HAPO, arXiv:2509.16591, code starriver030515/HAPO. Pivot, deviation and scales are
     those of EntropyClip, over all actions of the step before; the first step has the run's temperature alone. Noted are the
     probabilities at the run's temperature, as in the code. With the policy's own network only, not with an engine.
     """

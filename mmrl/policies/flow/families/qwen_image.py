@@ -19,7 +19,7 @@ class QwenImage(FlowFamily):
     """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
 
     licence = "Apache-2.0"
-    licence_read = "others"
+    licence_read = "makers"
     usual_guidance = 4.0
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD

@@ -139,7 +139,7 @@ class StableDiffusionXL(StableDiffusion):
     """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; no prompt is zeros. No refiner."""
 
     licence = "CreativeML Open RAIL++-M"
-    licence_read = "others"
+    licence_read = "makers"
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(text, device=device, do_classifier_free_guidance=False)

@@ -34,7 +34,7 @@ class Wan(FlowFamily):
     draws_clips = True
     tasks = ("text to video", "text to image")
     licence = "Apache-2.0"
-    licence_read = "others"
+    licence_read = "makers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
