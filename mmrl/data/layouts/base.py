@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import Report
+from mmrl.data.validate import BAD_ROW, Report
 
 Values = Mapping[str, Cell]
 """The columns of a row."""
@@ -101,7 +101,7 @@ class RowLayout:
             try:
                 if any(not BOXES_OF.isdisjoint(row.values) for row in self.one(Row(values, look.path.name, number))):
                     return BOXES
-            except (ValueError, OverflowError):
+            except BAD_ROW:
                 continue
         return QUESTIONS
 
@@ -131,7 +131,7 @@ class FileLayout:
     is_one: Callable[[Look], bool]
     read: Callable[[Path, Report], Iterator[Row]]
     columns: tuple[str, ...] = ()
-    """None: its words are those of a published format."""
+    """Empty: its words are those of a published format."""
     beats: tuple[str, ...] = ()
     always: str = BOXES
 
