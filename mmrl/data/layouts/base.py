@@ -64,16 +64,6 @@ class DataLayout(Protocol):
     def data_set(self, look: Look) -> str: ...
 
 
-@runtime_checkable
-class Translation(Protocol):
-    """A layout whose rows can be said in our words."""
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]: ...
-    def translate(self, row: Row) -> Iterator[Row]: ...
-
-
 @dataclass(frozen=True)
 class RowLayout:
     """A layout in which each row stands alone, whatever file or folder holds the rows."""
@@ -176,7 +166,7 @@ def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
     return Row(values, row.source, row.number)
 
 
-def row_like(row: Row, used: Iterable[str], said: Values, place: str = "") -> Row:
+def row_like(row: Row, used: Iterable[str], said: Values) -> Row:
     """A row at the same place: what is said in our words, and the columns that were not used for it."""
     names = {*used, *said}
     values = {name: value for name, value in row.values.items() if name not in names}
