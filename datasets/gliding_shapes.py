@@ -6,10 +6,9 @@ equally often, is held out. Columns: colour, shape, way. For the reward `gliding
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
+from mmrl.data.drawn.captions import captions_of
 from mmrl.data.drawn.gliding import HELD_OUT, TRAIN
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
@@ -26,10 +25,4 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Seq
     Raises:
         ValueError: no such split, or more captions than it has.
     """
-    if split not in SPLITS:
-        raise ValueError(f"data.split is {split!r}: choose one of {', '.join(SPLITS)}")
-    glides = SPLITS[split]
-    if size is not None and not 0 <= size <= len(glides):
-        raise ValueError(f"data.size is {size}, but the split {split!r} has {len(glides)} captions: leave it out to take all")
-    order = np.random.default_rng(seed).permutation(len(glides))[:size]
-    return [Prompt("-".join(glides[i]), glides[i].caption, columns=glides[i]._asdict()) for i in order.tolist()]
+    return captions_of(SPLITS, split, size, seed)

@@ -6,10 +6,9 @@ equally often, is held out. Columns: colour, shape, side. For the reward `shapes
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
+from mmrl.data.drawn.captions import captions_of
 from mmrl.data.shapes import HELD_OUT, TRAIN
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
@@ -26,10 +25,4 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Seq
     Raises:
         ValueError: no such split, or more captions than it has.
     """
-    if split not in SPLITS:
-        raise ValueError(f"data.split is {split!r}: choose one of {', '.join(SPLITS)}")
-    wishes = SPLITS[split]
-    if size is not None and not 0 <= size <= len(wishes):
-        raise ValueError(f"data.size is {size}, but the split {split!r} has {len(wishes)} captions: leave it out to take all")
-    order = np.random.default_rng(seed).permutation(len(wishes))[:size]
-    return [Prompt("-".join(wishes[i]), wishes[i].caption, columns=wishes[i]._asdict()) for i in order.tolist()]
+    return captions_of(SPLITS, split, size, seed)

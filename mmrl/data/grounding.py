@@ -166,8 +166,8 @@ class Layout:
 
     def _check_size(self, row: Row, real: tuple[int, int]) -> None:
         told = self._optional(row, "size")
-        if told is not None and tuple(told) != real:
-            raise ValueError(f"the row says its picture has size {list(told)}, but it has {list(real)} (width, height)")
+        if told is not None and (not isinstance(told, list | tuple) or tuple(told) != real):
+            raise ValueError(f"the row says its picture has size {str(told)[:80]}, but it has {list(real)} (width, height)")
 
     def _check_space(self, space: object) -> None:
         if space not in SPACES or space == "resized":

@@ -114,7 +114,7 @@ class Report:
         """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`."""
         try:
             yield
-        except (ValueError, OSError, OverflowError) as error:
+        except BAD_ROW as error:
             self.add(place, str(error))
 
     def note_if_empty(self) -> None:

@@ -6,13 +6,8 @@ A UMT5 text encoder, an autoencoder and a transformer are trained from nothing o
 transformer sees a whole latent frame as one token. Source of the classes: Wan, arXiv:2503.20314.
 """
 
-import hashlib
-import inspect
-import json
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -20,18 +15,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmrl.core.repeating import bit_for_bit
-from mmrl.tiny import pipeline_parts, plain_clips
-from mmrl.tiny.keep import keep
-from mmrl.tiny.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
+from mmrl.data import shapes
+from mmrl.tiny import pipeline_parts, plain_clips, teaching
+from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.keep import Progress, hash_of
+from mmrl.tiny.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.plain_clips import pass_clips
-from mmrl.tiny.vlms import HubObject
+from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
 
-Progress = Callable[[int, int, float], None]
-"""Called with the step (from 1), the number of steps, and the loss; steps of the autoencoder and of the transformer."""
-Note = Callable[[int, float], None]
 PATCH, FRAMES_PER_LATENT = 2, 2
 """Of the autoencoder: pixels of a patch along a side, and frames of a latent after the first."""
 
@@ -96,43 +89,29 @@ class WarmStart:
             )
 
 
-@bit_for_bit()
 def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
-
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
+    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained (`keep_pipeline`).
 
     Args:
         settings: data, sizes, optimizers.
         folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step.
+        progress: called after every step of the autoencoder, then of the transformer.
     """
-
-    def make(unfinished: Path) -> None:
-        pipeline = build(settings)
-        teach(pipeline, settings, progress)
-        pipeline.save_pretrained(unfinished)
-
-    return keep(folder, f"tiny-{settings.name}-{fingerprint(settings)}", "model_index.json", make)
+    name = f"tiny-{settings.name}-{fingerprint(settings)}"
+    return keep_pipeline(folder, name, lambda: build(settings), lambda pipeline: teach(pipeline, settings, progress))
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
-    kind = type(settings.data)
-    digest = hashlib.sha256(json.dumps([kind.__qualname__, asdict(settings)], sort_keys=True).encode())
-    for file in (__file__, plain_clips.__file__, pipeline_parts.__file__, inspect.getfile(kind)):
-        digest.update(Path(file).read_bytes())
-    digest.update(f"{version('torch')} {version('diffusers')} {version('transformers')}".encode())
-    return digest.hexdigest()[:12]
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    code = (WarmStart, type(settings.data), shapes, plain_clips, pipeline_parts, teaching)
+    return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
 
 def build(settings: WarmStart) -> HubObject:
     """The untaught WanPipeline."""
-    from tokenizers import AddedToken
     from transformers import UMT5Config, UMT5EncoderModel
 
-    tokenizer, width = t5_tokenizer(), settings.text_width
-    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in settings.data.words])
+    tokenizer, width = add_words(t5_tokenizer(), settings.data.words), settings.text_width
     text = UMT5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -154,28 +133,21 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
     clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
     total = settings.vae_steps + settings.steps
-
-    def note(step: int, loss: float) -> None:
-        if progress is not None:
-            progress(step, total, loss)
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed + 1)
-        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, note)
+        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, step_counter(progress, 0, total))
         latents = encode_clips(pipeline.vae, clips)
-        teach_transformer(pipeline, latents, captions, settings, lambda step, loss: note(settings.vae_steps + step, loss))
+        teach_transformer(pipeline, latents, captions, settings, step_counter(progress, settings.vae_steps, total))
 
 
 def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
     """Minimize the mean squared error of clips from slightly noisy latents; then latents are given mean 0 and deviation 1."""
-    for step, learn in _updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps):
+    for learn in updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps, note):
         chosen = clips[torch.randint(len(clips), (settings.vae_batch_size,))]
         z = vae.encode(chosen).latent_dist.mode()
         out = decode_beyond(vae, z + 0.1 * torch.randn_like(z))
         # Without the second term latents may grow until the noise does not matter.
-        loss = (out - chosen).square().mean() + 0.01 * z.square().mean()
-        learn(loss)
-        note(step + 1, loss.item())
+        learn((out - chosen).square().mean() + 0.01 * z.square().mean())
     with torch.no_grad():
         z = torch.cat([vae.encode(chunk).latent_dist.mode() for chunk in clips[:512].split(64)])
     mean, std = z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4)).clamp(min=1e-3)
@@ -201,26 +173,19 @@ def teach_transformer(
     pipeline: HubObject, latents: Float[Tensor, "n c f h w"], captions: Sequence[str], settings: WarmStart, note: Note
 ) -> None:
     """Learn the velocity noise - data at times whose logit is normal."""
-    texts = list(dict.fromkeys(["", *captions]))
-    index = torch.tensor([texts.index(caption) for caption in captions])
+    texts, numbers = number_texts(captions)
     weights = [weight for part in (pipeline.transformer, pipeline.text_encoder) for weight in part.parameters()]
-    size = settings.batch_size
-    for step, learn in _updates(weights, settings.lr, settings.steps):
-        rows = torch.randint(len(latents), (size,))
-        written = torch.where(torch.rand(size) < settings.unlabelled, 0, index[rows])
-        used, places = written.unique(return_inverse=True)
+    for learn in updates(weights, settings.lr, settings.steps, note):
+        batch = noisy_rows(latents, numbers, settings.batch_size, settings.unlabelled)
+        used, places = batch.captions.unique(return_inverse=True)
         embeds = encode_captions(pipeline, [texts[i] for i in used.tolist()], settings.max_tokens)
-        sigma, noise = torch.randn(size).sigmoid(), torch.randn_like(latents[rows])
-        level = sigma[:, None, None, None, None]
         velocity = pipeline.transformer(
-            hidden_states=(1 - level) * latents[rows] + level * noise,
-            timestep=1000 * sigma,
+            hidden_states=batch.latents,
+            timestep=1000 * batch.sigma,
             encoder_hidden_states=embeds[places],
             return_dict=False,
         )[0]
-        loss = (velocity - (noise - latents[rows])).square().mean()
-        learn(loss)
-        note(step + 1, loss.item())
+        learn((velocity - batch.velocity).square().mean())
 
 
 def encode_captions(pipeline: HubObject, captions: Sequence[str], length: int) -> Float[Tensor, "n t d"]:
@@ -235,26 +200,6 @@ def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Ten
     """Latents as the transformer sees them."""
     mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (vae.config.latents_mean, vae.config.latents_std))
     return torch.cat([(vae.encode(chunk).latent_dist.mode() - mean) / std for chunk in clips.split(64)])
-
-
-def _updates(weights: Sequence[nn.Parameter], lr: float, steps: int) -> Iterator[tuple[int, Callable[[Tensor], None]]]:
-    """Every step with the function that takes its loss: AdamW with warm-up and a falling cosine, gradients clipped at 1."""
-
-    def share(step: int) -> float:
-        return max(0.01, min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-
-    def learn(loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        rates.step()
-
-    for step in range(steps):
-        yield step, learn
 
 
 def _transformer(settings: WarmStart) -> HubObject:

@@ -5,17 +5,14 @@ make them: spans too long, half of them of the wrong digit where there are two, 
 decoded and encoded as every policy does it, so the model learns from the frames and the time stamps that it meets later.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
@@ -26,14 +23,12 @@ from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
 from mmrl.data.mp4 import clip_folder, write_once
 from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.tiny import student, teaching
 from mmrl.tiny import tokenizer as tokenizers
-from mmrl.tiny.grounding import cosine, muon_and_adamw
-from mmrl.tiny.keep import keep
-from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
-from mmrl.tiny.vlms import Built, HubObject, Kwargs, qwen_ids
+from mmrl.tiny.byte_tokens import Built
+from mmrl.tiny.keep import Progress, hash_of, keep
+from mmrl.tiny.student import imitate, with_answers
 
-PATCH = 8
-"""Pixels; merged 2 by 2 and over pairs of frames, so that a second of two frames of 32 x 32 pixels is 4 tokens."""
 FPS = 2.0
 """Frames that the model sees per second."""
 STYLE = ClipStyle(
@@ -49,14 +44,10 @@ STYLE = ClipStyle(
     num_discs=0,
 )
 """The look of the demo's clips; no span begins or ends near a multiple of the model's second."""
-_MEAN, _STD = 0.13, 0.18
+_PIXELS = 0.13, 0.18
 """Mean and deviation of the clips' pixels."""
-_WEIGHT_STD, _POSITION_STD = 0.04, 0.5
-"""The same as in grounding.py: a position table as narrow as the other weights leaves the model blind to places."""
 _CLIP_SEED = 1_000_003
 """Clips of the warm start come from series of their own, so that no later stage trains on them again."""
-Progress = Callable[[int, int, float], None]
-"""Called with the step (from 1), the number of steps, and the loss."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +113,9 @@ def watcher(folder: Path) -> TextPolicy:
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and transformers."""
-    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
-    for file in (__file__, moving.__file__, scenes.__file__, mp4.__file__, tokenizers.__file__):
-        digest.update(Path(file).read_bytes())
-    digest.update(f"{version('torch')} {version('transformers')} {version('av')}".encode())
-    return digest.hexdigest()[:12]
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    code = (WarmStart, student, teaching, tokenizers, moving, scenes, mp4)
+    return hash_of(settings, code, ("torch", "transformers", "av"))
 
 
 def lessons(policy: TextPolicy, settings: WarmStart) -> list[Lesson]:
@@ -156,41 +144,25 @@ def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
 
 def teach(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart, progress: Progress | None = None) -> None:
     """Train on the cross entropy of the labels' tokens; a clip that comes again has a new label."""
-    model, rng, order = policy.net.model, np.random.default_rng([settings.seed, _CLIP_SEED]), list[int]()
-    optimizers = muon_and_adamw(model, settings.lr)
-    model.train()
-    for step in range(settings.steps):
+    imitate(policy.net.model, batches(policy, pool, settings), settings.steps, settings.lr, progress)
+
+
+def batches(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart) -> Iterator[dict[str, Tensor]]:
+    """Clips with the annotators' answers, endless and fixed by the seed: all of the pool, then all in another order."""
+    rng, order = np.random.default_rng([settings.seed, _CLIP_SEED]), list[int]()
+    while True:
         while len(order) < settings.batch_size:
             order += rng.permutation(len(pool)).tolist()
         batch = [pool[order.pop()] for _ in range(settings.batch_size)]
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = settings.lr * cosine(step, settings.steps)
-        loss = model(**_inputs(policy, batch, [answer_of(lesson.clip, settings, rng) for lesson in batch])).loss
-        model.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        if progress is not None:
-            progress(step + 1, settings.steps, loss.item())
-    model.zero_grad()
-    model.eval()
+        yield _inputs(policy, batch, [answer_of(lesson.clip, settings, rng) for lesson in batch])
 
 
 def _inputs(policy: TextPolicy, batch: Sequence[Lesson], answers: Sequence[str]) -> dict[str, Tensor]:
     """The batch as the model is fed it, with labels on the answers' tokens only."""
     prompts = collate_prompts([lesson.prompt for lesson in batch], policy.tokenizer.pad_token_id, torch.device("cpu"))
-    stop, types = policy.tokenizer.eos_token, prompts.type_ids
-    assert types is not None
-    written = policy.tokenizer([answer + stop for answer in answers], padding=True, padding_side="right")
-    ids, mask = (torch.tensor(written[name]) for name in ("input_ids", "attention_mask"))
-    unlabelled = torch.full_like(prompts.token_ids, -100)
-    return policy.family.collate(prompts.media) | {
-        "input_ids": torch.cat([prompts.token_ids, ids], dim=1),
-        "attention_mask": torch.cat([prompts.attention, mask], dim=1),
-        "mm_token_type_ids": torch.cat([types, torch.zeros_like(ids)], dim=1),
-        "labels": torch.cat([unlabelled, ids.masked_fill(mask == 0, -100)], dim=1),
-    }
+    assert prompts.type_ids is not None
+    fed = {"input_ids": prompts.token_ids, "attention_mask": prompts.attention, "mm_token_type_ids": prompts.type_ids}
+    return with_answers(policy.family.collate(prompts.media) | fed, policy.tokenizer, answers)
 
 
 def _texts(style: ClipStyle) -> list[str]:
@@ -202,41 +174,4 @@ def _texts(style: ClipStyle) -> list[str]:
 
 
 def _build(seed: int, style: ClipStyle) -> Built:
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
-
-    tokenizer = qwen_tokenizer(_texts(style))
-    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
-    patches |= {"image_mean": [_MEAN] * 3, "image_std": [_STD] * 3}
-    area = style.side**2
-    processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": area, "longest_edge": area}),
-        tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": area, "longest_edge": 64 * area}),
-        chat_template=CHAT_TEMPLATE,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(_config(tokenizer, style))
-        nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model.eval(), processor
-
-
-def _config(tokenizer: HubObject, style: ClipStyle) -> HubObject:
-    from transformers import Qwen3VLConfig
-
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
-    text = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": rope}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
-    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    text |= {"vocab_size": len(tokenizer), "initializer_range": _WEIGHT_STD, "tie_word_embeddings": True}
-    vision = {"hidden_size": 64, "intermediate_size": 128, "depth": 2, "num_heads": 2, "out_hidden_size": 128}
-    vision |= {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0]}
-    vision |= {"num_position_embeddings": (style.side // PATCH) ** 2, "initializer_range": _WEIGHT_STD}
-    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
+    return student.build(_texts(style), style.side, _PIXELS, video_area=64 * style.side**2, seed=seed)

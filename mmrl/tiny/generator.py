@@ -6,13 +6,8 @@ Two CLIP text encoders, an autoencoder and a transformer are trained from nothin
 makes up, so a demo needs nothing but those. Source of model and loss: Stable Diffusion 3, arXiv:2403.03206.
 """
 
-import hashlib
-import inspect
-import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,14 +17,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmrl.core.repeating import bit_for_bit
-from mmrl.tiny import pipelines
-from mmrl.tiny.keep import keep
-from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler
-from mmrl.tiny.vlms import HubObject
-
-Progress = Callable[[int, int, float], None]
-"""Called with the step (from 1), the number of steps, and the loss; steps of the autoencoder and of the transformer."""
+from mmrl.tiny import pipeline_parts, teaching
+from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.keep import Progress, hash_of
+from mmrl.tiny.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
+from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
 
 
 @runtime_checkable
@@ -91,49 +83,39 @@ class WarmStart:
             )
 
 
-@bit_for_bit()
 def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
-
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
+    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained (`keep_pipeline`).
 
     Args:
         settings: data, sizes, optimizers.
         folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step.
+        progress: called after every step of the autoencoder, then of the transformer.
     """
-
-    def make(unfinished: Path) -> None:
-        pipeline = build(settings)
-        teach(pipeline, settings, progress)
-        pipeline.save_pretrained(unfinished)
-
-    return keep(folder, f"tiny-{settings.name}-{fingerprint(settings)}", "model_index.json", make)
+    name = f"tiny-{settings.name}-{fingerprint(settings)}"
+    return keep_pipeline(folder, name, lambda: build(settings), lambda pipeline: teach(pipeline, settings, progress))
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of torch and diffusers."""
-    kind = type(settings.data)
-    digest = hashlib.sha256(json.dumps([kind.__qualname__, asdict(settings)], sort_keys=True).encode())
-    for file in (__file__, pipelines.__file__, inspect.getfile(kind)):
-        digest.update(Path(file).read_bytes())
-    digest.update(f"{version('torch')} {version('diffusers')} {version('transformers')}".encode())
-    return digest.hexdigest()[:12]
+    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    code = (WarmStart, type(settings.data), pipeline_parts, teaching)
+    return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
 
 def build(settings: WarmStart) -> HubObject:
     """The untrained StableDiffusion3Pipeline, without T5."""
-    first, second = (_tokenizer(settings) for _ in range(2))
+    from transformers import CLIPTextModelWithProjection
+
+    first, second = (fit_tokenizer(clip_tokenizer(), settings) for _ in range(2))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         pipeline = diffusers_object(
             "StableDiffusion3Pipeline",
             transformer=_transformer(settings),
             scheduler=scheduler(shift=1.0),
-            vae=_autoencoder(settings),
-            text_encoder=_text_encoder(first, settings),
+            vae=autoencoder(settings),
+            text_encoder=clear_clip(CLIPTextModelWithProjection, first, 32, settings),
             tokenizer=first,
-            text_encoder_2=_text_encoder(second, settings),
+            text_encoder_2=clear_clip(CLIPTextModelWithProjection, second, 32, settings),
             tokenizer_2=second,
             text_encoder_3=None,
             tokenizer_3=None,
@@ -149,64 +131,43 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
     pictures, captions = settings.data.batch(rng, settings.pool)
     images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     total = settings.vae_steps + settings.steps
-
-    def note(step: int, loss: float) -> None:
-        if progress is not None:
-            progress(step, total, loss)
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed + 1)
-        teach_autoencoder(pipeline.vae, images, settings, lambda step, loss: note(step, loss))
+        teach_autoencoder(pipeline.vae, images, settings, step_counter(progress, 0, total))
         latents = encode_images(pipeline.vae, images)
-        teach_transformer(pipeline, latents, captions, settings, lambda step, loss: note(settings.vae_steps + step, loss))
+        teach_transformer(pipeline, latents, captions, settings, step_counter(progress, settings.vae_steps, total))
 
 
-def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Callable[[int, float], None]) -> None:
+def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Note) -> None:
     """Minimize the mean squared error of pictures from slightly noisy latents; then latents are given mean 0 and deviation 1."""
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=settings.vae_lr, weight_decay=0.0)
-    for step in range(settings.vae_steps):
-        _set_rate(optimizer, settings.vae_lr * _factor(step, settings.vae_steps))
+    for learn in updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps, note):
         chosen = images[torch.randint(len(images), (settings.vae_batch_size,))]
         z = vae.encode(chosen).latents
         out = vae.decode(z + 0.1 * torch.randn_like(z)).sample
         # Without the second term latents may grow until the noise does not matter.
-        loss = (out - chosen).square().mean() + 0.01 * z.square().mean()
-        _update(optimizer, loss)
-        note(step + 1, loss.item())
+        learn((out - chosen).square().mean() + 0.01 * z.square().mean())
     latents = encode_images(vae, images[:1024])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 
 
-def teach_transformer(
-    pipeline: HubObject, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Callable[[int, float], None]
-) -> None:
+def teach_transformer(pipeline: HubObject, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Note) -> None:
     """Learn the velocity noise - data at times whose logit is normal."""
-    texts = list(dict.fromkeys(["", *captions]))
+    texts, numbers = number_texts(captions)
     ids = caption_ids(pipeline, texts)
-    index = torch.tensor([texts.index(caption) for caption in captions])
     trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
     weights = [weight for part in trained for weight in part.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=settings.lr, weight_decay=0.0)
-    size = settings.batch_size
-    for step in range(settings.steps):
-        _set_rate(optimizer, settings.lr * _factor(step, settings.steps))
-        rows = torch.randint(len(latents), (size,))
-        written = torch.where(torch.rand(size) < settings.unlabelled, 0, index[rows])
-        sigma = torch.randn(size).sigmoid()
-        noise = torch.randn_like(latents[rows])
-        level = sigma[:, None, None, None]
-        used, places = written.unique(return_inverse=True)
+    for learn in updates(weights, settings.lr, settings.steps, note):
+        batch = noisy_rows(latents, numbers, settings.batch_size, settings.unlabelled)
+        used, places = batch.captions.unique(return_inverse=True)
         embeds, pooled = encode_captions(pipeline, ids[used])
         velocity = pipeline.transformer(
-            hidden_states=(1 - level) * latents[rows] + level * noise,
-            timestep=1000 * sigma,
+            hidden_states=batch.latents,
+            timestep=1000 * batch.sigma,
             encoder_hidden_states=embeds[places],
             pooled_projections=pooled[places],
             return_dict=False,
         )[0]
-        loss = (velocity - (noise - latents[rows])).square().mean()
-        _update(optimizer, loss)
-        note(step + 1, loss.item())
+        learn((velocity - batch.velocity).square().mean())
 
 
 def caption_ids(pipeline: HubObject, captions: Sequence[str]) -> Int[Tensor, "n t"]:
@@ -230,37 +191,21 @@ def encode_images(vae: HubObject, images: Float[Tensor, "n 3 y x"]) -> Float[Ten
     return (latents - vae.config.shift_factor) * vae.config.scaling_factor
 
 
-def _tokenizer(settings: WarmStart) -> HubObject:
-    from tokenizers import AddedToken
-
-    tokenizer = clip_tokenizer()
-    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in settings.data.words])
+def fit_tokenizer(tokenizer: HubObject, settings: WarmStart) -> HubObject:
+    """Let each word of the captions be one token, and captions end where the settings say; return the tokenizer."""
     tokenizer.model_max_length = settings.max_tokens
-    return tokenizer
+    return add_words(tokenizer, settings.data.words)
 
 
-def _text_encoder(tokenizer: HubObject, settings: WarmStart) -> HubObject:
-    from transformers import CLIPTextConfig, CLIPTextModelWithProjection
-
-    config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        projection_dim=32,
-        max_position_embeddings=settings.max_tokens,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    encoder = CLIPTextModelWithProjection(config)
+def clear_clip(kind: Callable[..., HubObject], tokenizer: HubObject, width: int, settings: WarmStart) -> HubObject:
+    """A text encoder of CLIP whose words differ from the start."""
+    encoder = clip(kind, tokenizer, width, heads=2, tokens=settings.max_tokens)
     # CLIP starts words at 0.02: too faint for the transformer to tell them apart within minutes.
-    nn.init.normal_(encoder.text_model.embeddings.token_embedding.weight, std=1.0)
+    nn.init.normal_(encoder.get_input_embeddings().weight, std=1.0)
     return encoder
 
 
-def _autoencoder(settings: WarmStart) -> HubObject:
+def autoencoder(settings: WarmStart) -> HubObject:
     """An autoencoder without normalization and sampling: a dozen seconds are enough."""
     stages = settings.halvings + 1
     vae = diffusers_object(
@@ -313,19 +258,3 @@ def _transformer(settings: WarmStart) -> HubObject:
         pos_embed_max_size=max(rows, columns),
         qk_norm="rms_norm",
     )
-
-
-def _factor(step: int, steps: int, warmup: int = 50) -> float:
-    return max(0.01, min(1.0, (step + 1) / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def _update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
-    optimizer.step()

@@ -1,11 +1,21 @@
 """Models that are taught once and kept: a folder appears whole or not at all, whoever makes it first."""
 
+import hashlib
+import inspect
+import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from mmrl.core.cache import cache_folder, note_new, note_use
+
+Progress = Callable[[int, int, float], None]
+"""Called with the step (from 1), the number of steps, and the loss."""
 
 
 def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path], object]) -> Path:
@@ -32,3 +42,18 @@ def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path],
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return note_new(folder)
+
+
+def hash_of(settings: Any, code: Sequence[ModuleType | type], packages: Sequence[str]) -> str:
+    """A hash of the settings, of the code that draws, builds and teaches, and of packages' versions: 12 characters.
+
+    Args:
+        settings: a dataclass of numbers, texts and such dataclasses.
+        code: modules and classes, whose names and files count.
+        packages: as pip names them.
+    """
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+    for part in code:
+        digest.update(part.__name__.encode() + Path(inspect.getfile(part)).read_bytes())
+    digest.update(" ".join(map(version, packages)).encode())
+    return digest.hexdigest()[:12]

@@ -1,7 +1,7 @@
 """Parts that tiny pipelines share: tokenizers, text encoders, autoencoders and schedulers of the real classes."""
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs
 from mmrl.tiny.vlms import QWEN_TOKENS, VISION
@@ -56,18 +56,29 @@ def clip_tokenizer() -> HubObject:
     return CLIPTokenizer(vocab={word: i for i, word in enumerate(words)}, merges=[], model_max_length=CLIP_TOKENS)
 
 
-def clip(kind: Callable[..., HubObject], tokenizer: HubObject) -> HubObject:
+def add_words(tokenizer: HubObject, words: Sequence[str]) -> HubObject:
+    """Let each of these words be one token, and return the tokenizer."""
+    from tokenizers import AddedToken
+
+    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in words])
+    return tokenizer
+
+
+def clip(
+    kind: Callable[..., HubObject], tokenizer: HubObject, width: int = 32, heads: int = 4, tokens: int = CLIP_TOKENS
+) -> HubObject:
+    """A text encoder of CLIP, `kind` with or without its projection, for prompts of so many tokens."""
     from transformers import CLIPTextConfig
 
     return kind(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=width,
+            intermediate_size=2 * width,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=CLIP_TOKENS,
-            projection_dim=32,
+            num_attention_heads=heads,
+            max_position_embeddings=tokens,
+            projection_dim=width,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

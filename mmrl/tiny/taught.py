@@ -7,9 +7,8 @@ from mmrl.data.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.shapes import Sketches
 from mmrl.tiny import clip_generator, clips, editor, generator, grounding
+from mmrl.tiny.keep import Progress
 
-Progress = Callable[[int, int, float], None]
-"""Called with the step (from 1), the number of steps, and the loss."""
 Teach = Callable[[int, Progress | None], Path]
 """(seed, progress) -> the folder of the model, taught once and then kept in the cache."""
 

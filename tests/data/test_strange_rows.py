@@ -1,6 +1,7 @@
 """Rows of any JSON: every layout gives a row in our words or a sentence, and both data sets a prompt or a sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -59,3 +60,34 @@ def test_a_row_of_anything_is_a_prompt_or_a_sentence(name: str, data: st.DataObj
                 assert all(isinstance(prompt, Prompt) for prompt in reader.prompts(said))
             except BAD_ROW as error:
                 assert str(error)
+
+
+DEEP = "[" * 100_000
+QUESTION = [{"role": "user", "content": "<image>Where is <ref-object>?"}]
+RAW = {"image_path": "a.png", "bbox": [1, 2, 3, 4], "raw_anns": '{"bbox": [1, 2, 3, 4]}', "raw_image_info": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [
+        (
+            "messages",
+            {"messages": QUESTION, "objects": {"bbox": [[1, 2, 3, 4]], "ref": 5}},
+            "objects.ref must be a list of texts",
+        ),
+        ("messages", {"messages": QUESTION, "objects": {"bbox": [[1, 2, 3, 4]], "bbox_type": {"a": 1}}}, "objects.bbox_type is"),
+        ("refcoco_raw", {**RAW, "sentences": True}, "none of the columns sentences"),
+        ("refcoco_raw", {**RAW, "sentences": DEEP}, "column sentences is not JSON"),
+    ],
+)
+def test_cells_of_another_kind_than_their_layouts(name: str, values: dict[str, Any], sentence: str):
+    layout = LAYOUTS[name]
+    assert isinstance(layout, RowLayout)
+    with pytest.raises(ValueError, match=sentence):
+        list(layout.one(Row(values, "rows.jsonl", 1)))
+
+
+def test_a_size_that_is_no_list():
+    row = Row({"image": "a.png", "question": "where?", "box": [1, 2, 3, 4], "size": 100}, "rows.jsonl", 1)
+    with pytest.raises(ValueError, match=r"its picture has size 100, but it has \[64, 48\]"):
+        Layout().prompts(row, lambda: (["a.png"], [(64, 48)]))

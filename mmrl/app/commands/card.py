@@ -142,8 +142,12 @@ def results(data: RunData, step: int) -> list[str]:
         return ["Held-out prompts were not evaluated at this step."]
     if not before:
         return ["Held-out prompts were not evaluated before training, so there is nothing to compare with.", "", *alone(after)]
-    after = {prompt: rows for prompt, rows in after.items() if prompt in before}
-    found, now = paired_changes(before, after), estimates(after)
+    shared = {prompt: rows for prompt, rows in after.items() if prompt in before}
+    now = estimates(shared)
+    found = [change for change in paired_changes(before, shared) if change.name in now]
+    if not found:
+        other = "Before training other held-out prompts or rewards were evaluated, so there is nothing to compare with."
+        return [other, "", *alone(after)]
     return [
         f"On {found[0].num_prompts} held-out prompts; {HOW}",
         "",

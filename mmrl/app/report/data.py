@@ -18,7 +18,7 @@ BOX_SIZE = "box size"
 """The table by the area of the true box."""
 SIZES = ("small", "medium", "large")
 LEAST_MOVE = 0.01
-"""A smaller difference between two answers is none."""
+"""No larger difference between two answers is one."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def all_changes(data: RunData) -> list[Change]:
 
 
 def regressions(data: RunData) -> list[tuple[Row, Row]]:
-    """The held-out prompts whose answer became worse, by total reward or else by IoU, worst first."""
+    """The held-out prompts whose answer became worse, worst first; see `change_of`."""
     moved = [(change_of(before, after), before, after) for before, after in pairs(data)]
     worse = sorted((one for one in moved if one[0] < -LEAST_MOVE), key=lambda one: one[0])
     return [(before, after) for _, before, after in worse]

@@ -15,8 +15,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.files import replace_text
 from mmrl.app.report.curves import curves, health, others, reward_histogram
 from mmrl.app.report.data import (
-    Change,
-    Row,
+    LEAST_MOVE,
     RunData,
     also_changes,
     change_of,
@@ -28,8 +27,8 @@ from mmrl.app.report.data import (
     pairs,
     regressions,
 )
-from mmrl.app.report.figures import LEAST_PROMPTS
-from mmrl.app.report.rows import Spans, mean
+from mmrl.app.report.figures import LEAST_PROMPTS, Change
+from mmrl.app.report.rows import Row, Spans, mean
 from mmrl.app.report.timing import phases, step_line, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.origins import read_choices
@@ -178,8 +177,8 @@ class Pair:
 
     @property
     def direction(self) -> str:
-        """better, worse or same, for the filter buttons; a difference below 0.01 is the same."""
-        if not math.isfinite(self.change) or abs(self.change) < 0.01:
+        """better, worse or same, for the filter buttons."""
+        if not math.isfinite(self.change) or abs(self.change) <= LEAST_MOVE:
             return "same"
         return "better" if self.change > 0 else "worse"
 

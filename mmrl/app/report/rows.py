@@ -17,6 +17,8 @@ from mmrl.core.types import MediaSize
 
 SMALL, LARGE = 32.0**2, 96.0**2
 """Square pixels of the file below which a box is small, and from which on it is large, as in COCO's evaluation."""
+Task = tuple[str, str]
+"""Id and text of a prompt: equal ids of different data sets are different tasks."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,14 @@ class Spans(NamedTuple):
     seconds: float
     truth: list[Interval]
     predicted: list[Interval]
+
+
+def by_task(rows: Iterable[Row]) -> dict[Task, list[Row]]:
+    """Samples by prompt."""
+    found: dict[Task, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.prompt, row.line["text"]), []).append(row)
+    return found
 
 
 def mean(values: Iterable[float]) -> float:

@@ -85,9 +85,10 @@ class EvaluationDir:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.is_begun:
             configs.save(replace(config, output=""), self.config_file)
-            self._note(subject, {}, 0)
             self.predictions.write_bytes(b"")
-        wanted, there = self._progress()["bytes"], self.predictions.stat().st_size if self.predictions.is_file() else 0
+            self._note(subject, {}, 0)
+        self.predictions.touch()
+        wanted, there = self._progress()["bytes"], self.predictions.stat().st_size
         if there < wanted:
             raise ValueError(f"{self.predictions} has {there} bytes, and had {wanted}: remove {self.path} and evaluate again")
         os.truncate(self.predictions, wanted)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import Report
+from mmrl.data.validate import BAD_ROW, Report
 
 Values = Mapping[str, Cell]
 """The columns of a row."""
@@ -64,16 +64,6 @@ class DataLayout(Protocol):
     def data_set(self, look: Look) -> str: ...
 
 
-@runtime_checkable
-class Translation(Protocol):
-    """A layout whose rows can be said in our words."""
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]: ...
-    def translate(self, row: Row) -> Iterator[Row]: ...
-
-
 @dataclass(frozen=True)
 class RowLayout:
     """A layout in which each row stands alone, whatever file or folder holds the rows."""
@@ -101,7 +91,7 @@ class RowLayout:
             try:
                 if any(not BOXES_OF.isdisjoint(row.values) for row in self.one(Row(values, look.path.name, number))):
                     return BOXES
-            except (ValueError, OverflowError):
+            except BAD_ROW:
                 continue
         return QUESTIONS
 
@@ -131,7 +121,7 @@ class FileLayout:
     is_one: Callable[[Look], bool]
     read: Callable[[Path, Report], Iterator[Row]]
     columns: tuple[str, ...] = ()
-    """None: its words are those of a published format."""
+    """Empty: its words are those of a published format."""
     beats: tuple[str, ...] = ()
     always: str = BOXES
 
@@ -176,7 +166,7 @@ def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
     return Row(values, row.source, row.number)
 
 
-def row_like(row: Row, used: Iterable[str], said: Values, place: str = "") -> Row:
+def row_like(row: Row, used: Iterable[str], said: Values) -> Row:
     """A row at the same place: what is said in our words, and the columns that were not used for it."""
     names = {*used, *said}
     values = {name: value for name, value in row.values.items() if name not in names}

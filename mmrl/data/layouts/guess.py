@@ -66,7 +66,6 @@ def guess(
     columns: Mapping[str, str] = NO_COLUMNS,
     name: str | None = None,
     split: str | None = None,
-    among: Collection[str] = LAYOUTS,
 ) -> Guess:
     """The layout of a file or folder and the data set that reads it.
 
@@ -74,7 +73,6 @@ def guess(
         columns: our name -> the file's, as the data set will be told.
         name: the layout, where somebody says it.
         split: of a folder with several.
-        among: the layouts that come into question.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -83,7 +81,7 @@ def guess(
     layout = None if name is None else say_layout(name)
     # what is made of a whole file is read once, by its layout
     look = Look(Path(path)) if isinstance(layout, FileLayout) else look_at(Path(path), columns, split)
-    layout = layout or choose(look, among)
+    layout = layout or choose(look)
     return Guess(layout.name, layout.data_set(look), layout.summary, name is None)
 
 

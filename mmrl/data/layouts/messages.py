@@ -54,16 +54,19 @@ def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[st
     """The turns with their references spelled out, and the boxes that are the answer."""
     if not isinstance(objects, dict) or not isinstance(objects.get("bbox"), list) or not objects["bbox"]:
         raise ValueError(f"objects must hold a list bbox, not {str(objects)[:80]}")
-    kind, refs, boxes = objects.get("bbox_type") or "real", list(objects.get("ref") or ()), objects["bbox"]
-    if kind not in SPACES:
-        raise ValueError(f"objects.bbox_type is {kind!r}: only {', '.join(SPACES)} are understood")
+    kind, named, boxes = objects.get("bbox_type") or "real", objects.get("ref") or [], objects["bbox"]
+    if not isinstance(kind, str) or kind not in SPACES:
+        raise ValueError(f"objects.bbox_type is {str(kind)[:80]!r}: only {', '.join(SPACES)} are understood")
+    if not isinstance(named, list):
+        raise ValueError(f"objects.ref must be a list of texts, not {str(named)[:80]}")
+    refs = [*named]
     spelled: list[Turn] = []
     for turn in turns:
         text = str(turn.text)
         if turn.role == ASKS and BBOX in text:
             raise ValueError(f"the question speaks of a box ({BBOX}), and only answers may be boxes: write the box as words")
         if text.count(REF) > len(refs):
-            raise ValueError(f"the turns hold more {REF} than objects.ref, which is {objects.get('ref')}")
+            raise ValueError(f"the turns hold more {REF} than objects.ref, which is {named}")
         if turn.role == ASKS:
             while REF in text:
                 text = text.replace(REF, str(refs.pop(0)), 1)

@@ -77,18 +77,23 @@ def _sentences(row: Row) -> list[str]:
     """The row's sentences, whichever of three columns holds them."""
     for name in SENTENCES:
         found: Cell = row.values.get(name)
-        found = json.loads(found) if isinstance(found, str) and found.startswith("[") else found
-        texts = [item.get("sent") or item.get("raw") if isinstance(item, dict) else item for item in found or ()]
+        found = _json(found, name) if isinstance(found, str) and found.startswith("[") else found
+        listed = found if isinstance(found, list) else []
+        texts = [item.get("sent") or item.get("raw") if isinstance(item, dict) else item for item in listed]
         if texts and all(isinstance(text, str) and text.strip() for text in texts):
             return [str(text).strip() for text in texts]
     raise ValueError(f"none of the columns {', '.join(SENTENCES)} holds a list of sentences")
 
 
-def _object(text: Cell, name: str) -> dict[str, Cell]:
+def _json(text: str, name: str) -> Cell:
     try:
-        found = json.loads(text) if isinstance(text, str) else text
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"column {name} is not JSON: {error}") from None
+
+
+def _object(text: Cell, name: str) -> dict[str, Cell]:
+    found = _json(text, name) if isinstance(text, str) else text
     if not isinstance(found, dict):
         raise ValueError(f"column {name} must hold an object, not {str(text)[:80]}")
     return found

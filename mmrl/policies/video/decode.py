@@ -10,7 +10,7 @@ import numpy as np
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
-from mmrl.policies.video.sampling import Budget, BudgetError, Choice, Plan, choose
+from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""
@@ -61,12 +61,6 @@ def fetch(video: Video, plan: Plan, hashed: bool = True) -> Frames:
         raise ValueError(f"{name}: {error}") from None
     times = tuple(timeline.times[i] - chosen.start for i in chosen.indices)
     return Frames(pixels, times, chosen.step, chosen.seconds, timeline.fps, digest)
-
-
-def choice_of(video: Video, plan: Plan) -> Choice:
-    """The frames that `fetch` would show, without decoding them."""
-    timeline = read_timeline(video.source) if isinstance(video.source, str) else sequence_timeline(video, plan)
-    return choose(timeline, video, plan)
 
 
 def digest_of(path: str) -> str:

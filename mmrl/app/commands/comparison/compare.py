@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.app.commands.comparison.sides import Side, Task, by_task, read_side
+from mmrl.app.commands.comparison.sides import Side, read_side
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, column, read_rows
 from mmrl.app.report.figures import Change, figures, paired_changes
 from mmrl.app.report.page import environment
-from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.rows import Row, Task, by_task, mean
 from mmrl.app.run.folder import Line
 from mmrl.app.run.trackers import flat, is_reward
 

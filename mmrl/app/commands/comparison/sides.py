@@ -1,18 +1,15 @@
 """One of the two that `mmrl compare` puts side by side: a run, or an evaluation that `mmrl eval` wrote."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmrl.app.report.data import RunData, load
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import Row, Task, by_task
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line
-
-Task = tuple[str, str]
-"""Id and text of a prompt: equal ids of different data sets are different tasks."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,3 @@ def read_side(path: Path) -> Side:
     config = tomllib.loads(place.config_file.read_text(encoding="utf-8")) if place.config_file.is_file() else {}
     unfinished = [] if place.is_finished or path.is_file() else ["The evaluation is not finished: the same words go on with it."]
     return Side(place.path if not path.is_file() or place.is_begun else path, config, by_task(rows), unfinished)
-
-
-def by_task(rows: Iterable[Row]) -> dict[Task, list[Row]]:
-    """Samples by prompt."""
-    found: dict[Task, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.prompt, row.line["text"]), []).append(row)
-    return found

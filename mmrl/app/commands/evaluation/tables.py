@@ -10,7 +10,7 @@ from rich.table import Table
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
 from mmrl.app.report.figures import Estimate, estimates
-from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.rows import Row, by_task, mean
 from mmrl.app.report.words import number, percent
 from mmrl.app.run.folder import Line
 
@@ -18,8 +18,6 @@ OF_BOXES = ("Mean IoU", "Hits", "Acc@0.5")
 """The figures of a table by the size of boxes."""
 COLUMNS = ("way", "column", "kind", "figure", "prompts", "mean", "low", "high", "interval", "unparsed")
 """The header of the TSV, and the keys of summary.json."""
-Tasks = dict[tuple[str, str], list[Row]]
-"""Id and text of a prompt -> its samples."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,6 @@ def of_column(rows: Sequence[Row], way: str, column: str) -> Iterator[Number]:
         for name, one in own.items():
             if column != BOX_SIZE or name in OF_BOXES:
                 yield Number(way, column, kind, name, one)
-
-
-def by_task(rows: Iterable[Row]) -> Tasks:
-    """Samples by prompt; equal ids of different data sets are different prompts."""
-    found: Tasks = {}
-    for row in rows:
-        found.setdefault((row.prompt, row.line["text"]), []).append(row)
-    return found
 
 
 def metrics_of(lines: Sequence[Line], by: Sequence[str]) -> dict[str, float]:

@@ -122,8 +122,7 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
             found += [figure_of(one.measure, figure, answered) for figure in one.measure.figure]
             everyone += answered
         if recipe.total is not None:
-            total = Figure(recipe.total.name, recipe.total.at_least, factor=recipe.total.factor)
-            total = replace(total, base=recipe.total.base, paper=recipe.total.paper)
+            total = Figure(**vars(recipe.total))
             found.append(replace(figure_of(recipe.measure[0], total, everyone), measure="all"))
         if ranks.is_main and run is not None:
             write(run.path / FILE, recipe, found)

@@ -9,7 +9,6 @@ from typing import Any
 
 from mmrl.app.commands.recipes.facts import DATA, MODELS, Given, Measure, Recipe
 from mmrl.app.toml.tables import Table, Values
-from mmrl.core.cache import cache_folder
 from mmrl.data.drawn import public_layouts
 from mmrl.tiny import scorers
 from mmrl.tiny.keep import keep
@@ -30,7 +29,7 @@ def draw_files(recipe: Recipe) -> Path:
             scorers.SCORERS[model](folder / MODELS / model)
         (folder / WHOLE).write_text(recipe.tiny.layout)
 
-    return keep(cache_folder() / f"recipe-{recipe.name}-{key}", "", WHOLE, draw)
+    return keep(None, f"recipe-{recipe.name}-{key}", WHOLE, draw)
 
 
 def model_names(recipe: Recipe) -> list[str]:

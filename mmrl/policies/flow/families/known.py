@@ -55,7 +55,7 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
     """The family of a pipeline with this model_index.json: the user's `own`, or one known here.
 
     Raises:
-        ValueError: a pipeline that is not known, or whose scheduler does not take the family's steps.
+        ValueError: a pipeline that is not known or not whole, or whose scheduler does not take the family's steps.
     """
     name = str(index.get("_class_name"))
     if own is None and name not in FAMILIES:
@@ -69,6 +69,15 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
             f"policy.model {model!r} has no part {family.networks[0]!r}, which {family.__name__} trains: take a "
             "model of that family"
         )
+    for part in ("scheduler", "vae"):
+        match index.get(part):
+            case [str(), str()]:
+                pass
+            case found:
+                raise ValueError(
+                    f"policy.model {model!r} names no class for its part {part!r} in model_index.json ({str(found)[:80]}): take "
+                    "the folder of a whole pipeline, or download it again"
+                )
     scheduler = index["scheduler"][1]
     if scheduler not in family.schedulers:
         raise ValueError(
