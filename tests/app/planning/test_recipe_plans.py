@@ -78,9 +78,8 @@ def planned(name: str, place: Path) -> Plan:
     table = Table.of(move_paths(Table.read(recipe.config).values, place), name)
     hub = table.values["policy"]["model"]
     table.set(("policy", "model"), str(MODELS[hub](place / "model")), "test")
-    # the rewards' own models are no part of a plan, and their weights are not here
     resolved = configs.resolve(table, [], name)
-    return draw_up(resolved, recipe.recipe.processes)
+    return draw_up(resolved, recipe.recipe.processes, on_card=True)
 
 
 @pytest.mark.evidence
