@@ -46,7 +46,7 @@ def load(
     data = open_hf(name, split, True) if streaming else open_hf(name, split)
     source = look_for(Look(Path(name)), next(iter(data), None), "grounding_jsonl", columns or {})
     source.check_boxes(space, box_format)
-    source.say()
+    source.say_layout()
     names = columns or {} if source.is_own else {}
     layout = Layout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
     reader = TranslatingReader(source.translate, layout)

@@ -52,5 +52,5 @@ def load(
     questions = Questions(root, kind, template, numbering, anywhere=image_root is None)
     prompts = load_prompts(source, questions)
     kinds = ", ".join(f"{count} {name}" for name, count in questions.seen.most_common())
-    source.say(f"answers are compared as {kinds}; kind = NAME in the data set says otherwise")
+    source.tell(f"answers are compared as {kinds}; kind = NAME in the data set says otherwise")
     return prompts

@@ -1,9 +1,10 @@
-"""Named stretches of a step in a trace of time: nothing while nobody records one."""
+"""Named stretches of a step, for a trace of time and for listeners: nothing while there is neither."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+from weakref import WeakSet
 
 from torch.profiler import record_function
 
@@ -14,9 +15,40 @@ _recorders: list[object] = []
 """Not empty while a trace is recorded."""
 
 
+@runtime_checkable
+class SpanListener(Protocol):
+    """Is told of every stretch when it begins and when it ends, by the thread that it runs in."""
+
+    def begin(self, name: str) -> None: ...
+    def end(self, name: str) -> None: ...
+
+
+_listeners: WeakSet[SpanListener] = WeakSet()
+
+
+def tell_of_spans(listener: SpanListener) -> None:
+    """Tell it of all spans from now on, as long as somebody holds it."""
+    _listeners.add(listener)
+
+
 def span(name: str) -> AbstractContextManager[object]:
-    """`with span("backward"): ...` is a bar of that name in a trace; costs a look at a list where none is recorded."""
+    """`with span("backward"): ...` is a bar of that name in a trace; costs a look at two lists where nobody wants to know."""
+    if _listeners:
+        return _told(name)
     return record_function(name) if _recorders else _OFF
+
+
+@contextmanager
+def _told(name: str) -> Generator[None]:
+    listeners = tuple(_listeners)
+    for listener in listeners:
+        listener.begin(name)
+    try:
+        with record_function(name) if _recorders else _OFF:
+            yield
+    finally:
+        for listener in listeners:
+            listener.end(name)
 
 
 def in_span(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

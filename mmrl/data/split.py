@@ -1,17 +1,21 @@
 """Splits of a data set that share no picture, and searches for rows that occur twice."""
 
 import hashlib
+import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from math import isclose
 from pathlib import Path
 
 from mmrl.data.files import path_below, relative_to, write_jsonl
+from mmrl.data.layouts.base import CLIPS, PICTURES
+from mmrl.data.layouts.foreign import foreign, open_foreign
+from mmrl.data.layouts.write import LineWriter
 from mmrl.data.pictures import content_hash
-from mmrl.data.readers import Row, read_rows
+from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import Report
 
 
@@ -62,8 +66,12 @@ def split(
     seed: int = 0,
     image_root: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    layout: str | None = None,
 ) -> list[Part]:
     """Write `<out_dir>/<part>.jsonl` for every part, all or none; the same call gives the same files.
+
+    Rows in our words stay as they are; those of other people's layouts are written in our words, and pictures that such a file
+    holds itself become files beside the part.
 
     Pictures, told apart by their pixels, are dealt out in an order that only the seed and the pixels decide, until each part
     has its share of the rows; pictures of one row stay together. Picture paths are rewritten to start at `out_dir`, or absolute
@@ -71,17 +79,19 @@ def split(
 
     Args:
         parts: name -> share, such as {"train": 0.9, "test": 0.1}; shares add up to 1.
-        columns: our name -> the file's, for image and question.
+        columns: our name -> the file's, for image and question, or for what the layout reads.
+        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
 
     Raises:
-        ValueError: shares that do not add up, a name for no file, rows without a picture, or a part that would be empty.
+        ValueError: shares that do not add up, a name for no file, several layouts that fit, rows without a picture or clip, or
+            a part that would be empty.
     """
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
         raise ValueError(f"parts {dict(parts)} must have shares above 0 that add up to 1")
     for name in parts:
         if name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
             raise ValueError(f"a part is named {name!r}, which cannot be the name of a file: use letters and digits")
-    rows, out_dir = _rows_with_pictures(path, image_root, columns), Path(out_dir)
+    rows, out_dir = _rows_with_pictures(path, image_root, columns, layout), Path(out_dir)
     bundle_of = _bundles(rows)
     num_rows = Counter(bundle_of[row.pictures[0]] for row in rows)
     order = sorted(num_rows, key=lambda bundle: hashlib.sha256(f"{seed}:{bundle}".encode()).digest())
@@ -90,9 +100,10 @@ def split(
         chosen = [row for row in rows if bundle_of[row.pictures[0]] in bundles]
         if not chosen:
             raise ValueError(f"part {name!r} would be empty: {path} has {len(order)} pictures for {len(parts)} parts")
-        files[out_dir / f"{name}.jsonl"] = [row.row_for(out_dir) for row in chosen]
+        file = out_dir / f"{name}.jsonl"
+        files[file] = [row.row_for(file) for row in chosen]
         num_pictures = len({picture for row in chosen for picture in row.pictures})
-        report.append(Part(out_dir / f"{name}.jsonl", len(chosen), num_pictures))
+        report.append(Part(file, len(chosen), num_pictures))
     write_jsonl(files)
     return report
 
@@ -104,8 +115,8 @@ def find_duplicates(
     names: defaultdict[str, dict[str, str]] = defaultdict(dict)
     questions: defaultdict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
     for row in _rows_with_pictures(path, image_root, columns):
-        for picture, file in zip(row.pictures, row.files, strict=True):
-            names[picture].setdefault(file, row.row.place)
+        for picture, cell in zip(row.pictures, row.cells, strict=True):
+            names[picture].setdefault(cell if isinstance(cell, str) else picture, row.row.place)
         questions[row.pictures, row.question].append(row.row.place)
     return Duplicates(
         tuple(tuple(places.values()) for places in names.values() if len(places) > 1),
@@ -126,46 +137,90 @@ def find_overlap(
 
 @dataclass(frozen=True)
 class _PictureRow:
-    """A row with its pictures' fingerprints."""
+    """A row with its pictures' fingerprints, or those of its clips."""
 
     row: Row
     column: str
-    files: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    """Pictures or clips: paths, or in rows of other layouts also the bytes of pictures."""
     root: Path
     pictures: tuple[str, ...]
-    """Hashes of the pixels, one per file."""
+    """Hashes of the pixels, or of a clip's file, one per cell."""
     question: str
+    is_own: bool
 
-    def row_for(self, folder: Path) -> dict[str, object]:
-        """The row with its pictures' paths as seen from another folder."""
-        moved = [relative_to(file, self.root, folder) for file in self.files]
+    def row_for(self, file: Path) -> dict[str, object]:
+        """The row as it is to stand in a file, with the paths of its pictures as seen from there."""
+        if not self.is_own:
+            return {**LineWriter(file, self.root).line(self.row.values)}
+        moved = [relative_to(str(cell), self.root, file.parent) for cell in self.cells]
         was_list = isinstance(self.row.values[self.column], list)
         return {**self.row.values, self.column: moved if was_list else moved[0]}
 
 
-def _rows_with_pictures(path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None) -> list[_PictureRow]:
-    path, columns = Path(path), columns or {}
-    root, report = Path(image_root) if image_root is not None else path.parent, Report(str(path))
-    hash_of, rows = cache(content_hash), list[_PictureRow]()
-    for row in read_rows(path, report):
+def _rows_with_pictures(
+    path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None, layout: str | None = None
+) -> list[_PictureRow]:
+    path, columns, report = Path(path), columns or {}, Report(str(path))
+    found = foreign(path, layout, columns)
+    source = None if found is None else open_foreign(path, found, columns)
+    root = Path(image_root) if image_root is not None else path.parent if source is None else source.root
+    maker = _RowMaker(root, image_root is None, columns if source is None else {}, source is None)
+    rows = list[_PictureRow]()
+    for row in read_rows(path, report) if source is None else source.rows(report):
         report.num_rows += 1
         with report.collecting(row.place):
-            column = columns.get("image") or ("images" if "images" in row.values else "image")
-            found = row.values.get(column)
-            listed = found if isinstance(found, list) else [found]
-            files = tuple(file for file in listed if isinstance(file, str))
-            if any(isinstance(cell, bytes | dict) for cell in listed):
-                raise ValueError(
-                    f"column {column!r} holds the bytes of pictures, and JSONL holds paths: write the pictures to files first, "
-                    "and their paths into the rows"
-                )
-            if not files or len(files) < len(listed):
-                raise ValueError(f"column {column!r} must be the path of a picture, not {found!r}")
-            pictures = tuple(hash_of(path_below(root, file, "image_root", image_root is None)) for file in files)
-            question = str(row.values.get(columns.get("question", "question")))
-            rows.append(_PictureRow(row, column, files, root, pictures, question))
+            rows.append(maker.row(row))
     report.raise_if_bad()
     return rows
+
+
+@dataclass(frozen=True)
+class _RowMaker:
+    """Looks for the pictures of rows, and hashes each once."""
+
+    root: Path
+    anywhere: bool
+    columns: Mapping[str, str]
+    is_own: bool
+    hash_of: Callable[[str], str] = field(default_factory=lambda: cache(content_hash))
+    file_hash_of: Callable[[str], str] = field(default_factory=lambda: cache(file_hash))
+
+    def row(self, row: Row) -> _PictureRow:
+        """ValueError or FileNotFoundError, without the row's place, for a row without picture and clip."""
+        filled = [name for name in (*PICTURES, *CLIPS) if row.values.get(name) is not None]
+        column = self.columns.get("image") or (filled[0] if filled else "image")
+        found: Cell = row.values.get(column)
+        cells: tuple[Cell, ...] = tuple(found) if isinstance(found, list) else (found,)
+        if self.is_own and any(isinstance(cell, bytes | dict) for cell in cells):
+            raise ValueError(
+                f"column {column!r} holds the bytes of pictures, and JSONL holds paths: write the pictures to files with "
+                "`mmrl data convert`, and split what it wrote"
+            )
+        if not cells or any(cell is None or cell == "" for cell in cells) or (self.is_own and not all_texts(cells)):
+            raise ValueError(
+                f"column {column!r} must be the path of a picture, not {str(found)[:80]}: rows without picture and clip cannot "
+                "be dealt out"
+            )
+        hash_of = self.file_hash_of if column in CLIPS else self.hash_of
+        pictures = tuple(
+            hash_of(path_below(self.root, cell, "image_root", self.anywhere)) if isinstance(cell, str) else content_hash(cell)
+            for cell in cells
+        )
+        question = str(row.values.get(self.columns.get("question", "question")))
+        return _PictureRow(row, column, cells, self.root, pictures, question, self.is_own)
+
+
+def all_texts(cells: Sequence[Cell]) -> bool:
+    return all(isinstance(cell, str) for cell in cells)
+
+
+def file_hash(path: str) -> str:
+    """A hash of a file's bytes; FileNotFoundError naming it."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"clip {path} does not exist")
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _bundles(rows: Sequence[_PictureRow]) -> dict[str, str]:

@@ -1,13 +1,20 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
+from typer.testing import CliRunner
 
+from mmrl.app.cli.data import data
+from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files import write_jsonl
+from mmrl.data.layouts.guess import guess
 from mmrl.data.pictures import content_hash
 from mmrl.data.split import find_duplicates, find_overlap, split
+from tests.support.videos import even, write_video
 
 
 @pytest.fixture
@@ -115,3 +122,97 @@ def test_writing_fails_as_a_whole(tmp_path):
     assert [path.name for path in Path(tmp_path).iterdir()] == ["a.jsonl"]
     write_jsonl({old: [{"x": "é"}, {"x": 2}]})
     assert old.read_text(encoding="utf-8") == '{"x": "é"}\n{"x": 2}\n'
+
+
+def eight(picture, tmp_path):
+    names = [picture(f"{i}.png", colour=(i * 9, 0, 0)) for i in range(8)]
+    return names, [(tmp_path / name).read_bytes() for name in names]
+
+
+def swift(folder, names, data):
+    asked = [{"role": "user", "content": "<image>Where?"}, {"role": "assistant", "content": "[1, 2, 30, 40]"}]
+    rows = [{"messages": asked, "images": [name]} for name in names]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "rows.jsonl"
+
+
+def llava(folder, names, data):
+    turns = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "3"}]
+    (folder / "rows.json").write_text(json.dumps([{"image": name, "conversations": turns} for name in names]))
+    return "rows.json"
+
+
+def coco(folder, names, data):
+    found = {
+        "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(names)],
+        "annotations": [{"id": i, "image_id": i, "category_id": 3, "bbox": [1, 2, 10, 20], "iscrowd": 0} for i in range(8)],
+        "categories": [{"id": 3, "name": "cat"}],
+    }
+    (folder / "instances.json").write_text(json.dumps(found))
+    return "instances.json"
+
+
+def lmms(folder, names, data):
+    rows = [
+        {
+            "image": {"bytes": one, "path": name},
+            "question": "caption?",
+            "answer": ["left cat", "small one"],
+            "bbox": [1.0, 2.0, 10.0, 20.0],
+            "segmentation": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "file_name": name,
+        }
+        for name, one in zip(names, data, strict=True)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    return "rows.parquet"
+
+
+LAYOUTS = {"messages": (swift, 1), "llava": (llava, 1), "coco": (coco, 1), "refcoco_lmms": (lmms, 2)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_peoples_layouts_are_split_in_our_words(layout, picture, tmp_path):
+    write, each = LAYOUTS[layout]
+    file = tmp_path / write(tmp_path, *eight(picture, tmp_path))
+    said, *parts = split_by_shares(file, tmp_path / "out", ["train=0.75", "test=0.25"], 0, None)
+    assert said.startswith(f"{file}: read as {layout}: ") and said.endswith("guessed, --as NAME says otherwise")
+    assert [part.partition(": ")[2] for part in parts] == ["6 rows, 6 pictures", "2 rows, 2 pictures"]
+    train, test = (tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test"))
+    assert not hashes(train) & hashes(test)
+    data_set = guess(train).data_set
+    before, after = load(data_set, "datasets")(file), [p for part in (train, test) for p in load(data_set, "datasets")(part)]
+    assert len(before) == len(after) == 8 * each
+
+    def contents(prompts):
+        return sorted((content_hash(p.media[0]), p.text, repr(p.answer)) for p in prompts)
+
+    assert contents(before) == contents(after)
+
+
+def test_two_layouts_are_refused_unless_one_is_said(picture, jsonl, tmp_path):
+    names, _ = eight(picture, tmp_path)
+    turns = {"messages": [{"role": "user", "content": "Where?"}], "conversations": [{"from": "human", "value": "There?"}]}
+    file = jsonl(*({"image": name, "answer": 1, **turns} for name in names))
+    with pytest.raises(ValueError, match="may be messages or llava: say which, with --as messages or --as llava"):
+        split_by_shares(file, tmp_path / "out", ["a=0.5", "b=0.5"], 0, None)
+    words = [str(file), str(tmp_path / "out"), "a=0.5", "b=0.5", "--as", "llava"]
+    assert (
+        "read as llava: LLaVA's conversations of human and gpt; as you say" in CliRunner().invoke(data, ["split", *words]).output
+    )
+    assert {json.loads(line)["question"] for line in (tmp_path / "out/a.jsonl").read_text().splitlines()} == {"There?"}
+
+
+def test_columns_may_be_called_otherwise_and_clips_stay_whole(tmp_path, jsonl):
+    for i in range(4):
+        write_video(tmp_path / f"{i}.mp4", even(8))
+        (tmp_path / f"{i}.mp4").write_bytes((tmp_path / f"{i}.mp4").read_bytes() + bytes([i]))
+    rows = [{"clip": f"{i % 4}.mp4", "q": f"{i}?", "label": 3} for i in range(8)]
+    file = jsonl(*({"video": row["clip"], "question": row["q"], "answer": 3} for row in rows))
+    split(file, tmp_path / "own", {"a": 0.5, "b": 0.5})
+    a, b = ({json.loads(line)["video"] for line in (tmp_path / f"own/{x}.jsonl").read_text().splitlines()} for x in "ab")
+    assert len(a) == len(b) == 2 and not a & b
+    with pytest.raises(ValueError, match="rows without picture and clip cannot be dealt out"):
+        split(jsonl({"question": "1 + 1?", "answer": 2}, name="text.jsonl"), tmp_path / "none", {"a": 1.0})
+    with pytest.raises(ValueError, match=r"r1\.jsonl is video_r1 .* which only the data set video_r1 reads"):
+        split(jsonl({"problem": "?", "path": "0.mp4", "solution": "A"}, name="r1.jsonl"), tmp_path / "none", {"a": 1.0})

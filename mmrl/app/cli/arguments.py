@@ -14,6 +14,10 @@ Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
 ]
 
+LayoutName = Annotated[
+    str | None, Option("--as", metavar="NAME", help="How the file is laid out: boxes, questions, messages, llava, coco, ..")
+]
+
 
 @dataclass(frozen=True)
 class TaskOptions:

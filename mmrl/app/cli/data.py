@@ -6,15 +6,12 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides
+from mmrl.app.cli.arguments import LayoutName, Overrides
 from mmrl.app.commands.help import InOrder
 from mmrl.app.errors import printable
 
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
-LayoutName = Annotated[
-    str | None, Option("--as", metavar="NAME", help="How the file is laid out: boxes, questions, messages, llava, coco, ..")
-]
 Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question a row, or a row for each question.")]
 
 
@@ -58,17 +55,21 @@ def data_convert(
 
 @data.command("split")
 def data_split(
-    source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file.")],
+    source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file, or a file or folder of another layout.")],
     folder: Annotated[Path, Argument(metavar="DIR", help="Where to write one JSONL file per part.")],
     shares: Annotated[list[str], Argument(metavar="NAME=SHARE...", help="For example train=0.9 test=0.1")],
     seed: Annotated[int, Option(help="Which pictures go where.")] = 0,
     image_root: ImageRoot = None,
+    layout: LayoutName = None,
 ) -> None:
-    """Cut a file into parts that share no picture."""
+    """Cut a file into parts that share no picture and no clip.
+
+    Other people's layouts are recognised, and written as JSONL in our words.
+    """
     from mmrl.app.commands.data import split_by_shares
 
-    for part in split_by_shares(source, folder, shares, seed, image_root):
-        typer.echo(part)
+    for line in split_by_shares(source, folder, shares, seed, image_root, layout):
+        typer.echo(printable(line))
 
 
 @data.command("filter")
@@ -81,7 +82,10 @@ def data_filter(
     high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
     success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
 ) -> None:
-    """Keep the pictures with boxes that the starting model gets right sometimes: those it can learn from."""
+    """Keep the prompts that the starting model gets right sometimes: those it can learn from.
+
+    The config's data may have any layout; boxes and questions are written in our words.
+    """
     from mmrl.app.commands.filter import keep_by_difficulty
 
     typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from mmrl.app.cli.arguments import LayoutName
 from mmrl.app.commands.help import InOrder
 
 reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -21,18 +22,21 @@ def reward_test(
         str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
     ],
     settings: Settings = None,
-    data: Annotated[str | None, Option(help="A JSONL file, a folder of pictures with prompts, or a data set's name.")] = None,
+    data: Annotated[
+        str | None, Option(help="A file or folder that `data check` reads, pictures with prompts, or a data set's name.")
+    ] = None,
     space: Annotated[
         str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
     ] = None,
     template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
     prompts: Annotated[int, Option(help="How many prompts to test on.")] = 32,
     served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
+    layout: LayoutName = None,
 ) -> None:
     """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
     from mmrl.app.commands.reward import test
 
-    if not test(target, settings or [], data, space, template, prompts, served):
+    if not test(target, settings or [], data, space, template, prompts, served, layout):
         raise typer.Exit(2)
 
 
@@ -43,11 +47,12 @@ def reward_score(
     settings: Settings = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
+    layout: LayoutName = None,
 ) -> None:
     """Score finished pictures or completions, to see what a reward likes before training on it."""
     from mmrl.app.commands.reward import score
 
-    score(target, settings or [], data, html, out)
+    score(target, settings or [], data, html, out, layout)
 
 
 @reward.command("serve")

@@ -23,12 +23,13 @@ from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
 from mmrl.data.layouts.fix import fix
+from mmrl.data.layouts.foreign import foreign
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import WatchedReader
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import NAMES, Source, open_source
 from mmrl.data.questions import Questions
-from mmrl.data.split import Part, split
+from mmrl.data.split import split
 from mmrl.data.validate import check as check_prompts
 
 T = TypeVar("T")
@@ -197,13 +198,21 @@ def _check_with(source: str, settings: Sequence[str], said: str = "") -> str:
     return str(report)
 
 
-def split_by_shares(source: Path, folder: Path, shares: Sequence[str], seed: int, image_root: Path | None) -> list[Part]:
-    """Split a file into parts given as `train=0.9 test=0.1`.
+def split_by_shares(
+    source: Path, folder: Path, shares: Sequence[str], seed: int, image_root: Path | None, layout: str | None = None
+) -> list[str]:
+    """Split a file into parts given as `train=0.9 test=0.1`; a line that says its layout if it is not ours, and one per part.
+
+    `columns.KEY=NAME` among the shares says how the file calls a column.
 
     Raises:
-        ValueError: shares that are no numbers or do not add up.
+        ValueError: shares that are no numbers or do not add up, or a layout that is unknown or not the only one that fits.
     """
     table = Table()
     for share in shares:
         table.override(share)
-    return split(source, folder, plain(dict[str, float], table.values, (), table), seed, image_root)
+    columns = plain(dict[str, str], table.values.pop("columns", {}), ("columns",), table)
+    parts = plain(dict[str, float], table.values, (), table)
+    found = foreign(source, layout, columns)
+    written = split(source, folder, parts, seed, image_root, columns, layout if found is None else found.layout)
+    return [*([] if found is None else [f"{source}: {found}"]), *map(str, written)]

@@ -10,15 +10,17 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build, load_data
 from mmrl.app.run.context import console
-from mmrl.core.types import Prompt, Request
+from mmrl.core.types import Prompt, Request, Video
 from mmrl.data.difficulty import Kept, keep_learnable
 from mmrl.data.files import relative_to, write_jsonl
+from mmrl.data.layouts.write import LineWriter
+from mmrl.data.validate import FILE_ROW
 
 
 def keep_by_difficulty(
     name: str, out: Path, overrides: Sequence[str], num_samples: int, shares: tuple[float, float], success_at: float
 ) -> Kept:
-    """Write the training prompts of a config whose share of successes lies within `shares` as grounding JSONL.
+    """Write the training prompts of a config whose share of successes lies within `shares` as JSONL in our words.
 
     Args:
         name: a config; its policy samples, its rewards score.
@@ -26,18 +28,20 @@ def keep_by_difficulty(
         success_at: total reward from which a completion counts as right.
 
     Raises:
-        ValueError: prompts that are not pictures by path with boxes, or a reward that did not answer for a prompt.
+        ValueError: prompts that are neither pictures with boxes nor questions with answers, or a reward that did not answer
+            for a prompt.
     """
     resolved = load(name, overrides)
     prompts = list(load_data(resolved.config.data, ("data",), resolved.table))
-    rows = {prompt.id: as_row(prompt, out.parent) for prompt in prompts}
+    for prompt in prompts:
+        check_writable(prompt)
     job = build(resolved)
     scores = {
         prompt.id: totals(job, prompt, index, num_samples)
         for index, prompt in enumerate(track(prompts, "sampling", console=console))
     }
     kept = keep_learnable(prompts, scores, *shares, success_at)
-    write_jsonl({out: [rows[prompt.id] for prompt in kept.prompts]})
+    write_jsonl({out: [as_row(prompt, out) for prompt in kept.prompts]})
     return kept
 
 
@@ -49,19 +53,52 @@ def totals(job: Job, prompt: Prompt, index: int, num_samples: int) -> list[float
     return rewards.scores(rollouts, {index: table}).total().tolist()
 
 
-def as_row(prompt: Prompt, folder: Path) -> Mapping[str, object]:
-    """The prompt as a line of grounding JSONL that stands in `folder`."""
-    boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
-    paths = [media for media in prompt.media if isinstance(media, str | Path)]
-    if len(paths) != 1 or len(prompt.media) != 1 or not all(isinstance(box, Box) for box in boxes):
+def check_writable(prompt: Prompt) -> None:
+    """Raise ValueError for a prompt that a line of JSONL cannot say: one without boxes and question, or a part of a clip."""
+    if not has_boxes(prompt) and "question" not in prompt.columns:
         raise ValueError(
-            f"prompt {prompt.id!r} is not one picture by path with boxes, so it cannot be written as JSONL: "
-            "filter data of grounding_jsonl or a data set like it"
+            f"prompt {prompt.id!r} is neither a picture with boxes nor a question with its answer, so it cannot be written as "
+            "JSONL: filter data of grounding_jsonl, qa_jsonl or a data set like them"
         )
-    extra = {key: value for key, value in prompt.columns.items() if key not in ("file_row", "size") and is_json(value)}
-    picture = relative_to(str(paths[0]), Path(), folder)
-    corners = [list(box.corners) for box in boxes]
-    return extra | {"id": prompt.id, "image": picture, "question": prompt.text, "boxes": corners, "space": boxes[0].space}
+    for clip in (media for media in prompt.media if isinstance(media, Video)):
+        if not isinstance(clip.source, str) or clip != Video(clip.source):
+            raise ValueError(
+                f"prompt {prompt.id!r} shows {clip}, which is not a whole file: cut clips into files before filtering"
+            )
+
+
+def has_boxes(prompt: Prompt) -> bool:
+    boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+    return all(isinstance(box, Box) for box in boxes)
+
+
+def as_row(prompt: Prompt, out: Path) -> Mapping[str, object]:
+    """The prompt as a line of `out`: of grounding_jsonl where its answer is boxes, else of qa_jsonl.
+
+    Pictures that no file holds are written beside `out`.
+    """
+    line = {key: value for key, value in prompt.columns.items() if key != FILE_ROW and is_json(value)}
+    line |= {"id": prompt.id, **media_of(prompt, out.parent)}
+    kind = line.pop("problem_type", None)
+    if has_boxes(prompt):
+        boxes = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+        line |= {"question": prompt.text, "boxes": list(map(corners_of, boxes)), "space": boxes[0].space if boxes else "pixel"}
+        line.pop("size", None)
+    else:
+        line |= {"answer": prompt.answer, "kind": kind}
+    return LineWriter(out, out.parent).line(line)
+
+
+def corners_of(box: Box) -> object:
+    return list(box.corners) if box.label is None else {"bbox": list(box.corners), "label": box.label}
+
+
+def media_of(prompt: Prompt, folder: Path) -> Mapping[str, object]:
+    """The column of its pictures or that of its clips, with paths as seen from a folder."""
+    clips = [relative_to(str(media.source), Path(), folder) for media in prompt.media if isinstance(media, Video)]
+    pictures = [media for media in prompt.media if not isinstance(media, Video)]
+    shown = clips or [relative_to(str(one), Path(), folder) if isinstance(one, str | Path) else one for one in pictures]
+    return {"video" if clips else "image": shown[0] if len(shown) == 1 else shown} if shown else {}
 
 
 def is_json(value: object) -> bool:

@@ -5,8 +5,9 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import quantiles
@@ -37,6 +38,10 @@ from mmrl.policies.text.templates import tags_of
 from mmrl.training.rewards import NamedReward, RewardRunner
 
 MOST_CARDS = 200
+MOST_PROMPTS = 1000
+"""Of a data set so many are looked through for those that a reward is tested on."""
+Shown = tuple[list[Prompt], list[Task]]
+"""Prompts of a data set, or rows of a file."""
 Card = dict[str, Any]
 """One sample of a gallery, by the names that its template uses."""
 THUMBNAIL = 320
@@ -67,16 +72,18 @@ def test(
     template: str | None = None,
     num_prompts: int = 32,
     served: bool = False,
+    layout: str | None = None,
 ) -> bool:
     """Print what the probes show; True if no fault was found.
 
     Raises:
-        ValueError: no such reward or config, no data, or data without truth.
+        ValueError: no such reward or config, no data, data without truth, or of which several layouts fit.
     """
     check_choice("--space", space, SPACES)
     check_choice("--template", template, get_args(Template))
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
-    rewards, prompts, tasks, style = inputs_of_test(target, settings, data, style, space is not None)
+    read = None if data is None else partial(data_of, data, layout)
+    rewards, prompts, tasks, style = inputs_of_test(target, settings, read, style, space is not None)
     if tasks and any(task.draws for task in tasks):
         made = [probes.image_groups(tasks[:num_prompts], style.seed)] * len(rewards)
     else:
@@ -95,17 +102,17 @@ def test(
 
 
 def inputs_of_test(
-    target: str, settings: Sequence[str], data: str | None, style: probes.Style, space_given: bool
+    target: str, settings: Sequence[str], read: Callable[[], Shown] | None, style: probes.Style, space_given: bool
 ) -> tuple[list[Tried], list[Prompt], list[Task], probes.Style]:
-    """Rewards, prompts or tasks, and how answers are written."""
+    """Rewards, prompts or tasks, and how answers are written; `read` gives the data of the command line."""
     if not is_config(target):
-        if data is None:
+        if read is None:
             raise ValueError(f"give the data to test {target} on: --data FILE, or a data set of `mmrl ls datasets`") from None
         tried = one_reward(target, settings, style.space)
         declared = getattr(tried.function, "space", None)
         if declared in SPACES and not space_given:
             style = probes.Style(cast(Space, declared), style.template)
-        return [tried], *data_of(data), style
+        return [tried], *read(), style
     resolved = configs.load(target, settings)
     config, table = resolved.config, resolved.table
     if not space_given:
@@ -123,10 +130,11 @@ def inputs_of_test(
         )
         for i, r in enumerate(config.reward)
     ]
-    if data is not None:
-        return loaded, *data_of(data), style
+    if read is not None:
+        return loaded, *read(), style
     prompts = load_data(config.data, ("data",), table)
-    return loaded, first_of_each(prompts, 1000) if isinstance(prompts, Sequence) else list(islice(prompts, 1000)), [], style
+    first = first_of_each(prompts, MOST_PROMPTS) if isinstance(prompts, Sequence) else list(islice(prompts, MOST_PROMPTS))
+    return loaded, first, [], style
 
 
 def is_config(target: str) -> bool:
@@ -167,21 +175,34 @@ def in_space(function: Any, space: Space) -> PlugIn:
     return replace(function, space=space)
 
 
-def data_of(data: str) -> tuple[list[Prompt], list[Task]]:
-    """Prompts of a data set by name, or the rows of a file or folder."""
+def data_of(data: str, layout: str | None = None) -> Shown:
+    """Prompts of a data set by name, or the rows of a file or folder, of the layout that somebody says or that is guessed."""
     if Path(data).exists() and not data.endswith(".py"):
-        return [], read_tasks(Path(data))
+        return [], read_tasks(Path(data), layout, MOST_PROMPTS, print_plain)
+    if layout is not None:
+        raise ValueError(f"--as {layout} says how a file is laid out, and {data} is a data set or no file: leave --as out")
     table = Table.of({"data": {"use": data}}, "command line")
-    return list(islice(load_data(DataConfig(data), ("data",), table), 1000)), []
+    return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
 
 
-def score(target: str, settings: Sequence[str], data: str, html: Path | None = None, out: Path | None = None) -> None:
+def print_plain(line: str) -> None:
+    console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def score(
+    target: str,
+    settings: Sequence[str],
+    data: str,
+    html: Path | None = None,
+    out: Path | None = None,
+    layout: str | None = None,
+) -> None:
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 
     Raises:
         ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
     """
-    tasks = [task for task in read_tasks(Path(data)) if task.samples]
+    tasks = [task for task in read_tasks(Path(data), layout, say=print_plain) if task.samples]
     if not tasks:
         raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")

@@ -29,7 +29,8 @@ from mmrl.app.report.data import (
 )
 from mmrl.app.report.figures import LEAST_PROMPTS, Change
 from mmrl.app.report.rows import Row, Spans, mean
-from mmrl.app.report.timing import phases, step_line, time_band
+from mmrl.app.report.step_lines import read_steps, step_lines
+from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
@@ -119,7 +120,7 @@ def write_report(run: Path | str) -> Path:
             kinds=kinds(data),
             also=also_changes(data),
             choices=read_choices(data.run),
-            step_line=step_line(data.train),
+            step_lines=step_lines(read_steps(data.run.spans_file)),
             num_pairs=len(both),
             has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
             has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),

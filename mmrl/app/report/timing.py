@@ -1,4 +1,4 @@
-"""Where the time of a run went: the parts of its steps on the whole, step by step, and in the last one."""
+"""Where the time of a run went: the parts of its steps on the whole, and step by step."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,7 @@ from mmrl.app.report.charts import (
     Scale,
     axes,
     canvas,
-    decimals,
     range_with_width,
-    tick_text,
     ticks,
 )
 from mmrl.app.report.rows import mean
@@ -27,8 +25,6 @@ from mmrl.app.run.folder import Line
 PHASES = (("rollout", "rollout"), ("reward", "reward"), ("reading old and reference weights", "read"), ("update", "update"))
 """What the page calls a phase, and what metrics call it."""
 REST = "everything else"
-SHORT = {"reading old and reference weights": "reading", REST: "the rest"}
-"""Phases whose names are too long for a lane."""
 MOST_POINTS = 150
 """A longer band is drawn as means of neighbouring steps."""
 
@@ -115,55 +111,4 @@ def time_band(train: Sequence[Line]) -> Markup:
     x_ticks = [t for t in ticks(min(steps), max(steps), 6) if t.is_integer() and min(steps) <= t <= max(steps)]
     return canvas(
         [*bands, axes(x, y, x_ticks, ticks(0.0, 100.0, 5), unit=" %", x_name="step")], "Shares of every step's time, stacked"
-    )
-
-
-LANE = 26.0
-"""Height of a phase in a time line."""
-NAMES_WIDTH = 96.0
-"""Room for the names of the phases."""
-
-
-def step_line(train: Sequence[Line]) -> Markup:
-    """One step from its beginning to its end, a lane per phase in the order in which they come: SVG, empty without times.
-
-    Means over all steps; what no phase timed stands at the end.
-    """
-    found = phases(train)
-    if not found:
-        return Markup("")
-    whole = sum(phase.seconds for phase in found)
-    marks = [t for t in ticks(0.0, whole, 6) if t <= whole * 1.0001]
-    x = Scale(0.0, whole, NAMES_WIDTH, WIDTH - RIGHT)
-    height = LANE * len(found) + BOTTOM
-    digits = decimals(marks)
-    body = [
-        Markup(
-            '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>'
-            '<text class="tick" x="{0:.1f}" y="{2:.1f}" text-anchor="middle">{3}</text>'
-        ).format(x(t), height - BOTTOM, height - 8, f"{tick_text(t, digits)} s")
-        for t in marks
-    ]
-    start = 0.0
-    for i, phase in enumerate(found):
-        left, right, top = x(start), x(start + phase.seconds), LANE * i + 4
-        body.append(
-            Markup(
-                '<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>'
-                '<rect class="band {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="3"><title>{}</title></rect>'
-            ).format(
-                NAMES_WIDTH - 8,
-                top + 13,
-                SHORT.get(phase.name, phase.name),
-                phase.style,
-                left,
-                top,
-                max(1.0, right - left),
-                LANE - 8,
-                f"{phase.name}: {phase.seconds:.3g} s from {start:.3g} s on",
-            )
-        )
-        start += phase.seconds
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, height, "Time line of a step", Markup("").join(body)
     )

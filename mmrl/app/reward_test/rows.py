@@ -4,20 +4,30 @@ A folder holds pictures or .mp4 clips, each with its prompt in a .txt file of th
 A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
 grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, `video` or `videos`,
 and whatever columns the rewards need. Without answer and completions, images and videos are what a generator drew; otherwise the
-images are what the question is about.
+images are what the question is about. Files in other people's layouts (messages, LLaVA, COCO, ..) are read as runs read them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from mmrl.answers.spans.interval import Interval
+from mmrl.app.plugins import resolve as plugins
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files import path_below
 from mmrl.data.grounding import Layout
+from mmrl.data.layouts.base import ANSWERS
+from mmrl.data.layouts.base import BOXES as GROUNDING
+from mmrl.data.layouts.files import is_stored, look_at
+from mmrl.data.layouts.foreign import foreign, open_foreign
+from mmrl.data.layouts.guess import Guess
+from mmrl.data.layouts.read import read_prompts
+from mmrl.data.layouts.source import NAMES
 from mmrl.data.mp4 import read_mp4
 from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
+from mmrl.data.questions import Questions
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report
 
@@ -45,13 +55,24 @@ class Task:
         return any(sample.image is not None or sample.video is not None for sample in self.samples)
 
 
-def read_tasks(source: Path) -> list[Task]:
+def read_tasks(
+    source: Path, layout: str | None = None, most: int | None = None, say: Callable[[str], object] = str
+) -> list[Task]:
     """All rows of a file or folder.
+
+    Args:
+        layout: how it is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
+        most: of a layout that is not ours, so many rows are read; None: all.
+        say: told how the file is read, where that is not ours.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: listing the rows that cannot be read.
+        ValueError: several layouts that fit, or listing the rows that cannot be read.
     """
+    found = None if layout is None and _holds_outputs(source) else foreign(source, layout)
+    if found is not None:
+        say(f"{source}: {found}")
+        return _foreign_tasks(source, found, most)
     report = Report(str(source))
     tasks: list[Task] = []
     for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
@@ -62,6 +83,32 @@ def read_tasks(source: Path) -> list[Task]:
     if not tasks:
         raise ValueError(f"{source} holds no rows to score")
     return tasks
+
+
+def _holds_outputs(source: Path) -> bool:
+    """Are its rows in the words of this module, or is it a folder of pictures with their prompts?
+
+    Prompts with pictures and no answer are what a generator drew, and TRL would call them questions.
+    """
+    if source.is_dir() and not (source / CAPTIONS).is_file() and not is_stored(source):
+        return any(file.suffix.lower() in {*PICTURE_SUFFIXES, CLIP_SUFFIX} for file in source.iterdir())
+    look = look_at(source, {})
+    asks = any(isinstance(look.example(name), str) for name in TEXT)
+    return asks and not look.has("path") and (look.has_one("completion", "completions") or not look.has_one(*ANSWERS, *BOXES))
+
+
+def _foreign_tasks(source: Path, found: Guess, most: int | None) -> list[Task]:
+    """The prompts of a file as a run would have them, with the completions of its rows, if there are some."""
+    if found.data_set not in NAMES:
+        prompts: Iterable[Prompt] = islice(plugins.load(found.data_set, "datasets")(path=str(source)), most)
+    else:
+        opened = open_foreign(source, found)
+        reader = Layout(opened.root) if found.data_set == GROUNDING else Questions(opened.root)
+        prompts, report = read_prompts(str(source), lambda report: islice(opened.rows(report), most), reader)
+        report.source = f"{source} ({found})"
+        report.raise_if_bad()
+    sizes = [(prompt, size_of(prompt)) for prompt in prompts]
+    return [_with_texts(prompt, prompt.columns, () if size is None else (size,)) for prompt, size in sizes]
 
 
 def size_of(prompt: Prompt) -> MediaSize | None:

@@ -24,6 +24,7 @@ from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.services import AccelerateTrackers
+from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.cache import cache_folder, note_new, note_use
@@ -359,7 +360,7 @@ def build_records(
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
-    return Records([JsonlTracker(run, space), *trackers, *watchers(config)], checkpoints, sizes)
+    return Records([JsonlTracker(run, space), StepSpans(run), *trackers, *watchers(config)], checkpoints, sizes)
 
 
 def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:

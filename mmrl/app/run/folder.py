@@ -33,7 +33,8 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class RunDir:
-    """config.toml, metrics.jsonl, warnings.jsonl, changes.jsonl, versions.json, samples/, checkpoints/ and report.html of a run.
+    """The folder of a run: config.toml, versions.json, samples/, checkpoints/, report.html, and {metrics, spans, warnings,
+    changes}.jsonl.
 
     `RunDir(path)` only names the files; `create` starts a run, `open` finds one.
     """
@@ -93,6 +94,11 @@ class RunDir:
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def spans_file(self) -> Path:
+        """What some steps did when (mmrl/app/run/step_spans.py)."""
+        return self.path / "spans.jsonl"
 
     @property
     def warnings_file(self) -> Path:
@@ -160,7 +166,7 @@ class RunDir:
 
     def truncate(self, step: int) -> None:
         """Forget everything written after `step`, so that a resumed run repeats no line."""
-        for file in (self.metrics_file, self.warnings_file):
+        for file in (self.metrics_file, self.spans_file, self.warnings_file):
             if file.exists():
                 kept = [line for line in read_lines(file).lines if line["step"] <= step]
                 replace_text(file, "".join(map(as_text, kept)))

@@ -14,16 +14,16 @@ def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
 
     Raises ValueError listing the first bad rows.
     """
-    source.say()
+    source.say_layout()
     if source.is_stored:
         data = open_hf(str(source.path), source.split)
         return StoredPrompts(data, source.path.name, TranslatingReader(source.translate, reader))
     prompts, report = read_prompts(str(source.path), source.rows, reader, source.rows_split)
     report.raise_if_bad()
-    source.say(*(f"{count} {what}" for what, count in sorted(report.notes.items())))
+    source.tell(*(f"{count} {what}" for what, count in sorted(report.notes.items())))
     systems = {str(prompt.columns["system"]) for prompt in prompts if prompt.columns.get("system") is not None}
     if systems:
-        source.say(
+        source.tell(
             f"{len(systems)} system messages are not shown to the model: set policy.system_prompt = {min(systems)[:200]!r}"
         )
     return prompts

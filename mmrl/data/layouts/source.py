@@ -85,12 +85,15 @@ class Source:
         for one in self._unroll(row):
             yield from self.layout.translate(one)
 
-    def say(self, *more: str) -> None:
+    def say_layout(self) -> None:
         """Tell what a run guessed, on the terminal of its command."""
         if self.guess.is_guess and not self.is_own:
             what = f"{self.layout.name}: {self.layout.summary}"
             loading.info('%s is read as %s; guessed, layout = "NAME" in its table of the config says otherwise', self.path, what)
-        for line in more:
+
+    def tell(self, *lines: str) -> None:
+        """Say something else of the file on the terminal of the run's command."""
+        for line in lines:
             loading.info("%s: %s", self.path, line)
 
     def _unroll(self, row: Row) -> Iterator[Row]:

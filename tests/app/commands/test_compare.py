@@ -1,4 +1,5 @@
 import io
+import json
 import math
 import re
 from pathlib import Path
@@ -104,14 +105,15 @@ def test_into_a_pipe_goes_tsv_with_every_digit(two: tuple[RunDir, RunDir]) -> No
 
 
 def test_two_evaluations_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
-    """Their folders, or the files in them; samples of the further ways to answer are left out."""
+    """Their folders, or the files in them; samples of a further way to answer are compared with those of the same way."""
     config = configs.load("tiny/image").config
     for name, right in (("a", range(4)), ("b", range(3, 14))):
         place = EvaluationDir(tmp_path / name / "eval")
         place.begin(Subject(name, "same", 14), config)
         lines = [prediction(i, float(i in right)) for i in range(14)]
         place.add("", lines, 14)
-        place.add("other", [prediction(0, 5.0) | {"way": "other"}], 14)
+        place.add("other", [prediction(i, float(i in right) / 2) | {"way": "other"} for i in range(12)], 12)
+        place.add(f"of {name}", [prediction(0, 5.0) | {"way": f"of {name}"}], 1)
     result = compare(tmp_path / "a" / "eval", tmp_path / "b" / "eval")
     (change,) = result.differences
     assert (change.before, change.after, change.higher, change.lower) == (4 / 14, 11 / 14, 10, 3)
@@ -119,9 +121,43 @@ def test_two_evaluations_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
     assert change.sign_p == pytest.approx(2 * 378 / 8192)
     assert result.names == ("a/eval", "b/eval") and result.settings == [] and result.charts == []
     assert any("a/eval: The evaluation is not finished" in notice for notice in result.notices)
+    (other,) = result.also
+    (change,) = other.differences
+    assert (other.name, other.num_shared, change.before, change.after) == ("other", 12, 4 / 2 / 12, 9 / 2 / 12)
+    assert [row.last for row in other.held_out] == [(change.before, change.after)]
+    assert "Only a/eval has [[evaluation.also]] of a: its answers are left out." in result.notices
     files = compare(*(tmp_path / name / "eval" / "predictions.jsonl" for name in "ab"))
     assert files.differences == result.differences
+    assert files.also == result.also
+    assert "Held out, answered as other" in write_comparison(result, tmp_path / "c.html").read_text()
     assert "Curves" not in write_comparison(result, tmp_path / "c.html").read_text()
+
+
+def with_way(run: RunDir, num_prompts: int, level: float) -> None:
+    """Samples of [[evaluation.also]] greedy before and after training, of which the later ones are the ones compared."""
+    for step, shift in ((0, -0.2), (20, 0.0)):
+        lines = [prediction(i, min(1.0, level + shift + i / 100)) for i in range(num_prompts)]
+        run.samples_file("also.greedy", step).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_further_ways_of_runs_have_a_table_each(tmp_path: Path) -> None:
+    a, b = (write_run(tmp_path / name, steps=20, num_prompts=6) for name in "ab")
+    with_way(a, 12, 0.3)
+    with_way(b, 11, 0.5)
+    result = compare(a.path, b.path)
+    (greedy,) = result.also
+    (change,) = greedy.differences
+    assert greedy.num_shared == 11 and (change.before, change.after) == pytest.approx((0.35, 0.55)) and change.has_interval
+    (row,) = greedy.held_out
+    assert row.first == pytest.approx((0.15, 0.35)) and row.last == pytest.approx((0.35, 0.55))
+    lines = printed((a, b), 80, True)
+    assert max(map(len, lines)) <= 80 and any(line.startswith("Held out, answered as greedy: the 11 prompts") for line in lines)
+    table = [line.split("\t") for line in printed((a, b), 80, False)]
+    head = next(line for line in table if line[:2] == ["table", "way"])
+    (piped,) = [dict(zip(head, line, strict=True)) for line in table if line[0] == "also"]
+    assert (piped["way"], piped["figure"], float(piped["b"]), piped["higher"]) == ("greedy", change.name, change.after, "11")
+    page = write_comparison(result, tmp_path / "c.html").read_text()
+    assert "Held out, answered as greedy" in page and "The 11 prompts that both answered" in page
 
 
 def prediction(i: int, value: float) -> dict[str, Any]:

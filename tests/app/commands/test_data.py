@@ -1,5 +1,7 @@
 """`mmrl data filter` on a real, tiny model."""
 
+import base64
+import io
 import json
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import pytest
 from PIL import Image
 
 from mmrl.app.commands.filter import keep_by_difficulty
+from mmrl.app.plugins.resolve import load
+from mmrl.data.pictures import content_hash
 
 
 @pytest.fixture
@@ -45,6 +49,60 @@ def test_keeps_what_is_right_sometimes(config: Path):
     }
 
 
-def test_pictures_without_a_path_are_refused_before_the_model_loads(tmp_path: Path):
-    with pytest.raises(ValueError, match="cannot be written as JSONL"):
-        keep_by_difficulty("tiny/image", tmp_path / "out.jsonl", ["policy.model=nowhere"], 2, (0.1, 0.9), 0.5)
+def test_what_no_file_can_say_is_refused_before_the_model_loads(tmp_path: Path):
+    with pytest.raises(ValueError, match="cannot be written as JSONL: filter data of grounding_jsonl, qa_jsonl"):
+        keep_by_difficulty("tiny/flow", tmp_path / "out.jsonl", ["policy.model=nowhere"], 2, (0.1, 0.9), 0.5)
+
+
+def red_png() -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(data, "PNG")
+    return data.getvalue()
+
+
+def messages(folder: Path) -> str:
+    inside = "data:image/png;base64," + base64.b64encode(red_png()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
+    (folder / "rows.jsonl").write_text(json.dumps({"id": "m", "messages": [{"role": "user", "content": parts}], "answer": "red"}))
+    return "rows.jsonl"
+
+
+def llava(folder: Path) -> str:
+    turns = [{"from": "human", "value": "<image>\nHow many?"}, {"from": "gpt", "value": "3"}]
+    (folder / "rows.json").write_text(json.dumps([{"id": "m", "image": "red.png", "conversations": turns}]))
+    return "rows.json"
+
+
+def coco(folder: Path) -> str:
+    found = {
+        "images": [{"id": 1, "file_name": "red.png", "width": 60, "height": 40}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 29, 18], "iscrowd": 0}],
+        "categories": [{"id": 3, "name": "cat"}],
+    }
+    (folder / "rows.json").write_text(json.dumps(found))
+    return "rows.json"
+
+
+FILTERED = {
+    "messages": (messages, "qa_jsonl", {"question": "<image>Which colour?", "answer": "red", "kind": "text"}),
+    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "<image>\nHow many?", "answer": "3", "kind": "number"}),
+    "coco": (coco, "grounding_jsonl", {"image": "red.png", "boxes": [{"bbox": [1, 2, 30, 20], "label": "cat"}]}),
+}
+
+
+@pytest.mark.parametrize("layout", FILTERED)
+def test_other_peoples_layouts_are_kept_in_our_words(config: Path, layout: str, caplog: pytest.LogCaptureFixture):
+    write, data_set, line = FILTERED[layout]
+    words = [f"data.use={data_set}", f"data.path={write(config.parent)}"]
+    Path("lucky.py").write_text("def lucky(group):\n    return [float(i % 2) for i in range(len(group.samples))]\n")
+    with caplog.at_level("INFO", "mmrl.loading"):
+        kept = keep_by_difficulty(str(config), Path("kept.jsonl"), words, 2, (0.1, 0.9), 0.5)
+    assert len(kept.prompts) == 1 and f"is read as {layout}: " in caplog.text
+    [row] = map(json.loads, Path("kept.jsonl").read_text().splitlines())
+    assert {name: row[name] for name in line} == line
+    loading = [record.getMessage() for record in caplog.records]
+    # the prompts to filter, and those of the job that samples
+    assert sum("is read as" in line for line in loading) == 2
+    # what was kept is what the run had
+    [before], [after] = (load(data_set, "datasets")(path) for path in (words[1].partition("=")[2], "kept.jsonl"))
+    assert (after.text, after.answer, content_hash(after.media[0])) == (before.text, before.answer, content_hash(before.media[0]))

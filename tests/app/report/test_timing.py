@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 
-from mmrl.app.report.timing import Phase, phases, step_line, time_band
+from mmrl.app.report.timing import Phase, phases, time_band
 from tests.app.report.test_page import page_of
 from tests.support.runs import write_run
 
@@ -50,13 +50,3 @@ def test_long_runs_are_thinned():
 def test_the_page_shows_them(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     assert "Where the time went" in page and '<polygon class="band p0"' in page and "last step</th>" in page
-
-
-def test_a_time_line_has_a_lane_per_phase_one_after_the_other():
-    lanes = re.findall(r'<rect class="band (p\d)" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"', step_line(LINES))
-    assert [style for style, *_ in lanes] == ["p0", "p3", "p4"]
-    starts, widths = ([float(lane[i]) for lane in lanes] for i in (1, 3))
-    # 3.5, 11.5 and 1 of 16 s, on the 272 pixels from 96 to 368
-    assert widths == [round(272 * seconds / 16, 1) for seconds in (3.5, 11.5, 1)]
-    assert [round(a + w, 1) for a, w in zip(starts, widths, strict=True)][:2] == starts[1:]
-    assert step_line([{"step": 1, "loss": 1.0}]) == ""

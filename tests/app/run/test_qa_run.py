@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.report.step_lines import read_steps
 from mmrl.app.run.folder import RunDir
 
 CONFIG = """steps = 2
@@ -53,6 +54,9 @@ def test_questions_of_every_kind_are_trained_on(tmp_path: Path, caplog: pytest.L
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
     train(TrainArguments([str(tmp_path / "run.toml")], None, None, None, [], None, None, None))
+    steps = read_steps(RunDir(tmp_path / "run").spans_file)
+    assert [step.number for step in steps] == [1, 2]
+    assert {"rollout", "generate", "reward", "update", "forward", "backward", "optimizer"} <= {one.name for one in steps[1].spans}
     metrics = [json.loads(line) for line in RunDir(tmp_path / "run").metrics_file.read_text().splitlines()]
     named = " ".join(key for line in metrics for key in line)
     assert {line["step"] for line in metrics} >= {1, 2} and "loss" in named

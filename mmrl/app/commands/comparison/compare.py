@@ -12,7 +12,7 @@ from mmrl.app.report.data import EVAL, column, read_rows
 from mmrl.app.report.figures import Change, figures, paired_changes
 from mmrl.app.report.page import environment
 from mmrl.app.report.rows import Row, Task, by_task, mean
-from mmrl.app.run.folder import Line
+from mmrl.app.run.folder import Line, also_split
 from mmrl.app.run.trackers import flat, is_reward
 
 Curve = tuple[list[float], list[float]]
@@ -35,6 +35,16 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
+class AlsoCompared:
+    """Answers in one further way (`[[evaluation.also]]`) that both sides have."""
+
+    name: str
+    held_out: list[MetricRow]
+    differences: list[Change]
+    num_shared: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two runs or evaluations side by side: what differs, and what can be compared."""
 
@@ -47,6 +57,8 @@ class Comparison:
     """Of the last evaluations, b against a, with intervals and a sign test."""
     num_shared: int
     """Held-out prompts that both evaluated."""
+    also: list[AlsoCompared]
+    """The same of every further way to answer that both have, in the order of a."""
     training: list[MetricRow]
     notices: list[str]
     charts: list[Chart]
@@ -63,6 +75,7 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
     names = run_names(sides[0].path, sides[1].path)
     shared = [task for task in sides[0].last if task in sides[1].last]
     held_out = [curves_of(side, shared) for side in sides]
+    also = [compare_way(sides, way) for way in sides[0].also if way in sides[1].also]
     training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
     notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
     with_curves = all(side.run is not None for side in sides)
@@ -72,8 +85,9 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
         metric_rows(held_out[0], held_out[1], lambda _: True),
         paired_changes(sides[0].last, sides[1].last),
         len(shared),
+        [one for one in also if one.num_shared],
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
-        notices + notes_on_others([side.last for side in sides], len(shared)),
+        notices + notes_on_others([side.last for side in sides], len(shared)) + notes_on_ways(sides, names, also),
         overlays("held out", held_out, names) + overlays("training", training, names) if with_curves else [],
     )
 
@@ -97,10 +111,26 @@ def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str
     return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
 
 
-def curves_of(side: Side, shared: Sequence[Task]) -> dict[str, Curve]:
+def compare_way(sides: tuple[Side, Side], way: str) -> AlsoCompared:
+    """The answers of both sides in one further way."""
+    first, second = (side.also[way] for side in sides)
+    shared = [task for task in first if task in second]
+    before, after = (curves_of(side, shared, way) for side in sides)
+    return AlsoCompared(way, metric_rows(before, after, lambda _: True), paired_changes(first, second), len(shared))
+
+
+def notes_on_ways(sides: tuple[Side, Side], names: tuple[str, str], also: Sequence[AlsoCompared]) -> list[str]:
+    """What is left out of the comparison of further ways."""
+    alone = [(name, way) for name, side in zip(names, sides, strict=True) for way in side.also]
+    alone = [(name, way) for name, way in alone if any(way not in side.also for side in sides)]
+    found = [f"Only {name} has [[evaluation.also]] {way}: its answers are left out." for name, way in alone]
+    return found + [f"The two share no prompt of [[evaluation.also]] {one.name}." for one in also if not one.num_shared]
+
+
+def curves_of(side: Side, shared: Sequence[Task], way: str = "") -> dict[str, Curve]:
     """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
     curves: dict[str, Curve] = {}
-    for step, rows in evaluations(side) if shared else []:
+    for step, rows in evaluations(side, way) if shared else []:
         tasks = [rows[task] for task in shared if task in rows]
         for figure in figures([row for task in tasks for row in task]):
             value = mean(mean(map(figure.value, task)) for task in tasks)
@@ -111,13 +141,14 @@ def curves_of(side: Side, shared: Sequence[Task]) -> dict[str, Curve]:
     return curves
 
 
-def evaluations(side: Side) -> Iterator[tuple[int, Mapping[Task, list[Row]]]]:
-    """Step and answers of each: all of a run, the one of an evaluation."""
+def evaluations(side: Side, way: str = "") -> Iterator[tuple[int, Mapping[Task, list[Row]]]]:
+    """Step and answers of each: all of a run, the one of an evaluation; in one of the further ways where it is named."""
     if side.run is None:
-        yield 0, side.last
+        yield 0, side.also[way] if way else side.last
         return
-    for step in side.run.run.sample_steps(EVAL):
-        yield step, by_task(read_rows(side.run.run, EVAL, [step], side.run.box_space))
+    split = also_split(way) if way else EVAL
+    for step in side.run.run.sample_steps(split):
+        yield step, by_task(read_rows(side.run.run, split, [step], side.run.box_space))
 
 
 def metric_names(lines: Sequence[Line]) -> list[str]:
@@ -159,8 +190,6 @@ def overlays(split: str, curves: Sequence[Mapping[str, Curve]], names: tuple[str
 
 def write_comparison(comparison: Comparison, file: Path) -> Path:
     """The same as one HTML file without any address in it, with the curves over each other."""
-    signs = {change.name: change for change in comparison.differences}
-    intervals = {name: change for name, change in signs.items() if change.has_interval}
     template = environment().get_template("compare.html.j2")
-    replace_text(file, template.render(comparison=comparison, intervals=intervals, signs=signs))
+    replace_text(file, template.render(comparison=comparison))
     return file

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.report.data import RunData, load
+from mmrl.app.report.data import RunData, load, read_rows
 from mmrl.app.report.rows import Row, Task, by_task
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
-from mmrl.app.run.folder import Line
+from mmrl.app.run.folder import Line, also_split
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Side:
     config: Mapping[str, Any]
     last: Mapping[Task, list[Row]]
     """The answers that are compared: of a run those of its last evaluation."""
+    also: Mapping[str, Mapping[Task, list[Row]]] = field(default_factory=dict[str, Mapping[Task, list[Row]]])
+    """The same of every further way to answer (`[[evaluation.also]]`), by its name."""
     notices: Sequence[str] = ()
     run: RunData | None = None
     """None: an evaluation, which has no curves."""
@@ -37,10 +39,21 @@ def read_side(path: Path) -> Side:
     file = path if path.is_file() else place.predictions
     if not file.is_file():
         data = load(path)
-        return Side(path, data.config, by_task(data.after or data.before), data.notices, data, data.train)
-    rows = [Row(line, line.get("box_space")) for line in prediction_lines(file) if not line.get("way")]
+        also = {name: last_of_way(data, name) for name in data.run.also_names()}
+        return Side(path, data.config, by_task(data.after or data.before), also, data.notices, data, data.train)
+    ways: dict[str, list[Row]] = {}
+    for line in prediction_lines(file):
+        ways.setdefault(line.get("way") or "", []).append(Row(line, line.get("box_space")))
+    rows = ways.pop("", [])
     if not rows:
         raise ValueError(f"{file} has no samples yet: let `mmrl eval` go on, by the same words as before")
     config = tomllib.loads(place.config_file.read_text(encoding="utf-8")) if place.config_file.is_file() else {}
     unfinished = [] if place.is_finished or path.is_file() else ["The evaluation is not finished: the same words go on with it."]
-    return Side(place.path if not path.is_file() or place.is_begun else path, config, by_task(rows), unfinished)
+    also = {name: by_task(own) for name, own in ways.items()}
+    return Side(place.path if not path.is_file() or place.is_begun else path, config, by_task(rows), also, unfinished)
+
+
+def last_of_way(data: RunData, name: str) -> dict[Task, list[Row]]:
+    """The answers of a run's last evaluation in one of its further ways."""
+    split = also_split(name)
+    return by_task(read_rows(data.run, split, data.run.sample_steps(split)[-1:], data.box_space))

@@ -33,6 +33,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[tuple[object, ...]]]]:
     """The tables of the TSV: name, header, rows; those that have no row are left out."""
     held = [row_of_figure(one) for one in comparison.differences]
+    ways = [(way.name, *row_of_figure(one)) for way in comparison.also for one in way.differences]
     ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
     runs: list[tuple[object, ...]] = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
     notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
@@ -41,6 +42,7 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
         ("notice", ("text",), [(notice,) for notice in notices]),
         ("setting", ("setting", "a", "b"), [(*row,) for row in comparison.settings]),
         ("held_out", ("figure", "a", "b", *ends), held),
+        ("also", ("way", "figure", "a", "b", *ends), ways),
         ("training", ("metric", "first_a", "first_b", "last_a", "last_b", "best_a", "best_b"), runs),
     ]
     return [one for one in found if one[2]]
@@ -66,8 +68,14 @@ def print_tables(comparison: Comparison, console: Console) -> None:
     else:
         console.print(SAME)
     if comparison.differences:
-        console.print(figure_table(comparison.differences, comparison.num_shared))
+        title = f"Held out: the {comparison.num_shared} prompts that both evaluated"
+        console.print(figure_table(comparison.differences, title))
         console.print(sign_words(comparison.differences), markup=False)
+    for way in comparison.also:
+        title = f"Held out, answered as {way.name}: the {way.num_shared} prompts that both answered so"
+        console.print(figure_table(way.differences, escape(title)))
+        for line in unread_words(way.differences):
+            console.print(line, markup=False)
     wide = console.width >= WIDE
     if wide and any(row.first != row.last for row in comparison.held_out):
         console.print(metric_table("Held out, over the evaluations", comparison.held_out, wide))
@@ -84,9 +92,8 @@ def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     return table
 
 
-def figure_table(changes: Sequence[Change], num_shared: int) -> Table:
+def figure_table(changes: Sequence[Change], title: str) -> Table:
     """Seven columns that fit 80: the numbers are never broken, long names of figures are."""
-    title = f"Held out: the {num_shared} prompts that both evaluated"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("figure", overflow="fold", max_width=18)
     for heading in ("a", "b", "b - a", "95 % interval", "higher:lower", "p"):
@@ -105,9 +112,13 @@ def sign_words(changes: Sequence[Change]) -> str:
     few = min(one.num_prompts for one in changes)
     if few < LEAST_PROMPTS:
         words.append(f"No interval and no p where fewer than {LEAST_PROMPTS} prompts have the figure (here {few}).")
+    return "\n".join([*words, *unread_words(changes)])
+
+
+def unread_words(changes: Sequence[Change]) -> list[str]:
+    """A line for each of the first figures for which answers could not be read."""
     unread = [one for one in changes if max(filter(math.isfinite, one.unread), default=0.0) > 0]
-    words += [f"unparsed for {one.name}: {percent(one.unread[0])} of a, {percent(one.unread[1])} of b" for one in unread[:3]]
-    return "\n".join(words)
+    return [f"unparsed for {one.name}: {percent(one.unread[0])} of a, {percent(one.unread[1])} of b" for one in unread[:3]]
 
 
 def metric_table(title: str, rows: Sequence[MetricRow], wide: bool) -> Table:

@@ -1,0 +1,163 @@
+"""Time lines of two steps that a run recorded, a typical one and the slowest, and what the slow one waited for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from markupsafe import Markup
+
+from mmrl.app.report.charts import BOTTOM, RIGHT, WIDTH, Scale, decimals, tick_text, ticks
+from mmrl.app.report.timing import PHASES, REST
+from mmrl.app.run.folder import read_lines
+
+LANES = (*(metric for _, metric in PHASES), REST)
+"""What spans call a phase, and then the time that lies in none."""
+SHORT = {"read": "reading", REST: "the rest"}
+LANE = 26.0
+"""Height of a phase in a time line."""
+NAMES_WIDTH = 96.0
+"""Room for the names of the phases."""
+LEAST_SHARE = 0.002
+"""Of a step; shorter gaps are not drawn."""
+TITLES = "Thin lines are what ran inside a phase; point at a bar for its name and seconds."
+MUCH_SLOWER = 1.2
+"""Times a typical step, from which on it is said what a slow one waited for."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of a step in seconds from its beginning: `Span("generate", 0.01, 0.29)`."""
+
+    name: str
+    start: float
+    length: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step whose spans are known."""
+
+    number: int
+    seconds: float
+    is_first: bool
+    """True for the first one of a process, which warms libraries up."""
+    spans: tuple[Span, ...]
+
+    @property
+    def phases(self) -> list[Span]:
+        return [span for span in self.spans if span.name in LANES]
+
+    @property
+    def inner(self) -> list[Span]:
+        return [span for span in self.spans if span.name not in LANES]
+
+    @property
+    def gaps(self) -> list[Span]:
+        """The time that lies in no phase."""
+        found, at = list[Span](), 0.0
+        for span in [*sorted(self.phases, key=lambda one: one.start), Span("", self.seconds, 0.0)]:
+            if span.start - at > LEAST_SHARE * self.seconds:
+                found.append(Span(REST, at, span.start - at))
+            at = max(at, span.end)
+        return found
+
+    def total(self, name: str) -> float:
+        return sum((span.length for span in (*self.phases, *self.gaps, *self.inner) if span.name == name), 0.0)
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """A drawn step: its title, SVG, and what is to be said of it."""
+
+    title: str
+    drawing: Markup
+    words: str
+
+
+def read_steps(file: Path) -> list[RecordedStep]:
+    """The steps of spans.jsonl; ValueError naming the line that says none."""
+    found = list[RecordedStep]()
+    for number, line in enumerate(read_lines(file).lines, start=1):
+        try:
+            spans = tuple(Span(str(name), float(start), float(length)) for name, start, length in line["spans"])
+            found.append(RecordedStep(int(line["step"]), float(line["seconds"]), bool(line["is_first"]), spans))
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{file}, line {number} is no step with its spans: remove the line") from None
+    return [step for step in found if step.seconds > 0]
+
+
+def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
+    """A typical step, whose length is the median, and the slowest one; without the first of a process, where there are others."""
+    steps = [step for step in steps if not step.is_first] or steps
+    if not steps:
+        return []
+    middle = median(step.seconds for step in steps)
+    typical = min(steps, key=lambda step: abs(step.seconds - middle))
+    slowest = max(steps, key=lambda step: step.seconds)
+    found = [StepLine(f"A typical step ({typical.number}): {seconds(typical.seconds)}", draw(typical), TITLES)]
+    if slowest is not typical:
+        title = f"The slowest step ({slowest.number}): {seconds(slowest.seconds)}"
+        found.append(StepLine(title, draw(slowest), waited_for(slowest, typical)))
+    return found
+
+
+def waited_for(slow: RecordedStep, typical: RecordedStep) -> str:
+    """Where the slow step lost its time: the phase that grew most, and what is known inside of it."""
+    if slow.seconds < MUCH_SLOWER * typical.seconds:
+        return "Hardly longer than a typical one."
+    phase = max(LANES, key=lambda name: slow.total(name) - typical.total(name))
+    more = slow.total(phase) - typical.total(phase)
+    words = f"{seconds(more)} more than a typical one in {SHORT.get(phase, phase)}"
+    bounds = [span for span in (*slow.phases, *slow.gaps) if span.name == phase]
+    inside = {one.name for one in slow.inner for span in bounds if span.start <= one.start and one.end <= span.end + 1e-3}
+    if not inside:
+        return f"{words}."
+    name = max(sorted(inside), key=lambda one: slow.total(one) - typical.total(one))
+    part = slow.total(name) - typical.total(name)
+    return f"{words}, of it {seconds(max(0.0, part))} in {name}."
+
+
+def seconds(value: float) -> str:
+    return f"{value:.3g} s"
+
+
+def draw(step: RecordedStep) -> Markup:
+    """A lane per phase, with everything at the time at which it happened; what ran inside a phase is a darker line in its bar."""
+    marks = [t for t in ticks(0.0, step.seconds, 6) if t <= step.seconds * 1.0001]
+    x, digits = Scale(0.0, step.seconds, NAMES_WIDTH, WIDTH - RIGHT), decimals(marks)
+    bars = {name: [one for one in (*step.phases, *step.gaps) if one.name == name] for name in LANES}
+    shown = [name for name in LANES if bars[name]]
+    height = LANE * len(shown) + BOTTOM
+    body = [
+        Markup(
+            '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>'
+            '<text class="tick" x="{0:.1f}" y="{2:.1f}" text-anchor="middle">{3}</text>'
+        ).format(x(t), height - BOTTOM, height - 8, f"{tick_text(t, digits)} s")
+        for t in marks
+    ]
+    for row, name in enumerate(shown):
+        top = LANE * row + 4
+        body.append(
+            Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
+                NAMES_WIDTH - 8, top + 13, SHORT.get(name, name)
+            )
+        )
+        body += [bar(x, one, top, LANE - 8, f"band p{LANES.index(name)}") for one in bars[name]]
+        held = [one for one in step.inner if any(b.start <= one.start and one.end <= b.end + 1e-3 for b in bars[name])]
+        body += [bar(x, one, top + LANE - 12, 4.0, "inner") for one in held]
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, height, f"Time line of step {step.number}", Markup("").join(body)
+    )
+
+
+def bar(x: Scale, span: Span, top: float, height: float, style: str) -> Markup:
+    title = f"{SHORT.get(span.name, span.name)}: {seconds(span.length)} from {seconds(span.start)} on"
+    width = max(1.0, x(span.end) - x(span.start))
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2"><title>{}</title></rect>').format(
+        style, x(span.start), top, width, height, title
+    )
