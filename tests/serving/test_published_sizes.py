@@ -14,9 +14,11 @@ QWEN2_TOKENS = 151_657
 """Of Qwen2-VL's tokenizer. Reward models cut the table of words down to these and their own."""
 
 
-def layers(width: int, inner: int, depth: int, heads: int) -> dict[str, int]:
-    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": depth, "num_attention_heads": heads}
-    return sizes
+COCO: dict[str, Any] = {"num_labels": 80}
+
+
+def layers(width: int, inner: int, depth: int, heads: int) -> dict[str, Any]:
+    return {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": depth, "num_attention_heads": heads}
 
 
 def siglip() -> Any:
@@ -44,7 +46,7 @@ def linear(*widths: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
 
 
-def qwen2_vl(text: dict[str, int], pairs: int, own_tokens: int) -> Any:
+def qwen2_vl(text: dict[str, Any], pairs: int, own_tokens: int) -> Any:
     """Qwen2-VL without the layer that says words."""
     from transformers import Qwen2VLConfig, Qwen2VLModel
 
@@ -67,15 +69,22 @@ def rtdetr() -> Any:
     """The class's own settings are those of r50vd."""
     from transformers import RTDetrV2Config, RTDetrV2ForObjectDetection
 
-    return RTDetrV2ForObjectDetection(RTDetrV2Config(num_labels=80))
+    return RTDetrV2ForObjectDetection(RTDetrV2Config(**COCO))
 
 
 def mask2former() -> Any:
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
     stages = [f"stage{i}" for i in range(1, 5)]
-    swin = SwinConfig(embed_dim=96, depths=[2, 2, 18, 2], num_heads=[3, 6, 12, 24], window_size=7, out_features=stages)
-    return Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, num_labels=80))
+    sizes: dict[str, Any] = {
+        "embed_dim": 96,
+        "depths": [2, 2, 18, 2],
+        "num_heads": [3, 6, 12, 24],
+        "window_size": 7,
+        "out_features": stages,
+    }
+    swin = SwinConfig(**sizes)
+    return Mask2FormerForUniversalSegmentation(Mask2FormerConfig(backbone_config=swin, **COCO))
 
 
 BUILT: dict[str, Callable[[], Any]] = {
