@@ -1,4 +1,4 @@
-"""What tiny models share while they are taught: a falling rate, steps that are told of, and the loss of rectified flow.
+"""Teaching of tiny models: a falling rate, steps that are told of, and the loss of rectified flow.
 
 x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
 """
@@ -50,7 +50,7 @@ def keep_pipeline(folder: Path | None, name: str, build: Callable[[], HubObject]
 
 
 def step_counter(progress: Progress | None, done: int, total: int) -> Note:
-    """What tells of a stage's steps, after so many that were done before it."""
+    """Progress line of a stage's steps, after so many that were done before it."""
 
     def note(step: int, loss: float) -> None:
         if progress is not None:

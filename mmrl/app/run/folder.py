@@ -97,7 +97,7 @@ class RunDir:
 
     @property
     def spans_file(self) -> Path:
-        """What some steps did when (mmrl/app/run/step_spans.py)."""
+        """Spans of some steps: when each part of them ran (mmrl/app/run/step_spans.py)."""
         return self.path / "spans.jsonl"
 
     @property
