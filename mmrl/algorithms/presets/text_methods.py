@@ -162,12 +162,12 @@ Rewards of 0 and 1 only; groups without both are sampled again. 16 updates per s
 of 32); with one it is GRPO. Not implemented: its filter on accuracy as a reward of its own.
 """
 
-llds = replace(CLIPPED, objective=((1.0, Clip()), (0.1, KeepLikely())))
+llds = replace(CLIPPED, objective=((1.0, Clip()), (0.2, KeepLikely())))
 """GRPO with a penalty on good answers that get rarer.
 
 On GRPO Collapse in Search-R1: The Lazy Likelihood-Displacement Death Spiral (LLDS), arXiv:2512.04220.
-From re-implementations; the penalty is divided as the loss is. 4 updates per step are ours; with one neither clip nor penalty
-acts. Not implemented: gates per turn, the form without the answer's tokens.
+Its form that gates by whole answers, and its 0.2; the penalty is divided as the loss is. 4 updates per step are ours; with one
+neither clip nor penalty acts. Not implemented: gates per turn, the form without the answer's tokens.
 """
 
 reinforce_ada = replace(
