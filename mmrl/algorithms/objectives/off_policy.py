@@ -135,8 +135,9 @@ def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> 
 class KeepLikely(OldPenalty):
     """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: none gets rarer (LLDS).
 
-    LLDS, arXiv:2512.04220, eq. 5 as in independent re-implementations. The gate has no gradient. The paper divides by the
-    actions of rows with A >= 0, here the run's aggregation divides: its coefficient 0.1 is 0.1 times the share of such actions.
+    LLDS, arXiv:2512.04220v2, eq. 10; for answers of one turn the gate is that of eq. 4. The gate has no gradient. The paper
+    divides by the actions of rows with A >= 0, here the run's aggregation divides: a coefficient here is the paper's times the
+    share of such actions.
     Nothing at a step's first update.
     """
 

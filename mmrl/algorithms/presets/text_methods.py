@@ -72,8 +72,7 @@ a_grae = replace(CLIPPED, advantage=Asymmetric())
 """Right answers held back and hard prompts weighed less as long as most of the step is wrong.
 
 Unveiling Implicit Advantage Symmetry: Why GRPO Struggles with Exploration and Difficulty Adaptation (A-GRAE), arXiv:2602.05548.
-Rewards in [0, 1]. No KL. 4 updates per step are ours; with one the
-clip never acts. Nothing else is left out.
+Rewards in [0, 1]. No KL. 4 updates per step are ours; with one the clip never acts. Nothing else is left out.
 """
 
 seed_grpo = replace(CLIPPED, advantage=SemanticEntropy(), aggregation=FixedLength())
@@ -143,7 +142,7 @@ grow 20 steps old); with one it is REINFORCE. Not implemented: samples from earl
 r2vpo = replace(grpo, objective=((1.0, VarianceBound()),), minibatches=4)
 """No clip: the second moment of the ratio about 1 is held down by a penalty.
 
-R2VPO: Ratio-Variance Regularized Policy Optimization, arXiv:2601.03320.
+Ratio-Variance Regularized Policy Optimization for Efficient LLM Fine-tuning (R2VPO), arXiv:2601.03320.
 The multiplier stays at 0.04; `algorithm.objective.0.rate = 0.1` moves it by dual ascent, whose rate and bound were not found. 4
 updates per step are ours; with one nothing is penalized. For replayed samples set `algorithm.planner.kind = "ReplayGroups"`.
 Nothing else is left out.
@@ -163,12 +162,12 @@ Rewards of 0 and 1 only; groups without both are sampled again. 16 updates per s
 of 32); with one it is GRPO. Not implemented: its filter on accuracy as a reward of its own.
 """
 
-llds = replace(CLIPPED, objective=((1.0, Clip()), (0.1, KeepLikely())))
+llds = replace(CLIPPED, objective=((1.0, Clip()), (0.2, KeepLikely())))
 """GRPO with a penalty on good answers that get rarer.
 
 On GRPO Collapse in Search-R1: The Lazy Likelihood-Displacement Death Spiral (LLDS), arXiv:2512.04220.
-From re-implementations; the penalty is divided as the loss is. 4 updates per step are ours; with one neither clip nor penalty
-acts. Not implemented: gates per turn, the form without the answer's tokens.
+Its form that gates by whole answers, and its 0.2; the penalty is divided as the loss is. 4 updates per step are ours; with one
+neither clip nor penalty acts. Not implemented: gates per turn, the form without the answer's tokens.
 """
 
 reinforce_ada = replace(
