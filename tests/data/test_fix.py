@@ -174,3 +174,23 @@ def test_every_turn_of_a_conversation(picture, jsonl, tmp_path):
         ("<image>a?", "1"),
         ("<image>b?", "2"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "sentence"),
+    [
+        ([[250, 250, 500, 500], [300, 300, 1500, 900]], None),
+        ([[250, 250, 500, 500], [1, 2, 30, 40]], "1 of 2 boxes lie outside their pictures"),
+        ([[250, 250, 500, 500], [1, 2, 30, 40], [1, 2, 30, 41]], None),
+        ([[250, 250, 500, 500], *([1, 2, 30, 40] for _ in range(19))], "1 of 20 boxes lie outside their pictures"),
+        ([[250, 250, 500, 500], *([1, 2, 30, 40] for _ in range(20))], None),
+        ([[20, 20, 10, 20], [1, 2, 30, 30]], "1 of 2 boxes are no two corners"),
+        ([[1, 2, 30, 30], [1, 2, 31, 31]], None),
+        ([[20, 20, 10, 20], [40, 20, 50, 60]], None),
+    ],
+)
+def test_no_habit_is_read_into_boxes_that_fit_no_spelling(boxes, sentence):
+    habits = BoxHabits()
+    for box in boxes:
+        habits.add([float(side) for side in box], (64, 48))
+    assert (sentence is None and habits.suspicion is None) or sentence in habits.suspicion

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, ratio_metrics
+from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, ratio_metrics
 from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.tensors import masked_mean
@@ -21,7 +21,7 @@ def mean_square(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: 
 
 
 @dataclass(frozen=True)
-class FlowKL:
+class FlowKL(Penalty):
     """How far a transition is from another model's, per element: mean (mu - mu_ref)^2 / (2 S^2) in the form `true`.
 
     no_dt divides by 2 s^2, s^2 = S^2 / (sigma - sigma') (Flow-GRPO's code: so many times smaller); mean_mse and velocity_mse
@@ -39,14 +39,6 @@ class FlowKL:
         quantity = VELOCITY if self.form == "velocity_mse" else MEAN
         both = (quantity, quantity._replace(model=self.model))
         return both + {"true": (STD,), "no_dt": (STD, DT)}.get(self.form, ())
-
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
 
     @property
     def at_first_update(self) -> str | None:

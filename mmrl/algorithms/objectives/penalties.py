@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import actions_only, log_ratio
+from mmrl.algorithms.objectives.terms import Penalty, actions_only, log_ratio
 from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
@@ -16,7 +16,7 @@ KlKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 
 
 @dataclass(frozen=True)
-class ReferenceKL:
+class ReferenceKL(Penalty):
     """An estimate of KL(policy || reference) from the sampled actions; k3 = exp(d) - d - 1, d = log ref - log policy.
 
     k1 = -d, whose gradient does not depend on the reference (useless as a loss), k2 = d^2 / 2, whose gradient is that of the KL,
@@ -44,10 +44,6 @@ class ReferenceKL:
     def scope(self) -> Scope:
         return "rollout" if self.ratio_correction == "rollout" else "action"
 
-    @property
-    def credited(self) -> bool:
-        return False
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
         gap = actions_only(readings[REF_LOGPROBS] - readings[LOGPROBS], mask)
@@ -74,20 +70,12 @@ class ReferenceKL:
 
 
 @dataclass(frozen=True)
-class Entropy:
+class Entropy(Penalty):
     """-entropy of the policy at every action: a positive coefficient raises the entropy."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (ENTROPY,)
-
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         entropy = actions_only(readings[ENTROPY], batch.rollouts.action_mask)

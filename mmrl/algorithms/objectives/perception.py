@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import actions_only
+from mmrl.algorithms.objectives.terms import Penalty, actions_only
 from mmrl.algorithms.views import MaskPatches
 from mmrl.core.protocols import View
 from mmrl.core.readings import LOGPROBS, MASKED_LOGPROBS
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.types import Batch, Reading
 
 
 @dataclass(frozen=True)
-class Perception:
+class Perception(Penalty):
     """-(exp(d) - d - 1), d = log old(y | masked pictures) - log policy(y | pictures): away from what is said unseen (PAPO).
 
     arXiv:2507.06448. Raises actions that the pictures make likelier, lowers those they make less likely.
@@ -33,14 +33,6 @@ class Perception:
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS, MASKED_LOGPROBS)
 
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
-
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         gap = actions_only(readings[MASKED_LOGPROBS] - readings[LOGPROBS], batch.rollouts.action_mask).clamp(-20, 20)
         divergence = (gap.exp() - gap - 1).clamp(-10, 10)
@@ -48,7 +40,7 @@ class Perception:
 
 
 @dataclass(frozen=True)
-class Surprise:
+class Surprise(Penalty):
     """-log policy of the sampled actions: a positive coefficient makes the policy surer of them (PAPO, arXiv:2507.06448).
 
     PAPO calls it an entropy loss; it is a one-sample estimate of the entropy, and its gradient is not the entropy's.
@@ -57,14 +49,6 @@ class Surprise:
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (LOGPROBS,)
-
-    @property
-    def scope(self) -> Scope:
-        return "action"
-
-    @property
-    def credited(self) -> bool:
-        return False
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         surprise = -actions_only(readings[LOGPROBS], batch.rollouts.action_mask)

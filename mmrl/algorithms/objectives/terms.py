@@ -63,12 +63,8 @@ class ProportionalToAdvantage(Surrogate):
         return True
 
 
-class OldPenalty:
-    """The declarations of penalties on leaving the old policy: they compare log-probabilities, and take no credit."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (LOGPROBS, OLD_LOGPROBS)
+class Penalty:
+    """The declarations of penalties and bonuses: they look at each action by itself, and take no credit."""
 
     @property
     def scope(self) -> Scope:
@@ -77,6 +73,14 @@ class OldPenalty:
     @property
     def credited(self) -> bool:
         return False
+
+
+class OldPenalty(Penalty):
+    """The declarations of penalties on leaving the old policy: they compare log-probabilities with old ones."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS)
 
     @property
     def at_first_update(self) -> str | None:

@@ -1,6 +1,7 @@
 """The trained model of a run as a folder that its own library loads, with processor, prompt template and model card."""
 
 import gc
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -124,7 +125,17 @@ def without_folders(value: Any) -> Any:
         return {name: without_folders(one) for name, one in value.items()}
     if isinstance(value, list):
         return [without_folders(one) for one in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) and "\n" not in value else value
+    return Path(value).name if isinstance(value, str) and is_place(value) else value
+
+
+def is_place(text: str) -> bool:
+    """Does a text name a file or folder by an absolute path? `/no_think` and the like are words for a model.
+
+    What is not here counts by its looks: several parts and no blank.
+    """
+    if not text.startswith(("/", "~")) or "\n" in text:
+        return False
+    return os.path.exists(os.path.expanduser(text)) or (len(Path(text).parts) > 2 and " " not in text)
 
 
 @contextmanager

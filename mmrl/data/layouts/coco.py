@@ -117,7 +117,7 @@ def by_id(rows: list[Record]) -> dict[Hashable, Record]:
 def read_json(path: Path) -> Cell:
     """The file's value; FileNotFoundError, or ValueError naming the file."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
+        raise FileNotFoundError(f"{path} does not exist: check the path")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

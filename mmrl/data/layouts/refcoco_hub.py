@@ -82,7 +82,7 @@ def _sentences(row: Row) -> list[str]:
         texts = [item.get("sent") or item.get("raw") if isinstance(item, dict) else item for item in listed]
         if texts and all(isinstance(text, str) and text.strip() for text in texts):
             return [str(text).strip() for text in texts]
-    raise ValueError(f"none of the columns {', '.join(SENTENCES)} holds a list of sentences")
+    raise ValueError(f"none of the columns {', '.join(SENTENCES)} holds a list of sentences: remove the row")
 
 
 def _json(text: str, name: str) -> Cell:

@@ -65,7 +65,7 @@ def find_refs(source: Path) -> Path:
     if source.is_file():
         return source
     if not source.is_dir():
-        raise FileNotFoundError(f"{source} does not exist")
+        raise FileNotFoundError(f"{source} does not exist: check the path")
     found = sorted(file for file in source.glob(f"{REFS}*") if is_refs(file.name))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"

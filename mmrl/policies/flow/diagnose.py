@@ -20,24 +20,24 @@ from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.interventions import (
-    RANDOM,
-    distance,
-    dropout_layers,
-    holding,
-    in_precision,
-    nearest_reading,
-    without_dropout,
+from mmrl.policies.shared.hypotheses import (
+    BATCH,
+    LIVE,
+    SHIFT,
+    WEIGHTS,
+    adapters,
+    dropout,
+    layers_that_drop,
+    move_columns,
+    precision,
+    repetition,
 )
-from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
 
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""
 MOST_GUIDANCE = 100.0
-DROPOUT, PRECISION = "dropout or training mode", "precision (dtype or autocast)"
-GUIDANCE, WEIGHTS, SHIFT = "guidance differs between sampling and training", "EMA or adapter state", "mask shift"
-PROMPT, POSITIONS, BATCH = "wrong prompt embeddings", "wrong times", "batch-size dependence"
-REPEAT = "reading is not repeatable"
+GUIDANCE, PROMPT, POSITIONS = "guidance differs between sampling and training", "wrong prompt embeddings", "wrong times"
 
 
 @dataclass(frozen=True)
@@ -112,33 +112,19 @@ class Again:
 def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
     """Reasons within the model: repetition, dropout, precision, batches, weights."""
     policy, net = again.policy, again.policy.net
-    remedy = "Look for code around policy.read that changes what it is asked or answers"
-    yield Hypothesis(REPEAT, "with nothing changed", remedy, again, control=True)
-    yield Hypothesis(
-        DROPOUT,
-        "in evaluation mode and with every dropout off",
-        "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling and reading",
+    yield repetition(again)
+    yield from dropout(
         lambda: again.under(without_dropout(net)),
+        lambda: (again.noise_between_readings(nullcontext()), again.noise_between_readings(without_dropout(net))),
     )
-    moves, still = again.noise_between_readings(nullcontext()), again.noise_between_readings(without_dropout(net))
-    if moves > RANDOM and still <= RANDOM:
-        what = "two readings of the same rows differ; with every dropout off they do not"
-        yield Hypothesis(
-            DROPOUT, what, "Set every dropout to 0 and keep the transformer in evaluation mode while sampling and reading"
-        )
     for name in ("float32", "bfloat16", "float16"):
-        change = f"in {name}" + (" without autocast" if name == "float32" else " autocast")
-        remedy = "Sample and train with the same policy.dtype, autocast and TF32 settings"
-        yield Hypothesis(PRECISION, change, remedy, lambda name=name: again.under(in_precision(net, name)), shrinks=3.0)
+        yield precision(name, lambda name=name: again.under(in_precision(net, name)))
     remedy = "Remove what mixes rows (batch statistics), use float32, or set policy.equal_forwards = true"
     for change, read in (("one latent at a time", again.one_by_one), ("all together", again)):
         yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
-    remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
     for name in sorted(policy.weights.shadows):
-        yield Hypothesis(WEIGHTS, f"under the {name} weights", remedy, partial(again, model=name))
-    for on in (False, True):
-        change = f"with the adapter switched {'on' if on else 'off'}"
-        yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(switch_adapters(adapter_layers(net.modules()), on)))
+        yield Hypothesis(WEIGHTS, f"under the {name} weights", LIVE, partial(again, model=name))
+    yield from adapters(net, again.under)
 
 
 def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
@@ -158,10 +144,7 @@ def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
     for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
         timed = replace(trace, timesteps=times_by(trace, rule))
         yield Hypothesis(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, timed))
-    dropping = dropout_layers(again.policy.net)
-    if dropping:
-        what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
-        yield Hypothesis(DROPOUT, what, "Set every dropout of the transformer to 0 and keep it in evaluation mode while sampling")
+    yield from layers_that_drop(again.policy.net)
 
 
 def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
@@ -169,9 +152,7 @@ def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
     sigma_plans = [sigma_plan.deviations > 0 for sigma_plan in again.trace.sigma_plans]
     pairs = zip(again.trace.course_index.tolist(), again.trace.steps, strict=True)
     known = torch.stack([sigma_plans[i][steps] & (steps >= 0) for i, steps in pairs])
-    values = again(mask=known).masked_fill(~known, torch.nan).roll(by, 1)
-    values[:, 0 if by > 0 else -1] = torch.nan
-    return values
+    return move_columns(again(mask=known), known, by)
 
 
 def of_other_prompts(trace: FlowTrace, by: int) -> Int[Tensor, " n"]:

@@ -13,16 +13,19 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions, stack_ragged
 from mmrl.core.types import Rollouts
-from mmrl.policies.shared.interventions import (
-    RANDOM,
-    distance,
-    dropout_layers,
-    holding,
-    in_precision,
-    nearest_reading,
-    without_dropout,
+from mmrl.policies.shared.hypotheses import (
+    BATCH,
+    LIVE,
+    SHIFT,
+    WEIGHTS,
+    adapters,
+    dropout,
+    layers_that_drop,
+    move_columns,
+    precision,
+    repetition,
 )
-from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
 from mmrl.policies.text.audit import audit_rollouts
 from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.evaluate import Evaluation, evaluation_of
@@ -33,11 +36,8 @@ from mmrl.policies.text.trace import TextTrace
 
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
-SHIFT, PRECISION, DROPOUT = "mask shift", "precision (dtype or autocast)", "dropout or training mode"
-WEIGHTS, PIXELS, POSITIONS = "EMA or adapter state", "wrong pixel rows", "wrong positions"
-PROMPT, TEMPERATURE, BANNED = "prompt tokens", "temperature", "forbidden tokens"
-BATCH, PREFIX, CACHE = "batch-size dependence", "shared prefixes", "decoding from the cache"
-REPEAT = "reading is not repeatable"
+PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
+TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared prefixes", "decoding from the cache"
 
 
 @dataclass(frozen=True)
@@ -173,29 +173,18 @@ def read_samples(again: Again) -> Float[Tensor, "n t"]:
 def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
     """Log-probabilities with every value `by` columns later; NaN where none came from."""
     proper = torch.arange(again.mask.shape[1]) < again.trace.lengths[:, None]
-    values = again(mask=proper).masked_fill(~proper, torch.nan).roll(by, 1)
-    values[:, 0 if by > 0 else -1] = torch.nan
-    return values
+    return move_columns(again(mask=proper), proper, by)
 
 
 def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
     """Reasons within the model: repetition, dropout, precision, batches, weights."""
     net, policy = again.policy.net, again.policy
-    remedy = "Look for code around policy.read that changes what it is asked or answers"
-    yield Hypothesis(REPEAT, "with nothing changed", remedy, again, control=True)
-    yield Hypothesis(
-        DROPOUT,
-        "in evaluation mode and with every dropout off",
-        "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading",
+    yield repetition(again)
+    yield from dropout(
         lambda: again.under(without_dropout(net), calm=True),
+        lambda: (again.noise_between_readings(), again.noise_between_readings(calm=True)),
     )
-    moves, still = again.noise_between_readings(), again.noise_between_readings(calm=True)
-    if moves > RANDOM and still <= RANDOM:
-        what = "two readings of the same rows differ; with every dropout off they do not"
-        yield Hypothesis(
-            DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling and reading"
-        )
-    yield precision(again, "float32")
+    yield rounding(again, "float32")
     packed = policy.reads_packed(again.trace)
     if policy.packs:
         yield Hypothesis(
@@ -211,29 +200,19 @@ def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
         yield Hypothesis(BATCH, change, remedy, partial(again, packed=False), must_equal="reading")
     # Sampling in one's own precision is another question: whether decoding from the cache differs, see reading_hypotheses.
     own = "bfloat16" if net.half_precision else "float32"
-    yield from (precision(again, name) for name in ("bfloat16", "float16") if name != own)
+    yield from (rounding(again, name) for name in ("bfloat16", "float16") if name != own)
     for change, read in (("one row at a time", again.one_by_one), ("all together", again)):
         yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
-    remedy = "Sample with the live weights: put averaged, reference or switched-off ones back before reading, and update copies"
     for name in sorted(policy.weights.shadows):
         yield Hypothesis(
-            WEIGHTS, f"under the {name} weights", remedy, lambda name=name: again.under(policy.weights.swapped_in(name))
+            WEIGHTS, f"under the {name} weights", LIVE, lambda name=name: again.under(policy.weights.swapped_in(name))
         )
-    for on in (False, True):
-        change = f"with the adapter switched {'on' if on else 'off'}"
-        yield Hypothesis(WEIGHTS, change, remedy, lambda on=on: again.under(switch_adapters(adapter_layers(net.modules()), on)))
+    yield from adapters(net, again.under)
 
 
-def precision(again: Again, name: str) -> Hypothesis:
+def rounding(again: Again, name: str) -> Hypothesis:
     """Rounding to this dtype: in half of them token by token, as sampling does."""
-    single = name != "float32"
-    return Hypothesis(
-        PRECISION,
-        f"in {name}" + (" autocast" if single else " without autocast"),
-        "Sample and train with the same policy.dtype, autocast and TF32 settings",
-        lambda: again.under(in_precision(again.policy.net, name), single=single),
-        shrinks=3.0,
-    )
+    return precision(name, lambda: again.under(in_precision(again.policy.net, name), single=name != "float32"))
 
 
 def prompt_hypotheses(again: Again) -> Iterator[Hypothesis]:
@@ -317,7 +296,4 @@ def reading_hypotheses(again: Again) -> Iterator[Hypothesis]:
         "The model's cache and its full forward differ: try another policy.attn_implementation",
         lambda: again(single=True),
     )
-    dropping = dropout_layers(net)
-    if dropping:
-        what = f"{len(dropping)} layers drop something in training mode, such as {dropping[0]}; loading leaves none"
-        yield Hypothesis(DROPOUT, what, "Set every dropout of the model to 0 and keep it in evaluation mode while sampling")
+    yield from layers_that_drop(net)

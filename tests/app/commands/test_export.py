@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands.export import export
+from mmrl.app.commands.export import export, without_folders
 from mmrl.app.config.run import load
 from mmrl.app.modality.text import TextModality
 from mmrl.app.run.build import build_policy
@@ -144,6 +144,16 @@ def test_an_adapter_says_how_to_measure_it_and_the_config_names_no_folder(run_of
     assert facts["template"] == "none" and facts["prefix"] == facts["suffix"] == facts["system"] == ""
     assert facts["box_space"] == "norm1000" and facts["generate"]["repetition_penalty"] == 1
     assert "adding the adapter to the weights rounded them" in (folder / "README.md").read_text()
+
+
+def test_words_for_a_model_that_begin_with_a_slash_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "my data.jsonl").touch()
+    words = {"system_prompt": "/no_think", "answer_format": "{question} /think", "stop": ["/end"], "template": "~ {question}"}
+    places = {"path": str(tmp_path / "my data.jsonl"), "model": "/models/qwen/base", "adapter": "~/adapters/first"}
+    assert without_folders({"policy": words, "data": [places]}) == {
+        "policy": words,
+        "data": [{"path": "my data.jsonl", "model": "base", "adapter": "first"}],
+    }
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(run_of: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mmrl.policies.flow import diagnose as causes
 from mmrl.policies.flow.generate import Sampled
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace, Latents
+from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.preflight import TrainingStoppedError
@@ -102,19 +103,19 @@ def disable_adapters(policy: FlowPolicy) -> None:
 
 
 FAULTS = {
-    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
-    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
+    "training in bfloat16": Fault(common.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(common.PRECISION, half(True), then(half(False))),
     "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0), then(guidance(2.0))),
     "training without guidance": Fault(causes.GUIDANCE, after=then(guidance(1.0))),
     "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37), then(guidance(2.0))),
-    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
-    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
-    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
-    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
-    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
-    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter),
-    "training without adapter": Fault(causes.WEIGHTS, after=then(disable_adapters)),
+    "log-probs rolled": Fault(common.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(common.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "dropout always on": Fault(common.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(common.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
+    "rows mixed": Fault(common.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(common.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(common.WEIGHTS, without_adapter),
+    "training without adapter": Fault(common.WEIGHTS, after=then(disable_adapters)),
     "prompts permuted in training": Fault(
         causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),

@@ -8,6 +8,7 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Prompt, Rollouts, Video
+from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import diagnose as causes
@@ -148,18 +149,18 @@ def rolled_tokens(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
 
 SAMPLED_SWAPPED, SAMPLED_FLAT = sampled_with(exchanged), sampled_with(on_one_axis)
 FAULTS = {
-    "training in bfloat16": Fault(causes.PRECISION, after=then(half(True))),
-    "sampling in bfloat16": Fault(causes.PRECISION, half(True), then(half(False))),
-    "log-probs rolled": Fault(causes.SHIFT, after=rolled),
-    "log-probs rolled back": Fault(causes.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-    "tokens rolled": Fault(causes.SHIFT, after=rolled_tokens),
-    "dropout always on": Fault(causes.DROPOUT, wrap(Noisy)),
-    "train mode stuck": Fault(causes.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
-    "dropout in training only": Fault(causes.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
-    "rows mixed": Fault(causes.BATCH, wrap(Mixing), micro_batch=1),
-    "sampling under the average": Fault(causes.WEIGHTS, swapped_in),
-    "sampling without adapter": Fault(causes.WEIGHTS, without_adapter, settings=LORA),
-    "training without adapter": Fault(causes.WEIGHTS, stir, then(disable_adapters), settings=LORA),
+    "training in bfloat16": Fault(common.PRECISION, after=then(half(True))),
+    "sampling in bfloat16": Fault(common.PRECISION, half(True), then(half(False))),
+    "log-probs rolled": Fault(common.SHIFT, after=rolled),
+    "log-probs rolled back": Fault(common.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+    "tokens rolled": Fault(common.SHIFT, after=rolled_tokens),
+    "dropout always on": Fault(common.DROPOUT, wrap(Noisy)),
+    "train mode stuck": Fault(common.DROPOUT, wrap(Dropping), after=then(lambda policy: stuck_in_training(policy.net))),
+    "dropout in training only": Fault(common.DROPOUT, wrap(Dropping), settings=(("gradient_checkpointing", True),)),
+    "rows mixed": Fault(common.BATCH, wrap(Mixing), micro_batch=1),
+    "sampling under the average": Fault(common.WEIGHTS, swapped_in),
+    "sampling without adapter": Fault(common.WEIGHTS, without_adapter, settings=LORA),
+    "training without adapter": Fault(common.WEIGHTS, stir, then(disable_adapters), settings=LORA),
     "pixels permuted in training": Fault(causes.PIXELS, after=prompts_changed(exchanged)),
     "pixels permuted in sampling": Fault(causes.PIXELS, *SAMPLED_SWAPPED),
     "positions scaled in training": Fault(causes.POSITIONS, after=prompts_changed(slowed)),

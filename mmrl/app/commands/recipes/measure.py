@@ -156,8 +156,8 @@ def kind_of(columns: Mapping[str, Value], measure: Measure) -> str:
         return ""
     if measure.by not in columns:
         raise ValueError(
-            f"a prompt of the measure {measure.name!r} has no column {measure.by!r}, which tells its kinds apart: it has "
-            f"{', '.join(columns) or 'none'}"
+            f"a prompt of the measure {measure.name!r} has no column {measure.by!r}, which tells its kinds apart: name "
+            f"another with `by` (it has {', '.join(columns) or 'none'})"
         )
     return str(columns[measure.by])
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from mmrl.app.commands.recipes.facts import DATA, MODELS, Given, Measure, Recipe
 from mmrl.app.toml.tables import Table, Values
-from mmrl.data.drawn import public_layouts
+from mmrl.data import moving, prompt_writers, scenes
+from mmrl.data.drawn import prompt_sets, public_layouts
 from mmrl.tiny import scorers
 from mmrl.tiny.keep import keep
 
@@ -19,7 +20,7 @@ WHOLE = "whole"
 
 def draw_files(recipe: Recipe) -> Path:
     """The folder of a recipe's small files: drawn once, then kept in the cache."""
-    sources = [inspect.getsource(module) for module in (public_layouts, scorers)]
+    sources = [inspect.getsource(module) for module in (public_layouts, prompt_sets, prompt_writers, moving, scenes, scorers)]
     facts = (recipe.tiny.layout, recipe.tiny.seed, model_names(recipe), sources)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
