@@ -104,15 +104,20 @@ class TreeNorm:
 
 def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
     """The node each row is at before its first action and after each, named by the first row that is there too."""
-    same_group = rollouts.group_ids[:, None] == rollouts.group_ids
-    columns = [same_group.int().argmax(1)]
+    columns = [first_of(rollouts.group_ids[:, None])]
     for t in range(rollouts.action_mask.shape[1]):
         if rollouts.node_ids is None:
             columns.append(torch.arange(len(rollouts)))
         else:
-            at = rollouts.node_ids[:, t]
-            columns.append((same_group & (at[:, None] == at)).int().argmax(1))
+            columns.append(first_of(torch.stack([rollouts.group_ids, rollouts.node_ids[:, t]], dim=1)))
     return torch.stack(columns, dim=1)
+
+
+def first_of(names: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
+    """The first row of the same name, for every row."""
+    found, place = names.unique(dim=0, return_inverse=True)
+    rows = torch.arange(len(names))
+    return rows.new_zeros(len(found)).scatter_reduce(0, place, rows, "amin", include_self=False)[place]
 
 
 def mean_of_leaves(totals: Float[Tensor, " n"], nodes: Int[Tensor, "n t1"], keep: Bool[Tensor, " n"]) -> Float[Tensor, "n t1"]:

@@ -29,6 +29,7 @@ from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.sketch import facts_of, make_family, scale_of
 from mmrl.policies.flow.trace import SigmaPlan
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 
@@ -289,7 +290,8 @@ class FlowDryRun:
         found: dict[str, int] = {}
         for (phase, _), largest in asked.largest.items():
             if phase in self.log.largest:
-                bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
+                with share_layers(self.network):
+                    bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
                 found[phase] = max(bytes_of, found.get(phase, 0))
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32

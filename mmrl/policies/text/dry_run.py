@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
@@ -201,11 +202,11 @@ class TextDryRun:
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
-            with count_bytes() as live:
+            with share_layers(self.network), count_bytes() as live:
                 self.cache_bytes = decode(written, self.policy.net, self.length)
             found["rollout"] = live.peak
         for phase, work in read.items():
-            with count_bytes() as live:
+            with share_layers(self.network), count_bytes() as live:
                 forward(work, self.policy, with_gradient=phase == "update")
             found[phase] = live.peak
         return found

@@ -1,0 +1,303 @@
+"""Stacks of equal layers without weights, of which one is gone through: bytes of the others are those of the first.
+
+A published model has some thirty layers that differ in nothing but their numbers, and counting bytes costs time for every
+operator. Inside `share_layers` the first layer of a kind is measured for itself, forwards and backwards; every layer then takes,
+keeps and gives back as many bytes at the same moments, under gradient checkpointing too, and computes nothing.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from mmrl.policies.shared.meta_models import LiveBytes
+
+LEAST = 3
+"""Equal layers in a stack from which one stands for all; fewer are gone through."""
+NUMBERS_OF_LAYERS = ("idx", "index")
+"""Endings of the names of settings that say which layer of the stack it is."""
+PLAIN = (bool, int, float, str, torch.dtype, type(None))
+Key = tuple[Hashable, ...]
+
+
+@runtime_checkable
+class CountsLayers(Protocol):
+    """An input that counts the layers which obey it; layers that are not gone through count as the first did."""
+
+    obeyed: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """The metadata of a tensor that a layer gives."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    begin: int
+    dtype: torch.dtype
+    has_gradient: bool
+    storage: int
+    """Which of the layer's new pieces of memory it lies in: the halves of a tensor share one."""
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Bytes that a layer takes for inputs of one kind, beyond those of its inputs and weights."""
+
+    forward: int
+    """Most at a time on the way forwards."""
+    kept: int
+    """Kept for the way back, outputs apart."""
+    backward: int
+    """Most at a time on the way back, beyond what was kept and the gradients of the outputs."""
+    storages: Sequence[int]
+    """Bytes of the memory of the outputs."""
+    outputs: Sequence[Output]
+    spec: TreeSpec
+    """The form that outputs have: a tensor, or a tuple of tensors and None."""
+    obeyed: Sequence[int]
+    """By how much each input that counts layers went up."""
+
+
+@contextmanager
+def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
+    """Let one layer of every kind stand for the equal ones of its stack, in a block; in networks without weights only.
+
+    Args:
+        least: equal layers from which they are shared.
+    """
+    changed: list[tuple[nn.Module, object]] = []
+    for network in networks:
+        for layers in equal_layers(network, least):
+            known: dict[Key, LayerCost | None] = {}
+            for layer in layers:
+                changed.append((layer, vars(layer).get("forward")))
+                vars(layer)["forward"] = SharedLayer(layer.forward, known, NarrowedWeights(layer))
+    try:
+        yield
+    finally:
+        for layer, before in changed:
+            if before is None:
+                del vars(layer)["forward"]
+            else:
+                vars(layer)["forward"] = before
+
+
+def equal_layers(network: nn.Module, least: int) -> list[list[nn.Module]]:
+    """The layers of a network's stacks that differ in their place alone, from `least` of a kind on."""
+    kinds: dict[Key, list[nn.Module]] = {}
+    for i, stack in enumerate(part for part in network.modules() if isinstance(part, nn.ModuleList)):
+        for layer in stack:
+            kinds.setdefault((i, *kind_of(layer)), []).append(layer)
+    return [layers for layers in kinds.values() if len(layers) >= least]
+
+
+def kind_of(layer: nn.Module) -> Key:
+    """Classes, plain settings and shapes of everything in a layer."""
+    found: list[Hashable] = []
+    for name, part in layer.named_modules():
+        settings = {key: value for key, value in vars(part).items() if isinstance(value, PLAIN)}
+        held = {**part._parameters, **part._buffers}
+        shapes = [(key, one.shape, one.dtype, one.requires_grad) for key, one in held.items() if one is not None]
+        own = tuple(sorted((key, str(value)) for key, value in settings.items() if not key.endswith(NUMBERS_OF_LAYERS)))
+        found.append((name, type(part), own, tuple(shapes)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class SharedLayer:
+    """The way through a layer, measured once for each kind of inputs."""
+
+    work: Callable[..., Any]
+    """The layer's own way."""
+    known: dict[Key, LayerCost | None]
+    """Kind of inputs -> bytes; None: such inputs are worked on."""
+    narrowed: "NarrowedWeights"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        key = inputs_key(leaves, spec)
+        if key is None:
+            return self.work(*args, **kwargs)
+        if key not in self.known:
+            self.known[key] = measure(self.work, leaves, spec)
+        cost = self.known[key]
+        if cost is None:
+            return self.work(*args, **kwargs)
+        outputs, is_kept = stand_in(cost, leaves)
+        if not is_kept:
+            self.narrowed.take_place()
+        return outputs
+
+
+def inputs_key(leaves: Sequence[object], spec: TreeSpec) -> Key | None:
+    """The kind of a layer's inputs; None where there is a cache that the layer would fill, or nothing without memory."""
+    found: list[Hashable] = [str(spec), torch.is_grad_enabled()]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad, values_of(leaf)))
+        elif isinstance(leaf, PLAIN):
+            found.append(leaf)
+        elif hasattr(leaf, "update"):
+            return None
+        else:
+            found.append(id(leaf))
+    return tuple(found) if any(isinstance(leaf, FakeTensor) for leaf in leaves) else None
+
+
+def values_of(tensor: Tensor) -> Hashable:
+    """The values of a real tensor that code may look at: where pieces begin, which positions count."""
+    if isinstance(tensor, FakeTensor) or tensor.is_floating_point():
+        return None
+    with _disable_current_modes():
+        return tensor.numpy().tobytes()
+
+
+def measure(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) -> LayerCost | None:
+    """Go through a layer and back, apart from all that goes on around it; None where it gives what it was given."""
+    counters = counters_in(leaves)
+    before = [one.obeyed for one in counters]
+    dtype, is_on = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+    # Weights of this layer that autocast remembered would be missing from the count of the others.
+    plain = torch.autocast("cpu", dtype, is_on, cache_enabled=False)
+    with _disable_current_modes(), saved_tensors_hooks(same, same), plain, LiveBytes() as live:
+        own = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in leaves]
+        given = {storage_of(one) for one in own if isinstance(one, Tensor)}
+        args, kwargs = tree_unflatten(own, spec)
+        found, form = tree_flatten(work(*args, **kwargs))
+        forward, kept, obeyed = live.peak, live.now, [one.obeyed - count for one, count in zip(counters, before, strict=True)]
+        if any(one is not None and (not isinstance(one, FakeTensor) or storage_of(one) in given) for one in found):
+            return None
+        storages, outputs = describe([one for one in found if one is not None])
+        kept -= sum(storages)
+        taught = [one for one in found if one is not None and one.requires_grad]
+        del found
+        backward = back(taught, live) - kept if taught else 0
+        del args, kwargs, own
+        # what is made once for all layers, such as a mask
+        common = live.now
+    for one, count in zip(counters, before, strict=True):
+        one.obeyed = count
+    return LayerCost(forward - common, kept - common, max(0, backward), storages, outputs, form, obeyed)
+
+
+def counters_in(leaves: Sequence[object]) -> list[CountsLayers]:
+    """The inputs that count layers, each once."""
+    return list({id(one): one for one in leaves if isinstance(one, CountsLayers)}.values())
+
+
+def describe(tensors: Sequence[Tensor]) -> tuple[list[int], list[Output]]:
+    """Bytes of the pieces of memory that tensors lie in, each once, and the metadata of the tensors."""
+    known = {storage_of(one): one.untyped_storage().nbytes() for one in tensors}
+    places = list(known)
+    outputs = [
+        Output(
+            *(tuple(one.shape), one.stride(), int(one.storage_offset()), one.dtype, one.requires_grad),
+            storage=places.index(storage_of(one)),
+        )
+        for one in tensors
+    ]
+    return list(known.values()), outputs
+
+
+def back(outputs: list[Tensor], live: LiveBytes) -> int:
+    """Most bytes on the way back from outputs, which are let go, beyond their gradients."""
+    gradients = sum(one.numel() * one.element_size() for one in outputs)
+    end = Seed.apply(*outputs)
+    outputs.clear()
+    live.reset_peak()
+    end.backward()  # type: ignore[union-attr] - a tensor
+    return live.peak - gradients
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Seed(torch.autograd.Function):
+    """A number made of tensors that are kept by nobody; on the way back each gets a gradient of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.shapes = [(one.shape, one.dtype) for one in tensors]
+        ctx.maker = tensors[0].new_empty(0)
+        return tensors[0].new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(ctx.maker.new_empty(shape, dtype=dtype) for shape, dtype in ctx.shapes)
+
+
+class NarrowedWeights:
+    """The copies of a layer's float32 weights in the type of autocast, which it keeps until it ends."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        taught = [one for one in layer.parameters() if one.requires_grad and one.dtype == torch.float32]
+        self.copied: Tensor | None = None
+        if taught:
+            with _disable_current_modes():
+                self.copied = taught[0].detach().new_empty(sum(one.numel() for one in taught), 1).requires_grad_()
+
+    def take_place(self) -> None:
+        """Let autocast copy and keep as many numbers as of a layer that is gone through."""
+        if self.copied is not None and torch.is_autocast_enabled("cpu"):
+            with torch.no_grad():
+                nn.functional.linear(self.copied.new_empty(0, 1), self.copied)
+
+
+def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
+    """The outputs of a layer that is not gone through; its bytes are taken, kept and given back as they would be.
+
+    Returns:
+        The outputs, and whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
+    """
+    for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
+        one.obeyed += count
+    tensors = [one for one in leaves if isinstance(one, FakeTensor)]
+    anchor = torch.zeros((), requires_grad=any(one.has_gradient for one in cost.outputs))
+    held: list[weakref.ref[torch.UntypedStorage]] = []
+    made = list(Replay.apply(cost, held, anchor, *tensors))  # type: ignore[arg-type] - a tuple
+    return tree_unflatten(made, cost.spec), cost.kept > 0 and held[0]() is not None
+
+
+class Replay(torch.autograd.Function):
+    """Takes a layer's bytes forwards and backwards."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cost: LayerCost, held: list[weakref.ref[torch.UntypedStorage]], anchor: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        maker = tensors[0]
+        take(maker, cost.forward)
+        places = [take(maker, count) for count in cost.storages]
+        outputs = tuple(places[one.storage].view(one.dtype).as_strided(one.shape, one.stride, one.begin) for one in cost.outputs)
+        ctx.cost = cost
+        kept = take(maker, cost.kept)
+        held.append(weakref.ref(kept.untyped_storage()))
+        ctx.save_for_backward(kept, *tensors)
+        ctx.mark_non_differentiable(*(out for out, one in zip(outputs, cost.outputs, strict=True) if not one.has_gradient))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        kept, *tensors = ctx.saved_tensors
+        take(kept, ctx.cost.backward)
+        wanted = ctx.needs_input_grad[3:]
+        return None, None, None, *(torch.empty_like(one) if need else None for one, need in zip(tensors, wanted, strict=True))
+
+
+def take(maker: Tensor, count: int) -> Tensor:
+    """So many bytes, as long as somebody holds them."""
+    return maker.new_empty(count, dtype=torch.uint8)
