@@ -97,7 +97,7 @@ class RunDir:
 
     @property
     def spans_file(self) -> Path:
-        """What some steps did when (mmrl/app/run/step_spans.py)."""
+        """The spans of some steps (mmrl/app/run/step_spans.py)."""
         return self.path / "spans.jsonl"
 
     @property

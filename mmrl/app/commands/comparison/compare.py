@@ -120,7 +120,7 @@ def compare_way(sides: tuple[Side, Side], way: str) -> AlsoCompared:
 
 
 def notes_on_ways(sides: tuple[Side, Side], names: tuple[str, str], also: Sequence[AlsoCompared]) -> list[str]:
-    """What is left out of the comparison of further ways."""
+    """Sentences about ways that are left out of the comparison."""
     alone = [(name, way) for name, side in zip(names, sides, strict=True) for way in side.also]
     alone = [(name, way) for name, way in alone if any(way not in side.also for side in sides)]
     found = [f"Only {name} has [[evaluation.also]] {way}: its answers are left out." for name, way in alone]
