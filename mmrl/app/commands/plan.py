@@ -158,6 +158,7 @@ def print_geometry(made: Plan) -> None:
         "rounds of sampling": range_text(made.usual.rounds, longest),
         "samples scored per step": range_text(made.usual.scored, None if made.most is None else made.most.scored),
         **({"sizes of pictures": sizes_text(made.usual.drawn)} if len(made.usual.drawn) > 1 else {}),
+        **({"largest step": f"{sizes_text(made.heaviest)}: memory is counted for it"} if made.heaviest else {}),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
         "parts of an update": f"{update.parts / made.usual.updates:g} of at most {counted_size(config)} "

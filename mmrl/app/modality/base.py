@@ -131,11 +131,14 @@ class Modality(Protocol[Settings, Model]):
         """
         ...
 
-    def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str) -> Algorithm:
+    def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str, prompts: Sequence[Prompt] = ()) -> Algorithm:
         """The algorithm as this run uses it.
 
+        Args:
+            prompts: those that it trains on.
+
         Raises:
-            ValueError: it is not for this kind of policy.
+            ValueError: it is not for this kind of policy, or not for such prompts.
         """
         ...
 

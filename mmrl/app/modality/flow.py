@@ -27,6 +27,7 @@ from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.sizes import own_size
 from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ class FlowModality:
     ) -> None:
         asked = {policy.family.size_of(prompt) for prompt in prompts} or {(policy.config.width, policy.config.height)}
         families = {size: policy.family.at(size) for size in sorted(asked)}
-        refuse_comparison_of_sizes(algorithm, families)
         for plan in (
             *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
             self.eval_sampling(evaluation),
@@ -104,7 +104,9 @@ class FlowModality:
             warn_of_idle_network(policy.family.boundary, [(plan, policy.sigmas(plan)) for plan in plans])
         warn_of_clip_ranges(algorithm, min(math.prod(family.latent_shape) for family in families.values()))
 
-    def adapt_algorithm(self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str) -> Algorithm:
+    def adapt_algorithm(
+        self, algorithm: Algorithm, policy: FlowPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
+    ) -> Algorithm:
         """Lays out a group of the first step, so that a group size that fills no tree is refused here."""
         if algorithm.schedule is None:
             raise ValueError(
@@ -119,6 +121,7 @@ class FlowModality:
         plan = algorithm.schedule.at(0)
         lay_out(plan, [algorithm.group_size], [0])
         check_objective(algorithm, plan, label)
+        refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 
     def look_around(self, policy: FlowPolicyConfig) -> None:

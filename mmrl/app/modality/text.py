@@ -75,7 +75,9 @@ class TextModality:
         """The policy looks at itself while sampling; columns that would have to be settings are named here."""
         warn_of_columns(prompts, IDLE_COLUMNS)
 
-    def adapt_algorithm(self, algorithm: Algorithm, policy: TextPolicyConfig, label: str) -> Algorithm:
+    def adapt_algorithm(
+        self, algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt] = ()
+    ) -> Algorithm:
         if algorithm.schedule is not None:
             raise ValueError(
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "

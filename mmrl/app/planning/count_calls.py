@@ -102,13 +102,14 @@ class CountedRun:
         self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, self.length)
         self.policy = self.dry_run.policy
 
-    def calls(self, worst: bool = False) -> Calls:
+    def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:
         """The calls of the second step: the first one also checks that sampling and training agree.
 
         Args:
             worst: the planner samples as often as it can.
+            prompts: other ones to draw from.
         """
-        trainer, rewards = self.trainer(worst)
+        trainer, rewards = self.trainer(worst, prompts)
         self.dry_run.log.clear()
         with silence():
             trainer.step()
@@ -122,7 +123,7 @@ class CountedRun:
         log, rounds = self.dry_run.log, int(metrics["rollout/rounds"])
         return Calls(log.counts, rounds, rewards[0].scored, trained, self.algorithm.updates, log.drawn)
 
-    def trainer(self, worst: bool) -> tuple[Trainer, list[StandIn]]:
+    def trainer(self, worst: bool, prompts: Sequence[Prompt] | None = None) -> tuple[Trainer, list[StandIn]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""
         stand_ins = [StandIn() for _ in self.config.reward]
         rewards = [
@@ -130,7 +131,7 @@ class CountedRun:
         ]
         size = counted_size(self.config)
         settings = replace(self.config, micro_batch=size, prompts_per_step=self.config.prompts_per_step // self.processes)
-        sampler = Shuffled(self.prompts, self.config.seed)
+        sampler = Shuffled(self.prompts if prompts is None else prompts, self.config.seed)
         # with one process's share of the prompts there may be fewer units than minibatches, of which all have at least one here
         minibatches = min(self.algorithm.minibatches, self.algorithm.units(settings.prompts_per_step))
         algorithm = replace(self.algorithm, minibatches=minibatches)

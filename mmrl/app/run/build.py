@@ -99,8 +99,8 @@ def build(
     looked_at = [*firsts, *(held_out or ())]
     modality.check_prompts(config.policy, looked_at)
     if isinstance(planner := config.algorithm.algorithm.planner, ChecksPrompts):
-        planner.check_prompts(first_prompts(train_prompts))
-    algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
+        planner.check_prompts(firsts)
+    algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)

@@ -6,8 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, check_ranges
-from mmrl.flow.dynamics.base import Gaussian, at_least_float32
-from mmrl.flow.path import data_of, like_batch, noise_of
+from mmrl.flow.dynamics.base import Gaussian, at_least_float32, renewal
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,5 @@ class DDIM:
         self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
     ) -> Gaussian:
         x = at_least_float32(x)
-        v, sigmas = v.to(x), sigmas.to(x)
-        std, sigma, sigma_next = self.deviation(sigmas, index), sigmas[index], sigmas[index + 1]
-        left = like_batch((sigma_next**2 - std**2).clamp(min=0).sqrt(), x)
-        mean = (1 - like_batch(sigma_next, x)) * data_of(x, v, sigma) + left * noise_of(x, v, sigma)
-        return Gaussian(mean, std)
+        std = self.deviation(sigmas.to(x), index)
+        return Gaussian(renewal(x, v.to(x), sigmas.to(x), index, std), std)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmrl.core.types import Request
+from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import SOURCE, kind_of
@@ -276,6 +276,12 @@ class FlowDryRun:
         """The transformer that trains, and what it is built on, without weights."""
         return self.policy.net.transformer
 
+    def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+        """The first so many prompts by pixels of their pictures; none where all have one size."""
+        sizes = [self.family.size_of(prompt) for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda i: math.prod(sizes[i]), reverse=True)
+        return [prompts[i] for i in order[:count]] if len(set(sizes)) > 1 else ()
+
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
         config = self.policy.config
@@ -296,7 +302,10 @@ class FlowDryRun:
         with torch.no_grad():
             dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
             latents = max(
-                (self._decode_batch(size, dtype) for size in self.log.drawn or [(config.width, config.height)]),
+                (
+                    self._decode_batch(size, dtype)
+                    for size in {size for _, size in asked.largest} or {(config.width, config.height)}
+                ),
                 key=torch.numel,
             )
             found["decode"] = peak_bytes(partial(self.family.decode, latents))

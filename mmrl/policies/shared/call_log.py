@@ -1,6 +1,6 @@
 """A record of the work that a dry run is asked to do: how often each phase of a step calls the network, and on how much."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Never, Protocol, runtime_checkable
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmrl.core.protocols import Hypothesis, Policy
-from mmrl.core.types import Rollouts
+from mmrl.core.types import Prompt, Rollouts
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 PHASES = ("rollout", "read", "update")
@@ -94,6 +94,10 @@ class DryRun(Protocol):
     @property
     def network(self) -> nn.Module:
         """The network that trains, and what it is built on, without weights."""
+        ...
+
+    def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+        """So many prompts whose samples take the most memory; none where that cannot be told, or they are alike."""
         ...
 
     def beside(self) -> Mapping[str, int]:

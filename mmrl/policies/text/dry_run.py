@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.protocols import View
+from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
@@ -179,6 +180,10 @@ class TextDryRun:
     def network(self) -> nn.Module:
         """The model that trains, and what it is built on, without weights."""
         return self.policy.net.model
+
+    def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+        """None: prompts are counted as they come."""
+        return ()
 
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks: there are none."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.app.commands.plan import draw_up, print_geometry
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.modality.flow_checks import refuse_comparison_of_sizes, refuse_sizes
+from mmrl.app.modality.flow_checks import refuse_sizes
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
@@ -95,6 +93,25 @@ def test_a_plan_counts_every_size(make: Make, tmp_path: Path, capsys: pytest.Cap
     assert made.memory.host["latents of a step's rollouts"] * 3 == same.memory.host["latents of a step's rollouts"] * (1 + 2 + 4)
 
 
+def test_a_plans_memory_is_that_of_the_largest_prompts(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Though neither step that is counted meets them: only the first 32 rows are looked at, and the largest stand last."""
+    small: list[dict[str, object]] = [{"prompt": f"fox {i}"} for i in range(40)]
+    large: list[dict[str, object]] = [{"prompt": f"dog {i}", "width": 64, "height": 32 * (1 + i)} for i in range(2)]
+    words = ("evaluation.num_prompts=0", "policy.decode_rows=1")
+    few, made, alone = (
+        draw_up(mixed(make, tmp_path, *words, *more, rows=rows))
+        for rows, more in ((small, ()), ([*small, *large], ()), ([large[1]] * 3, ()))
+    )
+    assert few.usual.drawn == made.usual.drawn == {(16, 16): 12} and not few.heaviest and not alone.heaviest
+    assert made.heaviest == {(64, 64): 4, (64, 32): 4, (16, 16): 4}
+    assert made.usual.counts == few.usual.counts
+    assert made.memory.host["decoded samples"] == 4 * 3 * (64 * 64 + 64 * 32 + 16 * 16)
+    assert made.memory.phases["decode"] == alone.memory.phases["decode"] > 3 * few.memory.phases["decode"]
+    print_geometry(made)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "largest step 16 x 16 (4 samples), 64 x 32 (4 samples), 64 x 64 (4 samples): memory is counted for it" in said
+
+
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """No weights may be loaded."""
@@ -156,16 +173,24 @@ def test_several_bad_rows_are_counted():
         refuse_sizes(prompts, None)
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make: Make, tmp_path: Path):
-    resolved = mixed(make, tmp_path, preset="grpo_guard")
-    algorithm = resolved.config.algorithm.algorithm
-    refuse_comparison_of_sizes(algorithm, [(16, 16), (32, 16)])
-    whole = replace(algorithm, objective=((1.0, RatioNorm(bias="batch")),))
-    refuse_comparison_of_sizes(whole, [(16, 16)])
-    with pytest.raises(
-        ValueError, match=r"compares latents \(mean, sampled_mean\) .* drawn at 16 x 16, 32 x 16 pixels: draw all"
-    ):
-        refuse_comparison_of_sizes(whole, [(32, 16), (16, 16)])
+    """By `mmrl train` and by `mmrl plan`, before weights load; sizes of held-out prompts are never compared."""
+    one = [{"prompt": text, "width": 16, "height": 16} for text in ("a red fox", "two dogs", "hi")]
+    words = ("algorithm.objective.0.bias=batch", "algorithm.minibatches=1")
+    for rows, more in ((ROWS, words), (one[:2] + ROWS[2:], words)):
+        for refused in (build, draw_up):
+            with pytest.raises(
+                ValueError, match=r"compares latents \(mean, sampled_mean\) .* drawn at 16 x 16, .*32 pixels: draw all"
+            ):
+                refused(mixed(make, tmp_path, *more, rows=rows, preset="grpo_guard"))
+    for rows, more in ((ROWS, words[1:]), (one, words)):
+        assert draw_up(mixed(make, tmp_path, *more, rows=rows, preset="grpo_guard")).usual.updates
+    held_out = mixed(make, tmp_path, *words, rows=one, preset="grpo_guard")
+    (tmp_path / "other").mkdir()
+    held_out.table.set(("evaluation", "data"), {"use": "prompts", "path": lines_of(ROWS, tmp_path / "other")}, "test")
+    with pytest.raises(pytest.fail.Exception, match="weights were loaded"):
+        build(configs.resolve(held_out.table))
 
 
 @pytest.mark.parametrize(

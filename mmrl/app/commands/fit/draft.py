@@ -1,6 +1,6 @@
 """The plan of a run: one step counted and its memory estimated, with a network that has no weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mmrl.app.config.plug_ins import read_plug_ins
@@ -29,6 +29,9 @@ class Plan:
     readings: Sequence[str]
     """What is read before the first update."""
     rewards: RewardMemory = field(default_factory=RewardMemory)
+    heaviest: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """Width and height of pictures -> samples, in a step of the largest prompts, which the memory is for; empty where prompts
+    are alike."""
 
     @property
     def is_text(self) -> bool:
@@ -83,12 +86,15 @@ class Draft:
         config = with_local_model(resolved.config)
         kind = modality_of(config.policy)
         kind.check_prompts(config.policy, self.prompts)
-        algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label)
-        few = self.prompts[: max(FEWEST, 2 * config.prompts_per_step // self.processes)]
+        algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, self.prompts)
+        share = config.prompts_per_step // self.processes
+        few = self.prompts[: max(FEWEST, 2 * share)]
         counted = CountedRun(config, algorithm, few, self.processes, self.length)
         usual = counted.calls()
+        largest = counted.dry_run.largest_of(self.prompts, share)
+        heaviest = counted.calls(prompts=largest).drawn if largest else {}
         memory = add_rewards(estimate(counted.dry_run, config, self.processes), self.rewards)
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
-        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards)
+        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, heaviest)
