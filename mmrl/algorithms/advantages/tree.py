@@ -115,7 +115,7 @@ def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
 
 def first_of(names: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
     """The first row of the same name, for every row."""
-    found, place = names.unique(dim=0, return_inverse=True)
+    found, place, _ = torch.unique_dim(names, 0, return_inverse=True)
     rows = torch.arange(len(names))
     return rows.new_zeros(len(found)).scatter_reduce(0, place, rows, "amin", include_self=False)[place]
 
