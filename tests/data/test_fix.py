@@ -193,4 +193,5 @@ def test_no_habit_is_read_into_boxes_that_fit_no_spelling(boxes, sentence):
     habits = BoxHabits()
     for box in boxes:
         habits.add([float(side) for side in box], (64, 48))
-    assert (sentence is None and habits.suspicion is None) or sentence in habits.suspicion
+    said = habits.suspicion or "nothing"
+    assert said.startswith(sentence or "nothing")
