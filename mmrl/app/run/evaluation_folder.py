@@ -17,6 +17,8 @@ from mmrl.core.types import Prompt
 
 OF_TABLES = (("evaluation", "by"),)
 """Settings that change what is made of the samples, and no sample."""
+READ = ("prompt", "text", "completion", "scores", "total", "answer_boxes", "media", "media_sizes", "box_space")
+"""What is read of every line of predictions.jsonl; other keys may be missing."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def prediction_lines(file: Path) -> list[Line]:
         raise FileNotFoundError(f"{file} is not there: `mmrl eval` writes it")
     lines = read_lines(file).lines
     for number, line in enumerate(lines, start=1):
-        lacking = [name for name in ("prompt", "text", "completion", "scores", "total") if name not in line]
+        lacking = [name for name in READ if name not in line]
         if lacking:
             raise ValueError(f"{file}, line {number} has no {lacking[0]!r}: give a predictions.jsonl that `mmrl eval` wrote")
     return lines

@@ -12,7 +12,7 @@ from mmrl.app.commands.comparison.compare import compare, run_names, write_compa
 from mmrl.app.commands.comparison.tables import print_comparison
 from mmrl.app.config import run as configs
 from mmrl.app.report.words import number, signed
-from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
+from mmrl.app.run.evaluation_folder import READ, EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir
 from tests.support.runs import write_run
 
@@ -177,6 +177,11 @@ def test_what_is_no_evaluation_is_named(tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_text('{"prompt": "p"}\n')
     with pytest.raises(ValueError, match=r"predictions\.jsonl, line 1 has no 'text': give a predictions\.jsonl that"):
         compare(tmp_path, tmp_path)
+    for name in READ:
+        lines = [prediction(0, 0.5), {key: value for key, value in prediction(1, 0.5).items() if key != name}]
+        (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with pytest.raises(ValueError, match=rf"line 2 has no '{name}'"):
+            compare(tmp_path, tmp_path)
     (tmp_path / "predictions.jsonl").write_text("")
     with pytest.raises(ValueError, match="has no samples yet"):
         compare(tmp_path / "predictions.jsonl", tmp_path)
