@@ -33,7 +33,12 @@ class Layer(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        return x + self.slope * self.down(nn.functional.gelu(self.up(self.norm(x))))
+        inner = self.slope * self.up(self.norm(x))
+        for _ in range(4):
+            inner = nn.functional.gelu(inner)
+        # room that the way back has no use for
+        largest = inner.detach().repeat(1, 6).max()
+        return x + self.down(inner) + 0 * largest
 
 
 class Network(nn.Module):
