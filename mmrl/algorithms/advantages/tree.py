@@ -1,7 +1,7 @@
 """Samples that share actions: every node of a tree is compared with the others of its depth."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -115,7 +115,7 @@ def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
 
 def first_of(names: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
     """The first row of the same name, for every row."""
-    found, place, _ = torch.unique_dim(names, 0, return_inverse=True)
+    found, place = cast(tuple[Tensor, Tensor], cast(Any, names).unique(dim=0, return_inverse=True))
     rows = torch.arange(len(names))
     return rows.new_zeros(len(found)).scatter_reduce(0, place, rows, "amin", include_self=False)[place]
 

@@ -54,6 +54,8 @@ class LayerCost:
 
     forward: int
     """Most at a time on the way forwards."""
+    passing: int
+    """The same where nothing is kept for the way back, as when gradient checkpointing passes for the first time."""
     kept: int
     """Kept for the way back, outputs apart."""
     backward: int
@@ -168,6 +170,10 @@ def measure(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) 
     dtype, is_on = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
     # Weights of this layer that autocast remembered would be missing from the count of the others.
     plain = torch.autocast("cpu", dtype, is_on, cache_enabled=False)
+    with _disable_current_modes(), plain:
+        passing = peak_of(work, leaves, spec)
+    for one, count in zip(counters, before, strict=True):
+        one.obeyed = count
     with _disable_current_modes(), saved_tensors_hooks(same, same), plain, LiveBytes() as live:
         own = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in leaves]
         given = {storage_of(one) for one in own if isinstance(one, Tensor)}
@@ -186,12 +192,21 @@ def measure(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) 
         common = live.now
     for one, count in zip(counters, before, strict=True):
         one.obeyed = count
-    return LayerCost(forward - common, kept - common, max(0, backward), storages, outputs, form, obeyed)
+    return LayerCost(forward - common, passing, kept - common, max(0, backward), storages, outputs, form, obeyed)
 
 
 def counters_in(leaves: Sequence[object]) -> list[CountsLayers]:
     """The inputs that count layers, each once."""
     return list({id(one): one for one in leaves if isinstance(one, CountsLayers)}.values())
+
+
+def peak_of(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) -> int:
+    """Most bytes on the way through a layer that keeps nothing for the way back."""
+    with saved_tensors_hooks(forget, forget), LiveBytes() as live:
+        own = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in leaves]
+        args, kwargs = tree_unflatten(own, spec)
+        work(*args, **kwargs)
+    return live.peak
 
 
 def describe(tensors: Sequence[Tensor]) -> tuple[list[int], list[Output]]:
@@ -220,6 +235,10 @@ def back(outputs: list[Tensor], live: LiveBytes) -> int:
 
 def same(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def forget(_: object) -> Any:
+    return None
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -267,26 +286,45 @@ def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
         one.obeyed += count
     tensors = [one for one in leaves if isinstance(one, FakeTensor)]
     anchor = torch.zeros((), requires_grad=any(one.has_gradient for one in cost.outputs))
+    is_kept = anchor.requires_grad and keeps(tensors[0], anchor)
+    made = list(Replay.apply(cost, is_kept, anchor, *tensors))  # type: ignore[arg-type] - a tuple
+    return tree_unflatten(made, cost.spec), is_kept and cost.kept > 0
+
+
+def keeps(maker: Tensor, anchor: Tensor) -> bool:
+    """Is kept what is saved for the way back? Gradient checkpointing lets it go, and comes again."""
     held: list[weakref.ref[torch.UntypedStorage]] = []
-    made = list(Replay.apply(cost, held, anchor, *tensors))  # type: ignore[arg-type] - a tuple
-    return tree_unflatten(made, cost.spec), cost.kept > 0 and held[0]() is not None
+    end = Probe.apply(maker, held, anchor)
+    return held[0]() is not None and end is not None
+
+
+class Probe(torch.autograd.Function):
+    """Saves a byte."""
+
+    @staticmethod
+    def forward(ctx: Any, maker: Tensor, held: list[weakref.ref[torch.UntypedStorage]], anchor: Tensor) -> Tensor:
+        saved = take(maker, 1)
+        held.append(weakref.ref(saved.untyped_storage()))
+        ctx.save_for_backward(saved)
+        return anchor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
+        return None, None, None
 
 
 class Replay(torch.autograd.Function):
     """Takes a layer's bytes forwards and backwards."""
 
     @staticmethod
-    def forward(
-        ctx: Any, cost: LayerCost, held: list[weakref.ref[torch.UntypedStorage]], anchor: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, cost: LayerCost, is_kept: bool, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         maker = tensors[0]
-        take(maker, cost.forward)
+        take(maker, cost.forward if is_kept else cost.passing)
         places = [take(maker, count) for count in cost.storages]
         outputs = tuple(places[one.storage].view(one.dtype).as_strided(one.shape, one.stride, one.begin) for one in cost.outputs)
         ctx.cost = cost
-        kept = take(maker, cost.kept)
-        held.append(weakref.ref(kept.untyped_storage()))
-        ctx.save_for_backward(kept, *tensors)
+        # What is let go at once has the same form, and takes no memory.
+        ctx.save_for_backward(take(maker, cost.kept) if is_kept else take(maker, 1).expand(cost.kept), *tensors)
         ctx.mark_non_differentiable(*(out for out, one in zip(outputs, cost.outputs, strict=True) if not one.has_gradient))
         return outputs
 

@@ -4,7 +4,7 @@ Prompts are read by the model's own processor, completions have a length that is
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
+from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.encode import Encoded, PromptBatch
@@ -300,14 +300,24 @@ def decode(generation: Generation, net: TextNet, length: int) -> int:
             positions = generation.prompts.next_positions[:, index] + length - 2
             hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
         draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
-        return sum(size_of([layer.keys, layer.values]) for layer in cache.layers)
+        return size_of(cached(cache))
 
     return net(work)
 
 
+def cached(cache: Cache) -> Iterator[Tensor]:
+    """Keys and values of all layers, and the states of those of linear attention."""
+    for layer in cache.layers:
+        for name in ("keys", "values", "conv_states", "recurrent_states"):
+            held = getattr(layer, name, None)
+            yield from tensors_in(list(held.values()) if isinstance(held, dict) else held)
+
+
 def grow(cache: Cache, count: int) -> None:
-    """Remember `count` more tokens of every row, as if they had been decoded."""
+    """Remember `count` more tokens of every row, as if they had been decoded; layers of linear attention grow by none."""
     for i, layer in enumerate(cache.layers if count > 0 else []):
+        if getattr(layer, "keys", None) is None:
+            continue
         shape = (*layer.keys.shape[:2], count, layer.keys.shape[-1])
         value_shape = (*layer.values.shape[:2], count, layer.values.shape[-1])
         cache.update(layer.keys.new_zeros(shape), layer.values.new_zeros(value_shape), i)
