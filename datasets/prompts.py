@@ -83,13 +83,17 @@ def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"data file {file} is no text in UTF-8: {error}") from None
+        raise ValueError(f"data file {file} is no text in UTF-8 ({error}): save it as UTF-8") from None
 
 
 def _prompt(row: Row, column: str) -> Prompt:
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"column {column} is {text!r}: it must hold the text of the prompt")
+        there = ", ".join(map(str, row.values)) or "no columns"
+        raise ValueError(
+            f"column {column} is {'missing' if text is None else repr(text)[:80]}, and must hold the text of the prompt (the row "
+            f"has {there}): name another with column = NAME"
+        )
     columns = {name: value for name, value in row.values.items() if name not in (column, "id")}
     columns[FILE_ROW] = row.place
     return Prompt(str(row.values.get("id", row.number)), text, answer=row.values.get("answer"), columns=columns)

@@ -19,6 +19,7 @@ BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
 _MOST = 1e300
 """Numbers beyond are no coordinates; whole numbers of JSON may have thousands of digits."""
+WRITTEN = "write [10, 20, 200, 180], numbers in brackets and no text"
 _USUAL_NAMES = {
     "image": ("image", "images"),
     "question": ("question",),
@@ -140,7 +141,7 @@ class Layout:
         single = _is_single(found)
         items = [found] if single else found
         if not isinstance(items, list | tuple):
-            raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {found!r}")
+            raise ValueError(f"column {self._name(row, 'box')!r} must be a list of boxes, not {str(found)[:80]!r}: {WRITTEN}")
         seen = MediaSize(*size, *size)
         boxes = tuple(self._box(item, space, seen) for item in cast(Sequence[object], items))
         for box in boxes:
@@ -151,7 +152,7 @@ class Layout:
         label = cast(dict[str, object], item).get("label") if isinstance(item, dict) else None
         sides = _sides(item)
         if sides is None:
-            raise ValueError(f"a box must be four numbers, not {item!r}")
+            raise ValueError(f"a box must be four numbers, not {str(item)[:80]}: {WRITTEN}")
         x1, y1, x2, y2 = sides
         corners = (x1, y1, x1 + x2, y1 + y2)
         if self.box_format == "xywh":

@@ -58,6 +58,7 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
         raise FileNotFoundError(f"data file {path} does not exist")
     match path.suffix.lower():
         case ".jsonl":
+            refuse_wide_text(path)
             yield from _read_jsonl(path, report)
         case ".json":
             yield from _read_json(path, report)
@@ -65,6 +66,17 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             yield from _read_parquet(path)
         case suffix:
             raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json or .parquet file")
+
+
+def refuse_wide_text(path: Path) -> None:
+    """Raise ValueError for a text in UTF-16 or UTF-32, as some editors of Windows save it."""
+    with path.open("rb") as file:
+        first = file.read(4)
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(first) > 1 and 0 in first[:2]):
+        raise ValueError(
+            f"data file {path} is text in UTF-16 or UTF-32, and lines are read as UTF-8: save it as UTF-8 in the editor, or run "
+            f"iconv -f UTF-16 -t UTF-8 {path.name} > new{path.suffix}"
+        )
 
 
 def import_hf_datasets() -> ModuleType:
@@ -151,7 +163,8 @@ def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
             with report.collecting(place):
                 values = _parse_json(line.removeprefix(b"\xef\xbb\xbf"))
                 if not isinstance(values, dict):
-                    raise ValueError(f"a line must be one JSON object, not {type(values).__name__}")
+                    whole = ": call a file that is one JSON list .json" if isinstance(values, list) else ""
+                    raise ValueError(f"a line must be one JSON object, not {type(values).__name__}{whole}")
             if isinstance(values, dict):
                 yield Row(values, path.name, number)
             else:

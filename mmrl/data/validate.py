@@ -25,6 +25,8 @@ _TOKENS = re.compile(
     r"<\|[^\s|<>]{1,40}\|>|<(?:image_soft_token|start_of_image|end_of_image|IMG_CONTEXT|fake_token_around_image|global-img)>"
 )
 """Special tokens as models spell them: `<|image_pad|>`, `<|im_end|>`, `<start_of_image>`."""
+_LOST = re.compile(r"picture .* does not exist")
+ELSEWHERE = "none of the pictures is there: their paths start at the file's folder unless image_root = FOLDER says otherwise"
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
 Measured = tuple[Sequence[tuple[int, int]], Sequence[float]]
@@ -126,7 +128,12 @@ class Report:
         """Raise ValueError that lists the first problems, if there are any; an empty data set is one."""
         self.note_if_empty()
         if not self.ok:
-            raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}")
+            raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}{self._remedy()}")
+
+    def _remedy(self) -> str:
+        """A remedy for all rows together: where none of the pictures is found, their folder is another."""
+        is_lost = self.num_rows == self.num_problems and all(_LOST.fullmatch(problem.text) for problem in self.problems)
+        return f"\n  {ELSEWHERE}" if is_lost else ""
 
 
 def check(

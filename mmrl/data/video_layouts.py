@@ -246,4 +246,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data file {path} is no text in UTF-8: {error}") from None
+        raise ValueError(f"data file {path} is no text in UTF-8 ({error}): save it as UTF-8") from None

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.cli.program import refuse_one_dash
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,6 +57,13 @@ def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):
     done = mmrl("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
     assert 'pip install "mmrl[report]"' in done.stderr
+
+
+def test_an_option_with_one_dash_is_told_so(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as left:
+        refuse_one_dash(["train", "-task", "grounding"])
+    assert left.value.code == 2 and "mmrl: -task begins with one dash: write --task" in capsys.readouterr().err
+    refuse_one_dash(["engine", "-y", "--task", "qa", "lr=-1", "-1", "--", "-task"])
 
 
 def test_help_shows_every_command_in_its_panel():

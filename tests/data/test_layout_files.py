@@ -251,3 +251,65 @@ def test_broken_tables_are_named(tmp_path):
         file.unlink()
     with pytest.raises(ValueError, match="has none of the layouts that are known"):
         guess(tmp_path / "table")
+
+
+@pytest.mark.parametrize(
+    ("data_set", "row", "words"),
+    [
+        (
+            "qa_jsonl",
+            {"image": "a.png", "question": "?", "box": [1, 2, 3, 4]},
+            r"read as boxes .*\(--task grounding\) and not for qa_jsonl",
+        ),
+        ("grounding_jsonl", {"question": "1 + 1?", "answer": 2}, r"read as questions .*\(--task qa\) .*columns\.box = NAME"),
+        ("grounding_jsonl", {"prompt": "a red fox"}, r"read as prompts .*data for prompts and not for grounding_jsonl"),
+    ],
+)
+def test_data_of_another_task_is_refused_in_one_sentence(data_set, row, words, tmp_path, a_png):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row))
+    with pytest.raises(ValueError, match=words):
+        load(data_set, "datasets")(tmp_path / "rows.jsonl")
+
+
+def test_questions_without_boxes_and_answers_are_told_what_they_lack(tmp_path, a_png):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "a.png", "question": "?", "bounds": [1, 2, 3, 4]}))
+    with pytest.raises(
+        ValueError, match=r"neither boxes nor answers that are called so \(bounds, image, question\): .*columns\.box=NAME"
+    ):
+        guess(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
+def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding, tmp_path, a_png):
+    row = {"image": "a.png", "question": "?", "box": [1, 2, 30, 40]}
+    (tmp_path / "wide.jsonl").write_text(json.dumps(row), encoding=encoding)
+    with pytest.raises(
+        ValueError, match=r"wide\.jsonl is text in UTF-16 or UTF-32.*: save it as UTF-8 in the editor, or run iconv"
+    ):
+        load("grounding_jsonl", "datasets")(tmp_path / "wide.jsonl")
+    (tmp_path / "narrow.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
+    assert len(load("grounding_jsonl", "datasets")(tmp_path / "narrow.jsonl")) == 1
+    (tmp_path / "wide.txt").write_text("a fox", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"wide\.txt is no text in UTF-8 .*: save it as UTF-8"):
+        load("prompts", "datasets")(tmp_path / "wide.txt")
+
+
+def test_lost_pictures_are_told_where_paths_start_once(tmp_path, a_png):
+    row = {"image": "x.png", "question": "?", "box": [1, 2, 30, 40]}
+    lost = "\n".join(json.dumps(row | {"image": f"{i}.png"}) for i in range(3))
+    (tmp_path / "rows.jsonl").write_text(lost)
+    with pytest.raises(
+        ValueError, match="none of the pictures is there: their paths start at the file's folder unless image_root"
+    ):
+        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text(f"{lost}\n{json.dumps(row | {'image': 'a.png'})}")
+    with pytest.raises(ValueError) as found:
+        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
+    assert "none of the pictures" not in str(found.value)
+
+
+@pytest.mark.parametrize("box", ["1,2,30,40", ["1", "2", "30", "40"], "[1, 2, 30, 40]"])
+def test_boxes_in_quotes_are_told_how_to_be_written(box, tmp_path, a_png):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "a.png", "question": "?", "box": box}))
+    with pytest.raises(ValueError, match=r"write \[10, 20, 200, 180\], numbers in brackets and no text"):
+        load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")

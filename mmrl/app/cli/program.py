@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,6 +66,7 @@ def main() -> None:
         os.environ[TRACEBACK] = "1"
     print_loading()
     hush_libraries()
+    refuse_one_dash(sys.argv[1:])
     if sys.stderr.isatty() and WITH_MODELS & {*sys.argv[1:2]}:
         start.begin()
     try:
@@ -73,6 +76,16 @@ def main() -> None:
             leave_loudly(error)
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
         sys.exit(2)
+
+
+def refuse_one_dash(words: Sequence[str]) -> None:
+    """Say so where a dash is missing before an option, for no option is a single letter."""
+    for word in words:
+        if word == "--":
+            return
+        if re.fullmatch(r"-[a-z][a-z-]+(=.*)?", word):
+            typer.secho(f"mmrl: {printable(word)} begins with one dash: write -{printable(word)}", fg=typer.colors.RED, err=True)
+            sys.exit(2)
 
 
 def print_loading() -> None:

@@ -117,8 +117,9 @@ def fit_task(given: TrainArguments) -> Resolved:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     device = target_device(given.card, here)
+    resolved = given.resolve()
     with waiting(f"counting what fits {device.name}"):
-        fit = fit_to(given.resolve(), device, world)
+        fit = fit_to(resolved, device, world)
     if os.environ.get("RANK", "0") == "0":
         console.print("\n".join(fit_lines(fit)), highlight=False, markup=False, soft_wrap=True)
     return fit.resolved

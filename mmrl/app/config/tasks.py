@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import PolicyConfig
-from mmrl.app.plugins.resolve import listing
+from mmrl.app.plugins.resolve import listing, locate
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.layouts.guess import guess
@@ -198,9 +198,12 @@ def parse_reward(text: str) -> Values:
     """`iou`, `iou=0.5` or `./mine.py:short=0.2` as a [[reward]] table.
 
     Raises:
-        ValueError: the weight is no number.
+        ValueError: no reward is called so, or the weight is no number.
     """
     use, equals, weight = text.partition("=")
+    if not set(use) & set(":/."):
+        # a slip in a shipped name is told before data and model are looked at
+        locate(use, "rewards")
     if not equals:
         return {"use": use}
     try:

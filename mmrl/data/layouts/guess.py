@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from mmrl.data.layouts.base import DataLayout, FileLayout, Look
+from mmrl.data.layouts.base import ANSWERS, BOX, DataLayout, FileLayout, Look
 from mmrl.data.layouts.coco import COCO
 from mmrl.data.layouts.files import look_at
 from mmrl.data.layouts.llava import LLAVA
@@ -103,6 +103,11 @@ def choose(look: Look, among: Collection[str] = LAYOUTS) -> DataLayout:
         )
     if not fitting:
         there = ", ".join(sorted(map(str, look.columns or look.keys))[:12]) or "no rows"
+        if look.has("question") and not look.has_one(*BOX, *ANSWERS):
+            raise UnknownLayoutError(
+                f"{look.path} has questions, and neither boxes nor answers that are called so ({there}): name that column, as in "
+                "columns.box=NAME or columns.answer=NAME"
+            )
         raise UnknownLayoutError(
             f"{look.path} has none of the layouts that are known ({there}): call its columns by our names, as in "
             f"columns.question=NAME, or say its layout with --as, one of {', '.join(LAYOUTS)}"

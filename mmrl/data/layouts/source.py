@@ -25,6 +25,9 @@ NAMES = {
     for data_set in OWN
 }
 """Data set -> the layouts that it can read."""
+TASK_OF = {BOXES: "grounding", QUESTIONS: "qa"}
+NEEDED = {BOXES: "box", QUESTIONS: "answer"}
+"""Data set -> the column without which its files look like another's."""
 TURNS = ("conversations", "messages", "prompt")
 EVERYWHERE = (*TURNS, "problem", "question", *ANSWERS)
 """Columns that no row leaves out; pictures, options or splits may begin later in a file."""
@@ -136,6 +139,8 @@ def open_source(
         look = look_at(file, columns, split)
         fitting = candidates(look, NAMES[data_set])
         layout: DataLayout = own if own in fitting or not fitting else choose(look, NAMES[data_set])
+        if not fitting:
+            _refuse_other_data(look, data_set)
         if not fitting and file.is_dir() and not look.rows:
             raise ValueError(
                 f"{file} is a folder: give `split`, to read <split>.jsonl, or a file (or data of Hugging Face, pictures with "
@@ -151,6 +156,19 @@ def open_source(
     guessed = Guess(layout.name, data_set, layout.summary, name is None)
     in_folder = file.is_dir() and not isinstance(layout, FileLayout) and split is not None and not _is_flat(file)
     return Source(file, layout, guessed, columns, split if in_folder else None, None if in_folder else rows_split, each)
+
+
+def _refuse_other_data(look: Look, data_set: str) -> None:
+    """Raise ValueError for a file that has none of the data set's layouts and one that another data set reads."""
+    others = [layout for layout in candidates(look) if layout.name not in NAMES[data_set]]
+    if others:
+        reader = others[0].data_set(look)
+        task = f" (--task {TASK_OF[reader]})" if reader in TASK_OF else ""
+        raise ValueError(
+            f"{look.path} is read as {others[0].name} ({others[0].summary}): that is data for {reader}{task} and not for "
+            f"{data_set}, which reads {OWN[data_set].summary}; use {reader}, or name the columns, as in "
+            f"columns.{NEEDED[data_set]} = NAME"
+        )
 
 
 def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, columns: Mapping[str, str]) -> Source:

@@ -108,14 +108,25 @@ def load_weights(model: str, model_config: object, **settings: object) -> nn.Mod
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
 
 
+def refuse_no_model(folder: Path, name: str) -> None:
+    """Raise FileNotFoundError for a path that leads nowhere, or to a folder without a model's config.json."""
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(
+                f"policy.model: the folder {name!r} holds no config.json: give the folder of a model as transformers saves it, "
+                "with its weights and processor"
+            )
+    elif name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
+
+
 def load_config(config: TextPolicyConfig) -> Any:
     """The model's own config, after checking that it is one of a model that writes."""
+    name = config.model
+    refuse_no_model(Path(name).expanduser(), name)
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    name = config.model
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
     if config.trust_remote_code:
         log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
     check_hub(name)
