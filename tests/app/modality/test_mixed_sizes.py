@@ -176,21 +176,18 @@ def test_several_bad_rows_are_counted():
 @pytest.mark.usefixtures("no_weights")
 def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make: Make, tmp_path: Path):
     """By `mmrl train` and by `mmrl plan`, before weights load; sizes of held-out prompts are never compared."""
-    one = [{"prompt": text, "width": 16, "height": 16} for text in ("a red fox", "two dogs", "hi")]
-    words = ("algorithm.objective.0.bias=batch", "algorithm.minibatches=1")
-    for rows, more in ((ROWS, words), (one[:2] + ROWS[2:], words)):
-        for refused in (build, draw_up):
-            with pytest.raises(
-                ValueError, match=r"compares latents \(mean, sampled_mean\) .* drawn at 16 x 16, .*32 pixels: draw all"
-            ):
-                refused(mixed(make, tmp_path, *more, rows=rows, preset="grpo_guard"))
-    for rows, more in ((ROWS, words[1:]), (one, words)):
-        assert draw_up(mixed(make, tmp_path, *more, rows=rows, preset="grpo_guard")).usual.updates
-    held_out = mixed(make, tmp_path, *words, rows=one, preset="grpo_guard")
-    (tmp_path / "other").mkdir()
-    held_out.table.set(("evaluation", "data"), {"use": "prompts", "path": lines_of(ROWS, tmp_path / "other")}, "test")
+    words = ("algorithm.objective.0.bias=batch", "algorithm.minibatches=1", "algorithm.epochs=2")
+    sizes = "16 x 16, 32 x 16, 32 x 32"
+    for refused in (build, draw_up):
+        with pytest.raises(ValueError, match=rf"compares latents \(mean, sampled_mean\) .* drawn at {sizes} pixels: draw all"):
+            refused(mixed(make, tmp_path, *words, preset="grpo_guard"))
+    assert draw_up(mixed(make, tmp_path, *words[1:], preset="grpo_guard")).usual.updates
+    resolved = mixed(make, tmp_path, *words, preset="grpo_guard")
+    (tmp_path / "alike").mkdir()
+    alike = lines_of([{"prompt": text, "width": 32, "height": 16} for text in "abc"], tmp_path / "alike")
+    resolved.table.set(("data",), {"use": "prompts", "path": alike}, "test")
     with pytest.raises(pytest.fail.Exception, match="weights were loaded"):
-        build(configs.resolve(held_out.table))
+        build(configs.resolve(resolved.table))
 
 
 @pytest.mark.parametrize(
