@@ -1,7 +1,6 @@
-"""The demo of clips on one seed, shortened: reinforcement on a real Wan class, judged on combinations that nobody trained on."""
+"""The demo of clips made small, with its teaching: RL on a real Wan class, judged on combinations that nobody trained on."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import diffusers
@@ -12,19 +11,38 @@ from mmrl.app.commands.export import export
 from mmrl.data.drawn.gliding import HELD_OUT, Glides
 from mmrl.tiny.clip_generator import WarmStart, warm_start
 
+SIDE = 16
+SMALL = WarmStart(
+    seed=1,
+    # Somewhat cleaner than the demo's clips, so that few steps of imitation are enough.
+    data=Glides(side=SIDE, confused=0.25, flickering=0.3),
+    pool=1536,
+    vae_steps=150,
+    vae_pool=512,
+    steps=1000,
+    lr=2e-3,
+    halvings=2,
+    latents=8,
+    layers=2,
+    heads=4,
+    feed_forward=256,
+    text_width=32,
+)
+"""0.8 M weights."""
+
 
 @pytest.mark.slow
-def test_demo_learns_to_move_unseen_shapes(tmp_path: Path):
-    # Cleaner clips and fewer steps than the demo's; seeds 0 and 1 rose by 0.04 and 0.10 after 30 steps, seed 0 by 0.07 after 40.
-    data = Glides(confused=0.4, flickering=0.3)
-    model = warm_start(replace(WarmStart(data), pool=1024, vae_steps=100, vae_pool=512, steps=700), tmp_path / "model")
-    words = ["steps=40", "evaluate_every=0", "evaluation.num_samples=8", f"policy.model={str(model)!r}"]
-    run = demo.run("t2v", tmp_path / "run", seed=0, overrides=words)
+def test_a_small_demo_learns_to_move_unseen_shapes(tmp_path: Path):
+    # Some 65 CPU seconds; seeds 0, 1 and 2 rose by 0.19, 0.24 and 0.25, `way` by 0.39, 0.43 and 0.43.
+    model = warm_start(SMALL, tmp_path / "model")
+    size = [f"policy.{side}={SIDE}" for side in ("height", "width")]
+    words = ["steps=50", "evaluate_every=0", "evaluation.num_samples=8", "optimizer.lr=2e-3", f"policy.model={str(model)!r}"]
+    run = demo.run("t2v", tmp_path / "run", seed=1, overrides=[*size, *words])
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     before, after = (line for line in lines if "eval/gliding_shapes" in line)
-    assert after["eval/gliding_shapes"] > before["eval/gliding_shapes"] + 0.03
-    assert after["eval/gliding_shapes/way"] > before["eval/gliding_shapes/way"] + 0.05
-    samples = [json.loads(line) for line in run.samples_file("eval", 40).read_text().splitlines()]
+    assert after["eval/gliding_shapes"] > before["eval/gliding_shapes"] + 0.1
+    assert after["eval/gliding_shapes/way"] > before["eval/gliding_shapes/way"] + 0.2
+    samples = [json.loads(line) for line in run.samples_file("eval", 50).read_text().splitlines()]
     assert {sample["text"] for sample in samples} == {glide.caption for glide in HELD_OUT}
     assert all((run.samples / sample["video"]["clip"]).is_file() for sample in samples)
     assert "data:video/mp4;base64," in run.report_file.read_text()
