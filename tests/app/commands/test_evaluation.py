@@ -242,6 +242,13 @@ def test_tables_fit_eighty_columns(whole: EvaluationDir):
     assert all("to" in line or "none: " in line for line in lines if "Mean IoU" in line)
 
 
+def test_every_kind_of_figure_is_told_once(whole: EvaluationDir):
+    lines = [line | {"source": f"set{i % 2}"} for i, line in enumerate(whole.lines())]
+    for by in ([], ["source"], ["split"]):
+        found = [(one.column, one.kind, one.figure) for one in numbers(lines, by)]
+        assert len(found) == len(set(found)) and {"set0", "set1"} == {kind for column, kind, _ in found if column == "source"}
+
+
 def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
     now = [0.0]
     meter = Meter(10, every_s=5.0, clock=lambda: now[0])

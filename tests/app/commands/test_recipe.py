@@ -105,6 +105,8 @@ def test_an_interval_is_of_prompts_drawn_again_kind_by_kind():
     half, same = [0.0, 1.0] * 50, [1.0] * 30
     value, low, high = interval([half, same])
     assert value == pytest.approx(0.75) and 0.65 < low < 0.72 and 0.78 < high < 0.85
+    few = interval([half, [1.0] * 3])
+    assert few[0] == pytest.approx(0.75) and math.isnan(few[1]) and math.isnan(few[2]), "no interval with a kind of three prompts"
     # Wilson's interval of 30 right answers out of 30
     assert interval([same]) == pytest.approx((1.0, 0.8865, 1.0), abs=1e-3)
 

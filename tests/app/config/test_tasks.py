@@ -33,6 +33,9 @@ def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):
     assert data_of("grounding", "parts") == (("grounding_jsonl", whole[0]), ("grounding_jsonl", whole[1]))
     assert data_of("edit", "edits") == (("edits", {"path": "edits", "split": "train"}), None)
     assert data_of("grounding", "boxes.jsonl") == (("grounding_jsonl", {"path": "boxes.jsonl"}), None)
+    Path("train").mkdir()
+    Path("train/boxes.jsonl").touch()
+    assert data_of("grounding", "train/boxes.jsonl")[1] is None, "the name of the file counts, not its folder's"
 
 
 def test_held_out_prompts_that_are_named_come_first(folder: Path):
