@@ -224,6 +224,17 @@ def test_media_that_a_turn_and_a_column_name_are_refused(picture, jsonl):
         load("grounding_jsonl", "datasets")(jsonl({"messages": OPENAI, "images": ["cat.png"]}))
 
 
+def test_a_turn_names_all_of_its_pictures_or_none(picture, jsonl):
+    picture("cat.png")
+    parts = [{"type": "image", "image": "cat.png"}, {"type": "image"}, {"type": "text", "text": "Which is larger?"}]
+    row = {"messages": [{"role": "user", "content": parts}], "answer": "the first"}
+    with pytest.raises(ValueError, match="1 of 2 images in the turn have no source: name all or none"):
+        load("qa_jsonl", "datasets")(jsonl(row))
+    parts[1]["image"] = "cat.png"
+    [prompt] = load("qa_jsonl", "datasets")(jsonl(row))
+    assert len(prompt.media) == 2
+
+
 def test_clips_of_messages(tmp_path, jsonl):
     write_video(tmp_path / "a.mp4", even(8))
     row = {"messages": [{"role": "user", "content": "<video>How many?"}], "videos": ["a.mp4"], "solution": 3}
