@@ -35,7 +35,7 @@ def test_errors_name_file_and_line(dataset, tmp_path):
         dataset("prompts")(tmp_path / "a.jsonl")
     for sentence in (
         "a.jsonl:2: this is not JSON",
-        "a.jsonl:3: column prompt is None",
+        "a.jsonl:3: column prompt is missing, and must hold the text of the prompt (the row has text)",
         "a.jsonl:4: id '1' was used before",
         "a.jsonl:5: column prompt is ' '",
     ):
