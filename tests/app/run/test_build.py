@@ -213,6 +213,13 @@ def test_a_weight_must_be_a_number():
         parse_reward("iou=much")
 
 
+def test_a_slip_in_a_shipped_rewards_name_is_told_before_data_and_model_are_looked_at():
+    with pytest.raises(ValueError, match="no reward is called 'iuo': did you mean 'iou'"):
+        one_line("grounding", "nowhere", "shapes", ["iuo=0.5"], [])
+    for use in ("./later.py", "./later.py:short", "http://127.0.0.1:1/iou", "trl:./theirs.py:right"):
+        assert parse_reward(use) == {"use": use}
+
+
 def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make()
     seeds: list[int] = []
