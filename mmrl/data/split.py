@@ -87,7 +87,8 @@ def split(
             a part that would be empty.
     """
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
-        raise ValueError(f"parts {dict(parts)} must have shares above 0 that add up to 1")
+        said = " ".join(f"{name}={share:g}" for name, share in parts.items()) or "no parts"
+        raise ValueError(f"{said}: parts must have shares above 0 that add up to 1, such as train=0.9 test=0.1")
     for name in parts:
         if name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
             raise ValueError(f"a part is named {name!r}, which cannot be the name of a file: use letters and digits")

@@ -106,6 +106,13 @@ def test_mistakes_are_named_and_write_nothing(many, tmp_path, parts, says):
     assert not (tmp_path / "out").exists()
 
 
+def test_parts_without_a_name_are_told_how_to_be_written(many, tmp_path):
+    with pytest.raises(ValueError, match=r"'0\.9' is no part: write NAME=SHARE for each, such as train=0\.9 test=0\.1"):
+        split_by_shares(many, tmp_path / "out", ["0.9", "0.1"], 0, None)
+    with pytest.raises(ValueError, match=r"train=0\.9 test=0\.2: parts must have shares above 0 that add up to 1"):
+        split_by_shares(many, tmp_path / "out", ["train=0.9", "test=0.2"], 0, None)
+
+
 def test_rows_without_picture_are_named(jsonl, tmp_path):
     with pytest.raises(
         ValueError, match=r"boxes\.jsonl:1: column 'image' must be the path(.|\n)*boxes\.jsonl:2: picture .*gone\.png does"

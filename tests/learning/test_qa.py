@@ -71,7 +71,7 @@ def share_right(folder: Path, kind: str, seed: int, steps: int) -> tuple[float, 
 
 @pytest.mark.slow
 def test_questions_with_options_are_learnt(tmp_path: Path):
-    before, after = share_right(tmp_path, "choice", 0, steps=36)
+    before, after = share_right(tmp_path, "choice", 0, steps=24)
     assert before < 0.2 and after > 0.6
 
 

@@ -210,6 +210,8 @@ def split_by_shares(
     """
     table = Table()
     for share in shares:
+        if "=" not in share:
+            raise ValueError(f"{share!r} is no part: write NAME=SHARE for each, such as train=0.9 test=0.1")
         table.override(share)
     columns = plain(dict[str, str], table.values.pop("columns", {}), ("columns",), table)
     parts = plain(dict[str, float], table.values, (), table)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 from markupsafe import Markup
 
@@ -96,7 +96,7 @@ def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
     steps = [step for step in steps if not step.is_first] or steps
     if not steps:
         return []
-    middle = median(step.seconds for step in steps)
+    middle = median_low(step.seconds for step in steps)
     typical = min(steps, key=lambda step: abs(step.seconds - middle))
     slowest = max(steps, key=lambda step: step.seconds)
     found = [StepLine(f"A typical step ({typical.number}): {seconds(typical.seconds)}", draw(typical), TITLES)]

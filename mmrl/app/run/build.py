@@ -22,6 +22,7 @@ from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.hushed import hushed_saving
 from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
@@ -337,7 +338,8 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
         return note_use(folder)
     partial = folder.with_name(f"{family}.{os.getpid()}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    modality.build_tiny(family, partial)
+    with hushed_saving():
+        modality.build_tiny(family, partial)
     try:
         partial.rename(folder)
     except OSError:

@@ -15,6 +15,7 @@ from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
+from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build, named_reward
@@ -213,6 +214,13 @@ def test_a_weight_must_be_a_number():
         parse_reward("iou=much")
 
 
+def test_a_slip_in_a_shipped_rewards_name_is_told_before_data_and_model_are_looked_at():
+    with pytest.raises(ValueError, match="no reward is called 'iuo': did you mean 'iou'"):
+        one_line("grounding", "nowhere", "shapes", ["iuo=0.5"], [])
+    for use in ("./later.py", "./later.py:short", "http://127.0.0.1:1/iou", "trl:./theirs.py:right"):
+        assert parse_reward(use) == {"use": use}
+
+
 def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make()
     seeds: list[int] = []
@@ -240,6 +248,13 @@ def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
     assert building.tiny_model("tiny:qwen3_vl") == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
     assert not list(folder.parent.glob("*.partial"))
+
+
+def test_a_tiny_model_is_made_without_a_word_of_libraries(make: Make, capfd: pytest.CaptureFixture[str]):
+    make()
+    for name, kind in (("tiny:sd3", "flow"), ("tiny:smolvlm", "text")):
+        building.tiny_model(name, MODALITIES[kind])
+    assert capfd.readouterr().err == ""
 
 
 def test_a_data_set_that_gives_no_prompts_at_all_is_named():

@@ -16,6 +16,7 @@ from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
+from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.templates import answer_template, messages, tags_of
@@ -269,6 +270,12 @@ def test_wrong_models_are_refused(tiny, tmp_path):
         make(str(tmp_path))
     with pytest.raises(ValueError, match=r"remove policy\.min_pixels"):
         make(tiny("internvl"), max_pixels=10_000)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the folder '.*empty' holds no config\.json: give the folder of a model"):
+        (tmp_path / "empty").mkdir()
+        load_config(TextPolicyConfig(str(tmp_path / "empty")))
 
 
 def test_the_plain_model_agrees_after_a_system_prompt_free_round(tiny):
