@@ -165,7 +165,7 @@ def test_show_prints_config_deviations_numbers_and_files(name: str):
     text, recipe = mmrl("show", name), RECIPES[name]
     assert f"arXiv:{recipe.recipe.arxiv}" in text and 'preset = "' in text
     flat = " ".join(text.split())
-    assert all(f"- {one.setting}: " in flat for one in recipe.deviation)
+    assert all(f"- {one.setting}, " in flat for one in recipe.deviation)
     assert all(f"{file.path}: MISSING" in text and file.licence in flat for file in recipe.file)
     assert max(map(len, text.splitlines())) <= 140
 

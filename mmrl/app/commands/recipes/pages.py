@@ -39,8 +39,8 @@ def description(recipe: Recipe) -> Iterator[str]:
     yield textwrap.indent(recipe.config.read_text(encoding="utf-8").rstrip(), "    ")
     yield "\ndeviations from what was published:\n"
     for one in recipe.deviation:
-        said = "no public source" if one.published == UNKNOWN else f"published {one.published}"
-        yield from paragraph(f"{one.setting}: {said}; here {one.here}. {one.why}", "  - ")
+        said = "no public source" if one.published == UNKNOWN else f"published: {one.published}"
+        yield from paragraph(f"{one.setting}, {said}; here: {one.here}. {one.why}", "  - ")
     yield "" if recipe.deviation else "  none"
     yield "numbers to compare with:\n"
     yield from figures(recipe)
