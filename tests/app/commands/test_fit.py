@@ -187,6 +187,21 @@ def test_a_generator_is_fitted_with_its_encoders_and_rewards(tmp_path: Path):
 
 
 @pytest.mark.evidence
+def test_the_whole_of_a_published_generator_fits_the_cards_people_have(tmp_path: Path):
+    """All 24 blocks of Stable Diffusion 3.5 medium, three encoders and PickScore's model."""
+    (tmp_path / "prompts.txt").write_text("\n".join(f"a red fox, {i}" for i in range(16)))
+    folder = stable_diffusion(tmp_path / "sd35")
+    resolved = one_line("t2i", str(folder), str(tmp_path / "prompts.txt"), ["pick_score"], [])
+    for size in (24, 80):
+        memory = fit_to(resolved, card(size)).plan.memory
+        assert memory.parameters - memory.trained == pytest.approx(2.243e9, rel=0.02)
+        assert advice(memory, size * GIB, is_text=False) is None
+    with pytest.raises(ValueError, match=r"needs 1\d\.\d\d GiB of a card of 8\.0 GiB") as caught:
+        fit_to(resolved, card(8))
+    assert len(remedies_in(str(caught.value))) == 3
+
+
+@pytest.mark.evidence
 @pytest.mark.parametrize(("name", "size"), [("qwen25_3b", 24), ("qwen25_3b", 80), ("qwen25_7b", 80)])
 def test_published_sizes_fit_the_cards_people_have(name: str, size: int, boxes: Path, tmp_path: Path):
     fit = fitted(vlm(tmp_path / name, name), boxes, card(size))
