@@ -224,9 +224,11 @@ def with_span(low: float, high: float) -> tuple[float, float]:
 
 
 def range_with_width(low: float, high: float) -> tuple[float, float]:
-    """A range with some width: enough for ticks that differ."""
+    """A range with some width: enough for ticks that differ; of zeros alone from 0 up, for shares and sizes are never below."""
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
+    if low == high == 0:
+        return 0.0, 1.0
     margin = max(abs(low), abs(high)) * 0.1 or 1.0
     return low - margin, high + margin
 

@@ -205,8 +205,9 @@ def test_histogram_draws_shares_of_each_group() -> None:
         (0.31, 0.79, 5, [0.2, 0.4, 0.6, 0.8]),
         (-3.0, 190.0, 5, [-50.0, 0.0, 50.0, 100.0, 150.0, 200.0]),
         (5.0, 5.0, 3, [4.5, 5.0, 5.5]),
+        (0.0, 0.0, 5, [0.0, 0.25, 0.5, 0.75, 1.0]),
     ],
-    ids=["unit", "inside", "negative", "a point"],
+    ids=["unit", "inside", "negative", "a point", "zeros"],
 )
 def test_ticks_are_round_and_enclose(low: float, high: float, wanted: int, expected: list[float]) -> None:
     assert ticks(low, high, wanted) == pytest.approx(expected)
