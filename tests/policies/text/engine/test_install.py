@@ -1,5 +1,6 @@
 """`mmrl engine`: a real environment by real pip, from small wheels in a folder; half of one is noticed and made anew."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -110,9 +111,16 @@ def kill_an_install(recipe: Recipe) -> str:
     running.stdout.readline()
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
+    wait_for_the_place(engine_folder())
     with pytest.raises(ValueError) as refused:
         find_environment()
     return str(refused.value)
+
+
+def wait_for_the_place(folder: Path) -> None:
+    """Wait until nobody holds it: a process that was forked and not yet started dies a moment after its parent."""
+    with (folder.parent / f".{folder.name}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
 
 
 def run(*words: str):
