@@ -37,6 +37,10 @@ class Span:
     def end(self) -> float:
         return self.start + self.length
 
+    def holds(self, other: "Span") -> bool:
+        """Does the other lie in it? Ends are rounded apart."""
+        return self.start <= other.start and other.end <= self.end + 1e-3
+
 
 @dataclass(frozen=True)
 class RecordedStep:
@@ -114,7 +118,7 @@ def waited_for(slow: RecordedStep, typical: RecordedStep) -> str:
     more = slow.total(phase) - typical.total(phase)
     words = f"{seconds(more)} more than a typical one in {SHORT.get(phase, phase)}"
     bounds = [span for span in (*slow.phases, *slow.gaps) if span.name == phase]
-    inside = {one.name for one in slow.inner for span in bounds if span.start <= one.start and one.end <= span.end + 1e-3}
+    inside = {one.name for one in slow.inner for span in bounds if span.holds(one)}
     if not inside:
         return f"{words}."
     name = max(sorted(inside), key=lambda one: slow.total(one) - typical.total(one))
@@ -148,7 +152,7 @@ def draw(step: RecordedStep) -> Markup:
             )
         )
         body += [bar(x, one, top, LANE - 8, f"band p{LANES.index(name)}") for one in bars[name]]
-        held = [one for one in step.inner if any(b.start <= one.start and one.end <= b.end + 1e-3 for b in bars[name])]
+        held = [one for one in step.inner if any(phase.holds(one) for phase in bars[name])]
         body += [bar(x, one, top + LANE - 12, 4.0, "inner") for one in held]
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, height, f"Time line of step {step.number}", Markup("").join(body)
