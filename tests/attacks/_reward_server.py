@@ -1,6 +1,5 @@
 """The reward server as a program of its own, for attacks on it, and raw bytes to say to it."""
 
-import glob
 import os
 import re
 import signal
@@ -85,9 +84,9 @@ class Running:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers={"Authorization": f"Bearer {self.token}"}, timeout=30, trust_env=False)
 
-    def files(self) -> list[str]:
+    def files(self) -> list[Path]:
         """Folders of requests."""
-        return glob.glob(f"{self.folder}/tmp/mmrl-reward-*")
+        return list((self.folder / "tmp").glob("mmrl-reward-*"))
 
     def said(self) -> str:
         """What the server wrote to its terminal."""
