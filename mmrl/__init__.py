@@ -3,12 +3,8 @@
 The public names, described in docs/api.md; each is imported on first use, so `import mmrl` costs nothing.
 """
 
-import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from warnings import warn
-
-from mmrl.moved import LEAVING, OldNames
 
 _HOMES = {
     "Prompt": "mmrl.core.samples",
@@ -38,9 +34,6 @@ _HOMES = {
 """Name -> the module it comes from, with the name it has there where that differs."""
 __all__ = sorted([*_HOMES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll] - __init__.pyi has the names
 
-if OldNames not in sys.meta_path:
-    sys.meta_path.append(OldNames)
-
 try:
     __version__ = version("mmrl")
 except PackageNotFoundError:
@@ -48,11 +41,6 @@ except PackageNotFoundError:
 
 
 def __getattr__(name: str) -> object:
-    if name in LEAVING:
-        new, release = LEAVING[name]
-        text = f"mmrl.{name} is mmrl.{new} now, and goes with version {release}: change the name"
-        warn(text, DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[__name__], new)
     if name not in _HOMES:
         raise AttributeError(f"module 'mmrl' has no attribute {name!r}; it offers {sorted(__all__)}")
     module, _, own = _HOMES[name].partition(":")

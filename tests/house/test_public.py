@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import mmrl
-from mmrl import moved
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).parent / "public_surface.txt"
@@ -137,12 +136,6 @@ def test_looking_at_the_names_loads_nothing():
 def test_a_wrong_name_is_an_error_that_lists_the_right_ones():
     with pytest.raises(AttributeError, match=r"no attribute 'Promt'.*'Prompt'"):
         getattr(mmrl, "Promt")  # noqa: B009 - pyright knows that it is wrong
-
-
-def test_a_name_that_leaves_works_and_warns(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(moved.LEAVING, "Rectangle", ("Box", "0.3"))
-    with pytest.warns(DeprecationWarning, match=r"mmrl\.Rectangle is mmrl\.Box now, and goes with version 0\.3"):
-        assert getattr(mmrl, "Rectangle") is mmrl.Box  # noqa: B009 - pyright knows no such name
 
 
 def test_boxes_and_spans_overlap():

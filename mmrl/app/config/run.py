@@ -16,7 +16,6 @@ from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
 from mmrl.app.config.needed_rewards import check_needed_rewards
-from mmrl.app.config.old_names import is_of_a_run, refuse_old_names, translate
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
@@ -232,12 +231,15 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
     """
     file = find_config(name)
     table = Table.read(file)
-    if is_of_a_run(file):
-        translate(table)
-        if any(assignment.startswith("algorithm.preset=") for assignment in overrides):
-            # a run's file spells every part out, and these would stay under the new preset's name
-            table.set(("algorithm",), {}, COMMAND_LINE)
+    if is_of_a_run(file) and any(assignment.startswith("algorithm.preset=") for assignment in overrides):
+        # a run's file spells every part out, and these would stay under the new preset's name
+        table.set(("algorithm",), {}, COMMAND_LINE)
     return resolve(table, overrides, file.stem)
+
+
+def is_of_a_run(file: Path) -> bool:
+    """Is it the config.toml of a run's folder, which mmrl wrote itself?"""
+    return file.name == "config.toml" and (file.parent / "versions.json").is_file()
 
 
 def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
@@ -248,7 +250,6 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     """
     for assignment in overrides:
         table.override(assignment)
-    refuse_old_names(table)
     add_engine_defaults(table)
     check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
     ready: dict[str, object] = {"algorithm": assemble(table)}
