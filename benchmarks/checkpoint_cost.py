@@ -17,7 +17,7 @@ import torch
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 from mmrl.core.ranks import Ranks
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 
 STEPS = 10

@@ -43,7 +43,8 @@ def arguments() -> argparse.Namespace:
 
 def deep_model(layers: int, folder: Path) -> str:
     """A tiny Qwen2.5-VL with so many layers."""
-    from mmrl.tiny import byte_tokens, vlms
+    from mmrl.tiny import byte_tokens
+    from mmrl.tiny.text import vlms
 
     byte_tokens.TEXT["num_hidden_layers"] = layers
     return str(vlms.build("qwen2_5_vl", folder))
@@ -55,8 +56,8 @@ def side(args: argparse.Namespace) -> None:
 
     from mmrl.core.types import Prompt
     from mmrl.policies.shared.lora import LoraSettings
-    from mmrl.policies.text.generate import LOOK_EVERY, LocalGenerator
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+    from mmrl.policies.text.write.generate import LOOK_EVERY, LocalGenerator
 
     torch.set_num_threads(1)
     dtype = "bfloat16" if "bfloat16" in args.side else "float32"

@@ -22,8 +22,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.tiny.grounding import WarmStart, warm_start
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.tiny.text.grounding import WarmStart, warm_start
+from mmrl.training.checkpoints.save import Checkpoints
 
 Control = Callable[[int, int, Path], Path]
 

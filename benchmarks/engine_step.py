@@ -77,10 +77,12 @@ def bounded_model(folder: Path, length: int) -> str:
 
 def policy_of(plan: Plan, engine: Any = None, lora: Any = None) -> Any:
     """A policy whose completions have no early end."""
+    from mmrl.engine.generator import text_parts
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 
     sampling = Sampling(max_new_tokens=max(plan.tokens))
-    policy = TextPolicy(TextPolicyConfig(plan.model, dtype="float32", engine=engine, lora=lora, sampling=sampling))
+    config = TextPolicyConfig(plan.model, dtype="float32", engine=engine, lora=lora, sampling=sampling)
+    policy = TextPolicy(config, parts=text_parts(config))
     policy.banned |= set(policy.eos_token_ids)
     policy.net.banned[list(policy.eos_token_ids)] = True
     return policy
@@ -89,7 +91,7 @@ def policy_of(plan: Plan, engine: Any = None, lora: Any = None) -> Any:
 @contextmanager
 def server(plan: Plan) -> Iterator[tuple[Any, float]]:
     """The policy that has started vLLM, and the seconds of that start; the server takes files and adapters."""
-    from mmrl.policies.text.engine.settings import EngineConfig
+    from mmrl.policies.text.engine_settings import EngineConfig
 
     words = ("--enable-lora", "--max-lora-rank", str(RANK), "--max-num-batched-tokens", "2048")
     words += ("--limit-mm-per-prompt", '{"image": 1, "video": 0}')
@@ -106,9 +108,9 @@ def server(plan: Plan) -> Iterator[tuple[Any, float]]:
 @contextmanager
 def adapter_policy(plan: Plan, owner: Any) -> Iterator[Any]:
     """A policy with an adapter on the server of another one, which is given the weights of its start again."""
+    from mmrl.engine.facts import FIRST
     from mmrl.policies.shared.lora import LoraSettings
-    from mmrl.policies.text.engine.facts import FIRST
-    from mmrl.policies.text.engine.settings import EngineConfig
+    from mmrl.policies.text.engine_settings import EngineConfig
 
     client = owner.generator.fleet.members[0].client
     client.update({"path": f"{plan.model}/model.safetensors"}, FIRST)
@@ -221,8 +223,8 @@ def main() -> None:
     args = arguments()
     # before torch: the server inherits it
     os.environ["OMP_NUM_THREADS"] = "1"
-    from mmrl.policies.text.engine.environment import find_environment
-    from mmrl.policies.text.engine.folder import engine_folder
+    from mmrl.engine.environment import find_environment
+    from mmrl.engine.folder import engine_folder
 
     folder = args.environment or engine_folder()
     try:

@@ -106,7 +106,7 @@ def prepare(method: str, args: argparse.Namespace) -> Run:
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
     from mmrl.policies.shared.lora import LoraSettings
     from mmrl.training.optim import OptimizerSettings
-    from mmrl.training.rewards import NamedReward, RewardRunner
+    from mmrl.training.rewards.runner import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
     from mmrl.training.trainer import Trainer
 

@@ -92,7 +92,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
     from mmrl.policies.shared.lora import LoraSettings
     from mmrl.training.optim import OptimizerSettings
-    from mmrl.training.rewards import NamedReward, RewardRunner
+    from mmrl.training.rewards.runner import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
     from mmrl.training.trainer import Trainer
 
@@ -270,8 +270,8 @@ def side(args: argparse.Namespace) -> None:
 
 def small_model(folder: Path, layers: int | None = None, heads: int | None = None, patch: int | None = None) -> str:
     """The demo's architecture, perhaps of another size, with random weights."""
-    from mmrl.data.shapes import Sketches
-    from mmrl.tiny.generator import WarmStart, build
+    from mmrl.data.drawn.shapes import Sketches
+    from mmrl.tiny.flow.generator import WarmStart, build
 
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "patch": patch}
     sizes = {name: value for name, value in asked.items() if value is not None}

@@ -111,7 +111,7 @@ def trainer_of(card: Card, policy: Any, algorithm: Any, prompts: list[Any], size
     """mmrl's trainer on the card, with a reward that costs nothing and differs within groups."""
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.core.ranks import Ranks
-    from mmrl.training.rewards import NamedReward, RewardRunner
+    from mmrl.training.rewards.runner import NamedReward, RewardRunner
     from mmrl.training.trainer import Trainer
 
     policy.prepare(card.accelerator)

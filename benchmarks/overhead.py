@@ -19,7 +19,7 @@ from torch import nn
 
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
-from mmrl.training.rewards import Scoring
+from mmrl.training.rewards.runner import Scoring
 
 STEP = (
     "policy.model=tiny:qwen3_vl",

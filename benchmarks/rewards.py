@@ -34,8 +34,8 @@ from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
 from mmrl.training.collect import Collector
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 Row = tuple[str, str, str]
 

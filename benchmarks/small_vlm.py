@@ -39,7 +39,7 @@ def build(folder: Path) -> str:
     """Write model and processor, and return where."""
     from transformers import AutoProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    from mmrl.tiny import vlms
+    from mmrl.tiny.text import vlms
 
     torch.manual_seed(0)
     vlms.build("qwen3_vl", folder)
@@ -87,7 +87,7 @@ def mmrl_trainer(case: Case, policy: Any = None, accelerator: Any = None) -> Any
     from mmrl.core.ranks import Ranks
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
     from mmrl.training.optim import OptimizerSettings
-    from mmrl.training.rewards import NamedReward, RewardRunner
+    from mmrl.training.rewards.runner import NamedReward, RewardRunner
     from mmrl.training.settings import TrainSettings
     from mmrl.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from mmrl import Box, Prompt
 from mmrl.core.ranges import Count, CountOrNone, Range, Seed
-from mmrl.data.scenes import PlacedDigit, SceneStyle, draw_scene
+from mmrl.data.drawn.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
 

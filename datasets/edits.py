@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.data.files import path_below
-from mmrl.data.pictures import picture_size
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import picture_size
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 

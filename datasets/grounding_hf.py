@@ -11,8 +11,8 @@ from typing import cast
 from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
-from mmrl.data.hf_prompts import StoredPrompts, StreamedPrompts
 from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.hf_prompts import StoredPrompts, StreamedPrompts
 from mmrl.data.layouts.read import TranslatingReader
 from mmrl.data.layouts.source import look_for
 from mmrl.data.readers import StoredHfDataset, open_hf

@@ -12,8 +12,8 @@ from typing import Any
 
 from mmrl import Prompt, Video
 from mmrl.core.ranges import Count, Positive, Seed
-from mmrl.data import moving, scenes
-from mmrl.data.mp4 import clip_folder, write_once
+from mmrl.data.drawn import moving, scenes
+from mmrl.data.files.mp4 import clip_folder, write_once
 
 __all__ = ["load"]
 _TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
@@ -38,7 +38,7 @@ def load(
         size: how many.
         seed: another seed gives other clips of the same kind.
         questions: when, which, how_many, order; a clip's is drawn from this list, in which a kind may stand repeatedly.
-        clip: what clips look like: any field of mmrl.data.moving.ClipStyle, as in `clip = {side = 32, seconds = 6.0}`.
+        clip: what clips look like: any field of mmrl.data.drawn.moving.ClipStyle, as in `clip = {side = 32, seconds = 6.0}`.
         template: the prompt's text, with {question} in it.
         sample_fps: frames per second the model is to see; the policy's setting by default.
         folder: where to keep the files, in a folder named by a hash of what they show; by default MMRL_CACHE or ~/.cache/mmrl.

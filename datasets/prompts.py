@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
-from mmrl.data.prompt_writers import write
+from mmrl.data.drawn.prompt_writers import write
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.captions import captions_of
-from mmrl.data.shapes import HELD_OUT, TRAIN
+from mmrl.data.drawn.shapes import HELD_OUT, TRAIN
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

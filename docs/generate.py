@@ -10,11 +10,6 @@ from typing import Any
 import typer
 
 from mmrl.app.cli import app
-from mmrl.app.commands.recipes.facts import recipes
-from mmrl.app.commands.recipes.pages import card, figures_of, number
-from mmrl.app.commands.settings import Setting, settings_of
-from mmrl.app.commands.show import part_lines
-from mmrl.app.commands.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import SourceConfig
@@ -31,6 +26,11 @@ from mmrl.app.config.run import (
 )
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of
+from mmrl.app.inspect.settings import Setting, settings_of
+from mmrl.app.inspect.show import part_lines
+from mmrl.app.inspect.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
+from mmrl.app.lab.recipes.facts import recipes
+from mmrl.app.lab.recipes.pages import card, figures_of, number
 from mmrl.app.plugins.cards import cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.metric_names import METRICS
@@ -38,17 +38,17 @@ from mmrl.data.convert import convert
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import FAMILIES
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES
+from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, BOX_WORDS
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.templates import ANSWER_FORMATS, BOX_WORDS
 from mmrl.policies.video.settings import VideoSettings
-from mmrl.serving.judge import Endpoint
-from mmrl.training.alarm import AlarmSettings
-from mmrl.training.health import HealthSettings
+from mmrl.serving.judges.judge import Endpoint
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.reward_calls import Calling, Transform
+from mmrl.training.rewards.calls import Calling, Transform
+from mmrl.training.settings import AlarmSettings
+from mmrl.training.watch.health import HealthSettings
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"

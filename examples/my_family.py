@@ -16,7 +16,7 @@ from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.families import FAMILIES, Family, Media
-from mmrl.tiny.vlms import byte_tokenizer, chat_template
+from mmrl.tiny.text.vlms import byte_tokenizer, chat_template
 
 
 @dataclass(frozen=True)

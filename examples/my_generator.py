@@ -28,7 +28,7 @@ from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
 from mmrl.policies.flow.loading import load
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.tiny.pipeline_parts import autoencoder, scheduler, t5_tokenizer
+from mmrl.tiny.flow.pipeline_parts import autoencoder, scheduler, t5_tokenizer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 from PIL import Image, ImageStat
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
-from mmrl.serving.verdicts import number
+from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.verdicts import number
 
 __all__ = ["Cosy"]
 

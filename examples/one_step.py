@@ -16,8 +16,8 @@ from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.tiny.vlms import build
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.tiny.text.vlms import build
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 
 def many_letters(group: Group) -> list[float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 160, 60), "blue": (40, 70, 210)}
 FPS, SECONDS = 4, 4

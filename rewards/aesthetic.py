@@ -22,11 +22,11 @@ import torch
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Positive, check_ranges
-from mmrl.serving.encoders import Encoder, encoder_of, picture_features
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import collapse_layers, read_weights
-from mmrl.serving.sizes import ModelSize, encoder_size
+from mmrl.serving.scorers.encoders import Encoder, encoder_of, picture_features
+from mmrl.serving.scorers.models import collapse_layers, read_weights
+from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 MODELS = {"v2": "openai/clip-vit-large-patch14", "v2.5": "google/siglip-so400m-patch14-384"}
 HEADS = {"v2": "sac+logos+ava1-l14-linearMSE.pth", "v2.5": "aesthetic_predictor_v2_5.pth"}

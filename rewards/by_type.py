@@ -28,7 +28,7 @@ from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
 from mmrl.core.ranges import NonNegative, Positive, check_ranges
-from mmrl.serving.math_grader import grade_math
+from mmrl.serving.judges.math_grader import grade_math
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Literal
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
-from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
-from mmrl.serving.sizes import ModelSize, encoder_size
+from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 CAPTION = "A photo depicts "
 

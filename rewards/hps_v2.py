@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
-from mmrl.serving.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import read_weights
-from mmrl.serving.sizes import ModelSize, checkpoint_size
+from mmrl.serving.scorers.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
+from mmrl.serving.scorers.models import read_weights
+from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file, warn_once
+from mmrl.serving.judges.verdicts import fill_template, template_text
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, read_weights, unfilled
-from mmrl.serving.sizes import ModelSize, checkpoint_size
-from mmrl.serving.verdicts import fill_template, template_text
+from mmrl.serving.scorers.models import HeldModel, chunks, companion, fill, hold, read_weights, unfilled
+from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 MARK = "<|Reward|>"
 PIXELS = 256 * 28 * 28

@@ -22,8 +22,8 @@ from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
-from mmrl.serving.sizes import ModelSize, checkpoint_size
+from mmrl.serving.scorers.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights
+from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 LENGTH = 35

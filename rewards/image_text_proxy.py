@@ -26,8 +26,8 @@ from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import chunks, fill, hold, read_weights
-from mmrl.serving.sizes import ModelSize
+from mmrl.serving.scorers.models import chunks, fill, hold, read_weights
+from mmrl.serving.scorers.sizes import ModelSize
 
 SIDE, TOP = 224, 10
 NUMBERS = 27_400_000

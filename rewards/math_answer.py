@@ -21,7 +21,7 @@ from mmrl import Group, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.core.ranges import Count, Positive, check_ranges
-from mmrl.serving.math_grader import grade_math
+from mmrl.serving.judges.math_grader import grade_math
 
 
 @dataclass(frozen=True)

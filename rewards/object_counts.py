@@ -33,10 +33,10 @@ from PIL import Image
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Share, check_ranges
-from mmrl.serving.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
 from mmrl.serving.media import pictures_of
-from mmrl.serving.object_facts import RELATIONS, colour_by_name, relations
-from mmrl.serving.sizes import ModelSize, encoder_size, hub_size
+from mmrl.serving.scorers.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
+from mmrl.serving.scorers.object_facts import RELATIONS, colour_by_name, relations
+from mmrl.serving.scorers.sizes import ModelSize, encoder_size, hub_size
 
 MOST = 16
 

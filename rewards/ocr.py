@@ -27,7 +27,7 @@ from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
-from mmrl.serving.readers import EXTRA, reader, recogniser
+from mmrl.serving.scorers.readers import EXTRA, reader, recogniser
 
 QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"|“([^”]*)”|„([^“”]*)[“”]|«([^»]*)»|「([^」]*)」', re.DOTALL)
 

@@ -21,12 +21,12 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.core.loops import wait_for
 from mmrl.core.ranges import CountOrNone, NonNegative, check_ranges
-from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask
+from mmrl.runtime.loops import wait_for
+from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask
+from mmrl.serving.judges.pairs import Pair, schedule, win_rates
+from mmrl.serving.judges.verdicts import fill_template, preference, template_text
 from mmrl.serving.media import pictures_of
-from mmrl.serving.pairs import Pair, schedule, win_rates
-from mmrl.serving.verdicts import fill_template, preference, template_text
 
 QUESTION = (
     "Image 1 and Image 2 were made for the caption: {prompt}\nWhich one fits it and is made better? "

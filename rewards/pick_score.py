@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Number, Positive, check_ranges
-from mmrl.serving.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.media import pictures_of
-from mmrl.serving.sizes import ModelSize, encoder_size
+from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 
 @dataclass(frozen=True)

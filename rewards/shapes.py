@@ -25,7 +25,7 @@ import numpy as np
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.ranges import Share, check_ranges
-from mmrl.data.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from typing import Literal
 from mmrl import Group, Scored
 from mmrl.core.ranges import CountOrNone, check_ranges
 from mmrl.serving.files import warn_once
-from mmrl.serving.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
+from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
+from mmrl.serving.judges.pairs import schedule, win_rates
+from mmrl.serving.judges.verdicts import NUMBER, fill_template, final_text, number, preference, template_text, unreadable
 from mmrl.serving.media import pictures_of
-from mmrl.serving.pairs import schedule, win_rates
-from mmrl.serving.verdicts import NUMBER, fill_template, final_text, number, preference, template_text, unreadable
 
 AXES = ("alignment", "coherence", "style")
 ONE = "This picture was made for the caption: {prompt}\n"

@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.serving.media import change_of, clip_of
-from mmrl.serving.sizes import ModelSize, checkpoint_size
+from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 PUBLISHED_AS = "KwaiVGI/VideoReward"
 USUAL_FPS = 8

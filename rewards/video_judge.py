@@ -15,9 +15,9 @@ from typing import Literal
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Number, check_ranges
-from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.verdicts import fill_template, number, template_text, yes_share
 from mmrl.serving.media import frames_of
-from mmrl.serving.verdicts import fill_template, number, template_text, yes_share
 
 NUMBER = """These {frames} pictures are frames of one video, in order. It was made for this description: {prompt}
 Does it show what is described, does it move as things move, and do the frames fit each other?

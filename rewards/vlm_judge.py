@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from mmrl import Group, Sample, Scored
 from mmrl.core.ranges import Number, check_ranges
-from mmrl.data.pictures import open_picture
-from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.data.files.pictures import open_picture
+from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.verdicts import fill_template, json_number, number, template_text, yes_share
 from mmrl.serving.media import sources_of
-from mmrl.serving.verdicts import fill_template, json_number, number, template_text, yes_share
 
 SHOWN = """You see a picture that was made for this description: {prompt}
 Does it show everything the description names, as described, and is it well made? """

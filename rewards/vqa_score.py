@@ -18,11 +18,11 @@ from typing import Any
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, check_ranges
-from mmrl.serving.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
+from mmrl.serving.judges.verdicts import fill_template, yes_share
 from mmrl.serving.media import pictures_of
-from mmrl.serving.models import HeldModel, chunks, companion, hold, load_pretrained
-from mmrl.serving.sizes import ModelSize, hub_size
-from mmrl.serving.verdicts import fill_template, yes_share
+from mmrl.serving.scorers.models import HeldModel, chunks, companion, hold, load_pretrained
+from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 SPELLINGS = {"yes": ("yes", "Yes", "YES", " yes", " Yes", " YES"), "no": ("no", "No", "NO", " no", " No", " NO")}
 

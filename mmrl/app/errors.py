@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
-from mmrl.core.blame import AskedToLeaveError, is_from_outside, place_of, text_of
+from mmrl.runtime.blame import AskedToLeaveError, is_from_outside, place_of, text_of
 
 TRACEBACK = "MMRL_TRACEBACK"
 PATIENCE_S = 0.7

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Accelerator, State
-from mmrl.core.spans import in_span
 from mmrl.core.types import Group, Prompt, Rollouts, Scores
+from mmrl.runtime.spans import in_span
 
 T = TypeVar("T")
 

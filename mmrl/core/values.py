@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import islice
 from typing import Any
 
-from mmrl.core.blame import describe, is_from_outside
+from mmrl.runtime.blame import describe, is_from_outside
 
 Foreign = Any
 """An object of whatever class."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mmrl.data.files import write_jsonl
+from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.coco import QUESTION, with_question
 from mmrl.data.layouts.guess import guess

@@ -8,10 +8,10 @@ from typing import Literal, TypeGuard, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
-from mmrl.data.ahead import Watch, same
-from mmrl.data.files import path_below
+from mmrl.data.files.ahead import Watch, same
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.layouts.read import Measured, read_prompts
-from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_markers, check_shape, check_tokens
 

@@ -10,13 +10,13 @@ from typing import Literal, cast
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
 from mmrl.core.types import Prompt, Video
-from mmrl.data.files import path_below
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.files.videos import check_video
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, one_of
 from mmrl.data.layouts.read import Measured
-from mmrl.data.pictures import open_picture, picture_size
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens
-from mmrl.data.videos import check_video
 
 Kind = Literal["auto", "choice", "number", "math", "text"]
 """The kind of an answer, by which the reward `by_type` compares; auto: guessed row by row."""

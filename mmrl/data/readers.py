@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from mmrl.core.offline import check_hub, offline_note
 from mmrl.data.validate import Report
+from mmrl.runtime.offline import check_hub, offline_note
 
 T = TypeVar("T")
 Cell = Any

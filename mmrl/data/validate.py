@@ -12,10 +12,10 @@ from typing import NamedTuple, cast
 from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
-from mmrl.data.ahead import Watch, ahead, same
-from mmrl.data.files import refuse_url
-from mmrl.data.pictures import PICTURE_SUFFIXES, picture_size
-from mmrl.data.videos import check_video
+from mmrl.data.files.ahead import Watch, ahead, same
+from mmrl.data.files.paths import refuse_url
+from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_size
+from mmrl.data.files.videos import check_video
 
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""

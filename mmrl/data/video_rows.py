@@ -11,11 +11,11 @@ from mmrl.answers.questions import problem_type, true_letters, true_number, true
 from mmrl.answers.spans.attempts import true_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Prompt, Video
-from mmrl.data.files import path_below
-from mmrl.data.pictures import picture_size
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import picture_size
+from mmrl.data.files.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
 from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
-from mmrl.data.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from mmrl.policies.text.engine.fleet import Fleet
-from mmrl.policies.text.engine.questions import question_of
-from mmrl.policies.text.engine.wire.answer import Expected, read_answer
-from mmrl.policies.text.engine.wire.request import Ask, sampling_params
-from mmrl.policies.text.generate import LocalGenerator
+from mmrl.engine.fleet import Fleet
+from mmrl.engine.questions import question_of
+from mmrl.engine.wire.answer import Expected, read_answer
+from mmrl.engine.wire.request import Ask, sampling_params
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.write.generate import LocalGenerator
 
 FIRST_TOKEN = Sampling(temperature=0.0, max_new_tokens=1)
 FAR = {"float32": 0.01, "bfloat16": 0.5}

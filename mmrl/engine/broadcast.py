@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from mmrl.policies.text.engine.settings import HERE
-from mmrl.policies.text.engine.sync import TYPES, Update, checkpoint_weights
-from mmrl.policies.text.engine.wire.client import CONNECT_S, EngineClient, EngineDownError, EngineRefusedError
-from mmrl.policies.text.engine.worker.weight_group import (
+from mmrl.engine.sync import TYPES, Update, checkpoint_weights
+from mmrl.engine.wire.client import CONNECT_S, EngineClient, EngineDownError, EngineRefusedError
+from mmrl.engine.worker.weight_group import (
     BUNDLE,
     Card,
     Place,
@@ -29,6 +28,7 @@ from mmrl.policies.text.engine.worker.weight_group import (
     own_address,
     tensors_as_json,
 )
+from mmrl.policies.text.engine_settings import HERE
 from mmrl.policies.text.host import TextHost
 
 log = logging.getLogger("mmrl")

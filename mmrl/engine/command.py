@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.policies.text.engine.environment import WORKER, find_environment
-from mmrl.policies.text.engine.facts import serving_rank
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.engine.environment import WORKER, find_environment
+from mmrl.engine.facts import serving_rank
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
 SERVED = "policy"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmrl.policies.text.engine.folder import TRIED, VERSION, engine_folder
+from mmrl.engine.folder import TRIED, VERSION, engine_folder
 
 Accelerator = Literal["cpu", "cuda"]
 MARKER = "mmrl-engine.json"

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mmrl.core.samples import EngineUnavailableError
-from mmrl.policies.text.engine.facts import FIRST, Facts
-from mmrl.policies.text.engine.server import EngineServer
-from mmrl.policies.text.engine.settings import EngineConfig
-from mmrl.policies.text.engine.sync import Sync, Update
-from mmrl.policies.text.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Written, read_answer
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
-from mmrl.policies.text.engine.wire.request import Ask, Question
+from mmrl.engine.facts import FIRST, Facts
+from mmrl.engine.server import EngineServer
+from mmrl.engine.sync import Sync, Update
+from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Written, read_answer
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
+from mmrl.engine.wire.request import Ask, Question
+from mmrl.policies.text.engine_settings import EngineConfig
 
 log = logging.getLogger("mmrl")
 POLL_S = 0.2

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mmrl.core.cache import cache_folder
+from mmrl.runtime.cache import cache_folder
 
 VERSION = "0.32.0"
 """The version of vLLM that `mmrl engine install` makes an environment of, and that mmrl was tried with."""

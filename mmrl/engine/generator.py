@@ -15,29 +15,36 @@ import torch
 from torch import Tensor
 
 from mmrl.core.samples import EngineUnavailableError
-from mmrl.core.spans import in_span
 from mmrl.core.tensors import stack_ragged
+from mmrl.engine.agreement import compare_with_policy
+from mmrl.engine.broadcast import BroadcastSync
+from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
+from mmrl.engine.facts import PROBE, Wanted, ask_facts, refuse_other
+from mmrl.engine.fleet import Fleet, Limits, Member
+from mmrl.engine.questions import question_of, untold_clip
+from mmrl.engine.server import EngineServer
+from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
+from mmrl.engine.wire.answer import EngineMismatchError, Written
+from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire.request import sampling_params, share_rows
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.engine.agreement import compare_with_policy
-from mmrl.policies.text.engine.broadcast import BroadcastSync
-from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
-from mmrl.policies.text.engine.facts import PROBE, Wanted, ask_facts, refuse_other
-from mmrl.policies.text.engine.fleet import Fleet, Limits, Member
-from mmrl.policies.text.engine.questions import question_of, untold_clip
-from mmrl.policies.text.engine.server import EngineServer
-from mmrl.policies.text.engine.settings import EngineConfig
-from mmrl.policies.text.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
-from mmrl.policies.text.engine.wire.answer import EngineMismatchError, Written
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
-from mmrl.policies.text.engine.wire.request import sampling_params, share_rows
-from mmrl.policies.text.generate import Completions, LocalGenerator
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.runtime.spans import in_span
 
 log = logging.getLogger("mmrl")
 T = TypeVar("T")
+
+
+def text_parts(config: TextPolicyConfig) -> TextParts:
+    """The usual parts of a text policy, with vLLM as the generator where the settings name an engine."""
+    engine = config.engine
+    return TextParts() if engine is None else TextParts(generator=lambda host: VllmGenerator(host, engine))
 
 
 class VllmGenerator:

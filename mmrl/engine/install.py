@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.policies.text.engine.environment import (
+from mmrl.engine.environment import (
     MARKER,
     WORKER,
     Accelerator,

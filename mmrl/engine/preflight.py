@@ -2,10 +2,10 @@
 
 from urllib.parse import urlsplit
 
-from mmrl.policies.text.engine.command import engine_dtype, resolve_sync, serve_command
-from mmrl.policies.text.engine.facts import Wanted, ask_facts, refuse_other
-from mmrl.policies.text.engine.server import free_port
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
+from mmrl.engine.facts import Wanted, ask_facts, refuse_other
+from mmrl.engine.server import free_port
+from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.policies.text.settings import TextPolicyConfig
 
 LOOK_S = 30.0

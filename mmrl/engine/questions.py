@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from PIL import Image
 
 from mmrl.core.types import Prompt
+from mmrl.engine.facts import Facts
+from mmrl.engine.wire.media import clip_part, picture_part
+from mmrl.engine.wire.request import Question
 from mmrl.policies.shared.pictures import open_picture
-from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.engine.facts import Facts
-from mmrl.policies.text.engine.wire.media import clip_part, picture_part
-from mmrl.policies.text.engine.wire.request import Question
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import as_video, videos_of
 

@@ -13,8 +13,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrl.policies.text.engine.command import ServeCommand
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.command import ServeCommand
+from mmrl.engine.wire.client import EngineClient, EngineDownError
 
 log = logging.getLogger("mmrl")
 WATCHDOG = Path(__file__).parent / "watchdog.py"

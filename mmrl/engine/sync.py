@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.policies.text.host import TextHost
 
 KEPT = 2

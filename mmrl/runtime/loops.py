@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from functools import cache
 from typing import TypeVar
 
-from mmrl.core.blame import describe
+from mmrl.runtime.blame import describe
 
 T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()

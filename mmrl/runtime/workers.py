@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-from mmrl.core.blame import PLUGIN, describe, note_place
+from mmrl.runtime.blame import PLUGIN, describe, note_place
 
 
 class WorkerError(RuntimeError):

@@ -13,7 +13,7 @@ from functools import cache
 from math import isfinite, nan
 from urllib.parse import urlsplit
 
-from mmrl.core.loops import loop
+from mmrl.runtime.loops import loop
 
 SCHEMES = ("http://", "https://")
 CONNECT_S = 5.0

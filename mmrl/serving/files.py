@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from mmrl.core.offline import check_hub, offline_note
+from mmrl.runtime.offline import check_hub, offline_note
 
 log = logging.getLogger("mmrl")
 WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"

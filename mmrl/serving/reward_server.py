@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from mmrl.core.loops import wait_for
 from mmrl.core.samples import Group, Scored, Status
+from mmrl.runtime.loops import wait_for
 from mmrl.serving import wire
 from mmrl.serving.guard import Application, Guard, serve_beside
 

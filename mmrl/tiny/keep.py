@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmrl.core.cache import cache_folder, note_new, note_use
+from mmrl.runtime.cache import cache_folder, note_new, note_use
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from mmrl.serving.detectors import COCO
-from mmrl.tiny.pipeline_parts import clip_tokenizer
+from mmrl.serving.scorers.detectors import COCO
+from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
 
 SPREAD = 0.2
 """Deviation of random weights: enough for different pictures to score differently."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mmrl.data.digit_text import Prints
+from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
-from mmrl.data.shapes import Sketches
-from mmrl.tiny import clip_generator, clips, editor, generator, grounding
+from mmrl.data.drawn.shapes import Sketches
+from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
+from mmrl.tiny.text import clips, grounding
 
 Teach = Callable[[int, Progress | None], Path]
 """(seed, progress) -> the folder of the model, taught once and then kept in the cache."""

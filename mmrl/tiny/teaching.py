@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmrl.core.repeating import bit_for_bit
+from mmrl.runtime.repeating import bit_for_bit
 from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.keep import Progress, keep
 

@@ -4,8 +4,14 @@ import json
 from collections.abc import Sequence
 
 from mmrl.tiny.byte_tokens import PAD, STOP, TURN, HubObject
-from mmrl.tiny.vlms import QWEN_TOKENS
 
+QWEN_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
+    "vision_end_token": "<|vision_end|>",
+}
+"""Qwen's own marks around pictures and clips."""
 _PART = (
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"

@@ -16,7 +16,7 @@ from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Seen, Status
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.rewards import GroupScores, RewardRunner
+from mmrl.training.rewards.runner import GroupScores, RewardRunner
 
 ProbeScores = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.core.repeating import bit_for_bit
+from mmrl.runtime.repeating import bit_for_bit
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED = (":4096:8", ":16:8")

@@ -10,11 +10,11 @@ from mmrl.core.protocols import Policy
 from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
-from mmrl.core.spans import in_span
 from mmrl.core.types import Examples, Group, Prompt, Request, Scores
-from mmrl.training.diversity import diversity
+from mmrl.runtime.spans import in_span
 from mmrl.training.measure import mean
-from mmrl.training.rewards import GroupScores, RewardRunner
+from mmrl.training.rewards.runner import GroupScores, RewardRunner
+from mmrl.training.watch.diversity import diversity
 
 Weights = Literal["live", "ema"]
 MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}

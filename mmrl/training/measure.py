@@ -10,10 +10,10 @@ from torch import Tensor
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.spans import span
 from mmrl.core.types import Rollouts, Scores, Status
-from mmrl.training.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
-from mmrl.training.rewards import GroupScores
+from mmrl.runtime.spans import span
+from mmrl.training.rewards.runner import GroupScores
+from mmrl.training.watch.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mmrl.core.protocols import Policy, PromptChecker, PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
-from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.watch.preflight import TrainingStoppedError
 
 log = logging.getLogger("mmrl")
 MOST_DRAWS = 1000

@@ -13,9 +13,9 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import join_rows
 from mmrl.core.types import Batch, Reading, Rollouts, Scores
-from mmrl.training.ratio_gate import RatioGate
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
+from mmrl.training.watch.ratio_gate import RatioGate
 
 OF_GROUPS = "group_"
 """What the names of quantities begin with that compare the rows of one group."""

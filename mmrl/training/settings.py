@@ -1,13 +1,78 @@
-"""How long and how often: the numbers of a training run that belong to no part."""
+"""The numbers of a training run that belong to no part: how long, how often, and when a run is called unwell."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, Share, check_ranges
-from mmrl.training.health import HealthSettings
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, Seed, Share, check_ranges
 from mmrl.training.optim import OptimizerSettings
 
 USUAL_POSITIONS = 16384
+
+
+@dataclass(frozen=True)
+class AlarmSettings:
+    """When a run is suspected of reward hacking, and what happens then."""
+
+    stop: bool = False
+    """End the run, with an evaluation and a checkpoint, at the first alarm."""
+    ignore: tuple[str, ...] = ()
+    """Watched rewards whose fall means nothing, such as one that only counts words."""
+    fall_chance: Share = 5e-4
+    """A watched reward has fallen if chance gives such a fall, prompt by prompt, less often than this (paired t-test):
+    small, for every evaluation asks again."""
+    rise_chance: Share = 0.01
+    """The same for the rise of what is trained on."""
+    least_fall: NonNegative = 0.3
+    """A smaller fall is no alarm, in standard deviations of the watched reward between prompts."""
+    least_prompts: Annotated[int, Range(3)] = 8
+    """With fewer held-out prompts nothing is compared."""
+    max_sameness: Share = 0.9
+    """No alarm as long as texts for different prompts are the same less often than this (train/sameness)."""
+    min_variety: Share = 0.2
+    """Alarm if the chance that texts for different prompts differ (1 - train/sameness), or the difference of pictures
+    (train/diversity, train/diversity_prompts), falls below this part of what it was."""
+    min_length: Share = 0.1
+    """Alarm if completions shrink below this part of their first length, unless they were cut off at the start."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True)
+class HealthSettings:
+    """From where on a run is called unwell. A bound that cannot be passed (1 for a share) switches its warning off."""
+
+    window: Annotated[int, Range(3)] = 10
+    """Steps that are looked at together, and that make up the start of a run, with which later ones are compared."""
+    max_no_spread: Positive = 0.8
+    """Share of the groups whose samples all got the same reward."""
+    max_failed: Positive = 0.1
+    """Share of the samples for which a reward failed."""
+    max_unscored: Positive = 0.1
+    """Share of the samples without a total reward: a weighted reward failed, or none of them applies."""
+    max_truncated: Positive = 0.5
+    """Share of the completions cut off before they ended."""
+    length_factor: Positive = 4.0
+    """Completions so many times shorter or longer than at the start."""
+    min_entropy: Positive = 0.1
+    """Entropy of the next token, as a share of the start's."""
+    max_entropy: Positive = 2.5
+    """The same upwards."""
+    max_clip_frac: Positive = 0.5
+    """Share of the actions whose ratio was clipped, so that they did not train."""
+    grad_factor: Positive = 10.0
+    """The norm of the gradient, in medians of the window before."""
+    max_kl: Positive = 1.0
+    """KL divergence from the reference, per action."""
+    max_kl_old: Positive = 0.1
+    """The same from the weights that sampled, within a step."""
+    max_log_ratio: Positive = 0.1
+    """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
+    log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
+    """How many times the start's that is, where it is more than a tenth of max_log_ratio."""
+    alarm: AlarmSettings = field(default_factory=AlarmSettings)
+    """When a run is suspected of reward hacking."""
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mmrl.core.blame import AskedToLeaveError
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.blame import AskedToLeaveError
 
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
 """Functions that put something in place or back, such as averaged weights: nothing is broken off inside of them."""

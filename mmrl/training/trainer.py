@@ -19,24 +19,24 @@ from mmrl.core.remembering import Preceding, Watching
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
-from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.checkpoint_files import looks_whole
+from mmrl.training.checkpoints.files import looks_whole
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
 from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.health import Health
 from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, with_shares
-from mmrl.training.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 from mmrl.training.reference_reads import ReferenceReads, of_scores
 from mmrl.training.resources.figures import UpdateFigures
 from mmrl.training.resources.idle_rows import idle_rows, leave_out
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.resources.profile import Profile
 from mmrl.training.resources.resting import check_rest, put_to_rest, woken
-from mmrl.training.rewards import RewardRunner
+from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
-from mmrl.training.state import RunState, copy_state, load_parts
 from mmrl.training.stopping import AskedToStopError, Stop
+from mmrl.training.watch.health import Health
+from mmrl.training.watch.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 
 
 @dataclass(frozen=True)

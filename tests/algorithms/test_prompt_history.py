@@ -14,7 +14,7 @@ from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Credit, Group, Prompt, Rollouts, Sample
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.rows import FEW, Nothing, scores

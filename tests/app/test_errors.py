@@ -20,7 +20,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.app.run.context import OnTerminal
 from mmrl.app.run.trackers import Progress
 from mmrl.core.samples import RewardUnavailableError
-from mmrl.core.workers import WorkerError
+from mmrl.runtime.workers import WorkerError
 
 ESCAPES = ("\x1b]52;c;aGk=\x07", "\x1b[2J", "\x9b2J", "\x07", "\x00", "\x7f", "\u202egpj.exe", "\u2028", "\udc80")
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mmrl import Group, Prompt, Sample
 from mmrl.core.samples import RewardUnavailableError, Status
-from mmrl.serving import judge, wire
-from mmrl.serving.judge import Endpoint, JudgeError, Question
+from mmrl.serving import wire
+from mmrl.serving.judges import judge
+from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from tests.attacks.attack import LONGEST_MESSAGE, Attack, BrokenError, expect_clean
 from tests.support.rude_servers import RUDE, Script, answers, echoes, hears_nothing, in_turn, rude

@@ -8,10 +8,10 @@ import pytest
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
-from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.checkpoint_files import looks_whole
+from mmrl.training.checkpoints.files import looks_whole
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records
 from tests.support import fakes
 from tests.support.trainers import make_trainer

@@ -8,8 +8,8 @@ import pytest
 
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.inversion import LETTERS, Inversion
-from mmrl.data.mp4 import write_mp4
 from mmrl.data.readers import Row
 from mmrl.data.video_layouts import NextGqa
 from mmrl.data.video_rows import VideoRow

@@ -11,7 +11,7 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
-from mmrl.data.hf_prompts import StoredPrompts
+from mmrl.data.layouts.hf_prompts import StoredPrompts
 from mmrl.data.readers import import_hf_datasets, open_hf
 
 COLUMNS = {"question": "answer", "box": "bbox"}

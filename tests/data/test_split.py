@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
-from mmrl.data.files import write_jsonl
+from mmrl.data.files.paths import write_jsonl
+from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
-from mmrl.data.pictures import content_hash
 from mmrl.data.split import find_duplicates, find_overlap, split
 from tests.support.videos import even, write_video
 

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from mmrl.policies.text.engine.folder import VERSION, engine_folder
-from mmrl.policies.text.engine.install import RECIPES, is_made
+from mmrl.engine.folder import VERSION, engine_folder
+from mmrl.engine.install import RECIPES, is_made
 from tests.engine.servers import ENVIRONMENT, FAMILY
 
 ROOT = Path(__file__).resolve().parents[2]

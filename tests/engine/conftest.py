@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mmrl.core.types import Prompt
-from mmrl.policies.text.engine.environment import find_environment
-from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.engine.environment import find_environment
+from mmrl.engine.generator import VllmGenerator
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
 from tests.engine.servers import build_wide, environment, family, own_server, policy_of, prompts, server_of
 

@@ -10,14 +10,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
+from mmrl.engine.facts import FIRST
+from mmrl.engine.folder import engine_folder
+from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.facts import FIRST
-from mmrl.policies.text.engine.folder import engine_folder
-from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
-from mmrl.tiny.vlms import build, draw_weights
+from mmrl.tiny.text.vlms import build, draw_weights
 from tests.support.text_policies import logprobs, picture
 from tests.support.videos import write_video
 
@@ -68,7 +68,8 @@ def own_server(**settings: Any) -> EngineConfig:
 
 def policy_of(folder: str, engine: EngineConfig, lora: LoraSettings | None = None, **settings: Any) -> TextPolicy:
     settings.setdefault("sampling", Sampling(max_new_tokens=12))
-    return TextPolicy(TextPolicyConfig(folder, engine=engine, lora=lora, video=VideoSettings(fps=FPS), **settings))
+    config = TextPolicyConfig(folder, engine=engine, lora=lora, video=VideoSettings(fps=FPS), **settings)
+    return TextPolicy(config, parts=text_parts(config))
 
 
 def server_of(policy: TextPolicy) -> VllmGenerator:

@@ -12,16 +12,16 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.core.samples import EngineUnavailableError
+from mmrl.engine.broadcast import BroadcastSync, kind_for
+from mmrl.engine.facts import Wanted, ask_facts, refuse_other
+from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.sync import FileSync, Update, checkpoint_weights
+from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.broadcast import BroadcastSync, kind_for
-from mmrl.policies.text.engine.facts import Wanted, ask_facts, refuse_other
-from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.engine.settings import EngineConfig
-from mmrl.policies.text.engine.sync import FileSync, Update, checkpoint_weights
-from mmrl.policies.text.engine.wire.client import EngineClient
-from mmrl.policies.text.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from tests.policies.text.engine.test_servers import BOUND, gap, move
+from tests.engine.test_servers import BOUND, gap, move
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines
 from tests.support.text_policies import mixed
 
@@ -44,7 +44,8 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
     def build(count: int = 2, timeout_s: float = 60.0, lora: LoraSettings | None = None) -> TextPolicy:
         engine = EngineConfig(url=tuple(one.url for one in two[:count]), sync="broadcast", timeout_s=timeout_s)
         torch.manual_seed(0)
-        made.append(TextPolicy(TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, lora=lora, sampling=SHORT)))
+        config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, lora=lora, sampling=SHORT)
+        made.append(TextPolicy(config, parts=text_parts(config)))
         return made[-1]
 
     yield build
@@ -156,7 +157,8 @@ def test_a_server_killed_in_a_transfer_and_started_again_gets_a_group_and_the_we
     with contextlib.ExitStack() as stack:
         (first,) = stack.enter_context(engines(folder, 1, BROADCAST))
         engine = EngineConfig(url=(first.url,), sync="broadcast", timeout_s=60.0)
-        policy = TextPolicy(TextPolicyConfig(folder, engine=engine, sampling=SHORT))
+        config = TextPolicyConfig(folder, engine=engine, sampling=SHORT)
+        policy = TextPolicy(config, parts=text_parts(config))
         stack.callback(generator_of(policy).close)
         policy.rollout(mixed())
         move(policy)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmrl.policies.text.engine.wire import client as wire
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire import client as wire
+from mmrl.engine.wire.client import EngineClient, EngineDownError
 
 
 class HangingUp:

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from mmrl.app.commands import engine as command
 from mmrl.app.commands.cache import listing
-from mmrl.core.cache import note_new
-from mmrl.policies.text.engine import environment, install
-from mmrl.policies.text.engine.environment import MARKER, WORKER, find_environment
-from mmrl.policies.text.engine.folder import VERSION, engine_folder
-from mmrl.policies.text.engine.install import RECIPES, Recipe, make_environment
+from mmrl.engine import environment, install
+from mmrl.engine.environment import MARKER, WORKER, find_environment
+from mmrl.engine.folder import VERSION, engine_folder
+from mmrl.engine.install import RECIPES, Recipe, make_environment
+from mmrl.runtime.cache import note_new
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[2]
 TORCH = """
 class Library:
     def __init__(self, name, kind): ...
@@ -99,8 +99,8 @@ def only_here(patch: pytest.MonkeyPatch, recipe: Recipe) -> None:
 def kill_an_install(recipe: Recipe) -> str:
     """Kill one as soon as it has said its first word; what is said of the folder then."""
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom mmrl.policies.text.engine import install\n"
-        "from mmrl.policies.text.engine.folder import engine_folder\n"
+        "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
+        "from mmrl.engine.folder import engine_folder\n"
         f"recipe = install.Recipe('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
         "install.make_environment(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
     )

@@ -12,14 +12,14 @@ import torch
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import EngineUnavailableError, Video
 from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.engine import generator as generators
+from mmrl.engine.facts import Facts, Wanted, ask_facts, refuse_other
+from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.preflight import look_at_engine
+from mmrl.engine.wire.answer import EngineMismatchError
+from mmrl.engine.wire.client import EngineClient
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine import generator as generators
-from mmrl.policies.text.engine.facts import Facts, Wanted, ask_facts, refuse_other
-from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.engine.preflight import look_at_engine
-from mmrl.policies.text.engine.settings import EngineConfig
-from mmrl.policies.text.engine.wire.answer import EngineMismatchError
-from mmrl.policies.text.engine.wire.client import EngineClient
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from tests.support.fake_engines import FILES, FakeEngine, engines
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
@@ -49,7 +49,7 @@ def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
         settings = {"sampling": SHORT, **settings}
         config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=EngineConfig(url=url, **given), **settings)  # type: ignore[arg-type]
         torch.manual_seed(0)
-        made.append(TextPolicy(config, shadows, views=views))  # type: ignore[arg-type]
+        made.append(TextPolicy(config, shadows, views=views, parts=text_parts(config)))  # type: ignore[arg-type]
         return made[-1]
 
     yield build

@@ -14,9 +14,9 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import Resolved, resolve, without_engine
 from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
-from mmrl.policies.text.engine.generator import VllmGenerator
+from mmrl.engine.generator import VllmGenerator
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.training.state import copy_state
+from mmrl.training.checkpoints.state import copy_state
 from tests.support.fake_engines import ask, make_environment
 
 CONFIG = """

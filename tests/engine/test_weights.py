@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.core.types import Prompt, Request
+from mmrl.engine.broadcast import BroadcastSync
+from mmrl.engine.sync import Update
+from mmrl.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.engine.worker.weight_group import WeightGroup
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.broadcast import BroadcastSync
-from mmrl.policies.text.engine.sync import Update
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineRefusedError
-from mmrl.policies.text.engine.worker.weight_group import WeightGroup
 from mmrl.policies.text.policy import TextPolicy
 from tests.engine.servers import CLOSE, gap, move, renew, server_of
 

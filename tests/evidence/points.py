@@ -12,7 +12,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Request
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.evidence.task import Ended, MakeSampler, Task, mean, weights_of

@@ -18,7 +18,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Group, Prompt, Request, Rollouts
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import LETTERS, FakeTextPolicy, vector

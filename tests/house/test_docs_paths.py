@@ -12,7 +12,7 @@ DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sor
 TOP = ("mmrl", "tests", "rewards", "datasets", "examples", "benchmarks", "configs", "docs")
 ROOMS = tuple(sorted(folder.name for folder in (ROOT / "mmrl").iterdir() if folder.is_dir() and folder.name[0] not in "._"))
 PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOP + ROOMS)})/(?:[\w-]+/)*(?:[\w-]+\.(?:py|md|toml|json|svg)\b(?:::\w+)?)?")
-"""From the root or from mmrl/ on: `tests/house/test_wheel.py`, `policies/video/`, `data/files.py::path_below`."""
+"""From the root or from mmrl/ on: `tests/house/test_wheel.py`, `policies/video/`, `data/files/paths.py::path_below`."""
 BARE = re.compile(r"`([\w-]+\.py)`")
 MODULE = re.compile(r"\bmmrl(?:\.[a-zA-Z]\w*)+")
 
@@ -70,9 +70,10 @@ def test_modules_import(doc: Path):
 
 
 def test_wrong_names_would_be_found():
-    assert wrong_paths("mmrl/core/gone.py, `core/types.py`, core/gone/ and data/files.py::gone, data/files.py::path_below") == [
+    text = "mmrl/core/gone.py, `core/types.py`, core/gone/ and data/files/paths.py::gone, data/files/paths.py::path_below"
+    assert wrong_paths(text) == [
         "core/gone/",
-        "data/files.py::gone",
+        "data/files/paths.py::gone",
         "mmrl/core/gone.py",
     ]
     assert wrong_files("`types.py` and `gone.py`") == ["gone.py"]

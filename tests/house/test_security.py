@@ -9,20 +9,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("mmrl", "rewards", "datasets", "benchmarks", "examples")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
-OWN_PROCESSES = {"mmrl/core/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
+OWN_PROCESSES = {"mmrl/runtime/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
 """Unpickle what a process they started, or that started them, wrote into a pipe."""
 DATA_ONLY = {"mmrl/data/layouts/refer.py"}
 """Reads a published data set that is a pickle, with an unpickler that refuses every class and function."""
-PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/core/workers.py"}
+PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/runtime/workers.py"}
 """Run files that the user named, here and in a process of its own."""
 CLIENTS = {
     "mmrl/serving/fetch.py",
     "mmrl/serving/guard.py",
-    "mmrl/core/offline.py",
+    "mmrl/runtime/offline.py",
     "mmrl/policies/video/workers.py",
 }
-CLIENTS |= {"mmrl/core/workers.py", "mmrl/policies/text/engine/wire/client.py", "mmrl/policies/text/engine/server.py"}
-CLIENTS |= {"mmrl/policies/text/engine/worker/weight_group.py", "mmrl/app/commands/hub.py"}
+CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/wire/client.py", "mmrl/engine/server.py"}
+CLIENTS |= {"mmrl/engine/worker/weight_group.py", "mmrl/app/export/hub.py"}
 """Speak with servers that a config names, or with processes of their own."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.export import export
+from mmrl.app.export.export import export
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.export import export
+from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn.shape_edits import HELD_OUT, INSTRUCTIONS
-from mmrl.tiny.editor import EditorStart, warm_start
+from mmrl.tiny.flow.editor import EditorStart, warm_start
 from tests.support import moved_circles
 
 SMALL = EditorStart(

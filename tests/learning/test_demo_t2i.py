@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.export import export
-from mmrl.data.shapes import HELD_OUT, Sketches
-from mmrl.tiny.generator import WarmStart, warm_start
+from mmrl.app.export.export import export
+from mmrl.data.drawn.shapes import HELD_OUT, Sketches
+from mmrl.tiny.flow.generator import WarmStart, warm_start
 
 
 @pytest.mark.slow

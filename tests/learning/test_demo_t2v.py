@@ -7,9 +7,9 @@ import diffusers
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.export import export
+from mmrl.app.export.export import export
 from mmrl.data.drawn.gliding import HELD_OUT, Glides
-from mmrl.tiny.clip_generator import WarmStart, warm_start
+from mmrl.tiny.flow.clip_generator import WarmStart, warm_start
 
 SIDE = 16
 SMALL = WarmStart(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.tiny.clips import STYLE, WarmStart, warm_start
+from mmrl.tiny.text.clips import STYLE, WarmStart, warm_start
 
 
 @pytest.mark.slow

@@ -104,6 +104,6 @@ def test_candidates_change_the_code_and_spare_texts(tmp_path):
 
 
 def test_the_nearest_tests_come_first():
-    found = files_to_run("mmrl/training/ratio_gate.py")
-    assert found[0] == "tests/training/test_ratio_gate.py" and "tests/training/test_trainer.py" in found
+    found = files_to_run("mmrl/training/watch/ratio_gate.py")
+    assert found[0] == "tests/training/watch/test_ratio_gate.py" and "tests/training/test_trainer.py" in found
     assert [test for part in portions(found) for test in part] == found

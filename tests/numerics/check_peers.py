@@ -8,8 +8,8 @@ import torch
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.group import GroupNorm, LeaveOneOut, ReinforcePlusPlus
 from mmrl.core.protocols import Advantage
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.packed.row import pack_row
+from mmrl.policies.text.prompt.encode import Encoded
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import rollouts, scores
 

@@ -19,9 +19,9 @@ from mmrl.answers.choices import choice_score, parse_choices
 from mmrl.app.plugins.resolve import load
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
-from mmrl.serving.judge import JudgeError, Reply
-from mmrl.serving.pairs import win_rates
-from mmrl.serving.verdicts import preference
+from mmrl.serving.judges.judge import JudgeError, Reply
+from mmrl.serving.judges.pairs import win_rates
+from mmrl.serving.judges.verdicts import preference
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import rollouts, scores
 

@@ -3,13 +3,13 @@
 import torch
 
 from mmrl.algorithms.advantages.spread import WhereSpread
-from mmrl.algorithms.critics import advantages_at_cut, nearest_to
-from mmrl.algorithms.paraphrases import agreement
 from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
 from mmrl.algorithms.shaping.reference import gain, mean_probability
-from mmrl.algorithms.step_values import step_values, value_advantages
-from mmrl.algorithms.tools import code_reward, crop_corners, zoom_reward
-from mmrl.policies.text.looks.rhythm import backward_distance, future_influence
+from mmrl.policies.text.read.looks.rhythm import backward_distance, future_influence
+from tests.numerics.formulas.critics import advantages_at_cut, nearest_to
+from tests.numerics.formulas.paraphrases import agreement
+from tests.numerics.formulas.step_values import step_values, value_advantages
+from tests.numerics.formulas.tools import code_reward, crop_corners, zoom_reward
 from tests.numerics.registry import Vector, check, close, tensor
 
 

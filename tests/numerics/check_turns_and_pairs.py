@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.pairs import denoising_preference_loss, preference_loss, summed_logprobs
-from mmrl.algorithms.turns import (
+from tests.numerics.formulas.pairs import denoising_preference_loss, preference_loss, summed_logprobs
+from tests.numerics.formulas.turns import (
     Turns,
     branches,
     history_advantages,

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.data.drawn.shape_edits import HELD_OUT, INSTRUCTIONS, TASKS, TRAIN, Instruction, State, draw, jitter_of, to_bytes
-from mmrl.data.shapes import stain
+from mmrl.data.drawn.shapes import stain
 from mmrl.data.validate import FILE_ROW, check
 
 RED = State("red", "square", "top")

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.serving import models
-from mmrl.serving.detectors import COLOURS, Detection, Detector, detector_of
-from mmrl.serving.instances import instances_of
+from mmrl.serving.scorers import models
+from mmrl.serving.scorers.detectors import COLOURS, Detection, Detector, detector_of
+from mmrl.serving.scorers.instances import instances_of
 from tests.plugins.test_object_counts import cats
 
 LABELS = {0: "cat", 1: "motorbike", 2: "traffic light"}
@@ -125,7 +125,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny CLIP of the real class."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-    from mmrl.tiny.pipeline_parts import clip_tokenizer
+    from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
 
     torch.manual_seed(3)
     tokenizer: Any = clip_tokenizer()

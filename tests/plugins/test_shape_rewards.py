@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.data.shapes import WISHES, Wish, draw, stain
+from mmrl.data.drawn.shapes import WISHES, Wish, draw, stain
 
 WISH = Wish("red", "square", "top")
 

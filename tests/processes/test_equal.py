@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mmrl.app.commands import train as jobs
-from mmrl.app.commands.export import export
+from mmrl.app.export.export import export
 from tests.processes.cases import CASES
 from tests.processes.run_cases import Seen, trained
 from tests.support.launcher import KINDS, Kind, results

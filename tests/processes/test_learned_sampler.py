@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.app.commands import train as jobs
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from tests.processes.run_cases import Seen, trained
 from tests.support.launcher import results
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.loopback import launched, lay_out
 
 NEW_RUN = ("config.toml", "output=run")

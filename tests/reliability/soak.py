@@ -90,7 +90,8 @@ def arm(moment: Moment) -> None:
     """Make this process die at the moment."""
     from mmrl.app.commands import train as jobs
     from mmrl.app.run import folder as rundir
-    from mmrl.training import checkpoint_files, evaluate, trainer
+    from mmrl.training import evaluate, trainer
+    from mmrl.training.checkpoints import files as checkpoint_files
 
     def torn(file: Path, line: Any) -> None:
         with file.open("a") as stream:
@@ -209,7 +210,7 @@ def undisturbed(kind: str, folder: Path, steps: int) -> None:
 
 def result(folder: Path) -> dict[str, str]:
     """Hashes of what a run leaves: weights and all else that moves, numbers, samples, warnings and kept checkpoints."""
-    from mmrl.training.checkpoint import Checkpoints
+    from mmrl.training.checkpoints.save import Checkpoints
 
     checkpoints = Checkpoints(folder / "checkpoints")
     state = checkpoints.load()

@@ -13,11 +13,11 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 from mmrl.core.ranks import Ranks
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.reliability.soak import words

@@ -14,11 +14,11 @@ from mmrl.app.run.build import Job
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.reward_cache import AnswerCache
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardRunner
-from mmrl.training.state import load_rewards, rewards_state, seed, set_random_state
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
+from mmrl.training.checkpoints.state import load_rewards, rewards_state, seed, set_random_state
+from mmrl.training.rewards.cache import AnswerCache
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.support.running_reward import Running
 from tests.support.trainers import make_trainer
 

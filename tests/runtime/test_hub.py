@@ -6,12 +6,12 @@ import threading
 import huggingface_hub.constants  # noqa: F401 - read once, before the tests below change the environment
 import pytest
 
-from mmrl.core import offline
 from mmrl.policies.flow.loading import load_index
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.serving.encoders import encoder_of
+from mmrl.runtime import offline
 from mmrl.serving.files import hub_file
+from mmrl.serving.scorers.encoders import encoder_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mmrl.core.pretrained import broken_file, load_whole, readable, refuse_non_finite, refuse_other_keys
+from mmrl.runtime.pretrained import broken_file, load_whole, readable, refuse_non_finite, refuse_other_keys
 
 
 def loader(model=None, log=None, **report):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmrl.core.process_state import process_state
+from mmrl.runtime.process_state import process_state
 
 
 def test_a_default_device_that_was_taken_back_is_the_cpu(monkeypatch: pytest.MonkeyPatch):

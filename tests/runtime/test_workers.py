@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from mmrl.core.workers import WorkerProcess
+from mmrl.runtime.workers import WorkerProcess
 
 
 def test_a_process_serves_call_after_call_and_a_killed_one_is_replaced():

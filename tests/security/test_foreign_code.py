@@ -16,7 +16,7 @@ from mmrl.policies.flow import loading as flow_loading
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text import loading
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny import pipelines
+from mmrl.tiny.flow import pipelines
 
 CODE = '''"""A reward that must not run."""
 from pathlib import Path

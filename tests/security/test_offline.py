@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from mmrl.app.plugins.resolve import load
-from mmrl.core.offline import is_offline, offline_note
 from mmrl.policies.flow import loading as flow_loading
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text import loading
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.offline import is_offline, offline_note
 from mmrl.serving.files import hub_file
-from mmrl.serving.models import companion
+from mmrl.serving.scorers.models import companion
 
 NOTE = "HF_HUB_OFFLINE is set, so nothing is downloaded: unset it, or fetch it beforehand with `hf download`"
 

@@ -11,7 +11,7 @@ from PIL import Image
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test.rows import read_tasks
 from mmrl.data.convert import convert
-from mmrl.data.files import FOLLOW_LINKS, path_below
+from mmrl.data.files.paths import FOLLOW_LINKS, path_below
 from mmrl.data.split import split
 from mmrl.data.validate import Report
 from mmrl.data.video_layouts import charades, charades_rows

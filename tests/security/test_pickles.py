@@ -15,8 +15,8 @@ from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_vlm
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.serving.models import read_weights
-from mmrl.training.checkpoint import CheckpointError, Checkpoints
+from mmrl.serving.scorers.models import read_weights
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 
 
 class Bomb:

@@ -17,8 +17,9 @@ import pytest
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.samples import RewardUnavailableError, Status
-from mmrl.serving import fetch, judge, reward_client, wire
-from mmrl.serving.judge import Endpoint, HopelessError, JudgeError, Question
+from mmrl.serving import fetch, reward_client, wire
+from mmrl.serving.judges import judge
+from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Limits
 from tests.serving.test_reward_server import length, serving

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl.serving.sizes import PUBLISHED, count_open_clip
+from mmrl.serving.scorers.sizes import PUBLISHED, count_open_clip
 
 QWEN2_TOKENS = 151_657
 """Of Qwen2-VL's tokenizer. Reward models cut the table of words down to these and their own."""

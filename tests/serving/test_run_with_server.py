@@ -18,7 +18,7 @@ import pytest
 from mmrl.app.commands import train as jobs
 from mmrl.app.config import run as configs
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from mmrl.app.commands.arena import lane
-from mmrl.app.commands.arena.command import arena
-from mmrl.app.commands.arena.contest import Contest
+from mmrl.app.lab.arena import lane
+from mmrl.app.lab.arena.command import arena
+from mmrl.app.lab.arena.contest import Contest
 
 REWARD = """
 def by_letters(group):

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from examples.toy_squares import make as make_squares
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]

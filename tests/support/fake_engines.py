@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.policies.text.engine.server import free_port
+from mmrl.engine.server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("--logprobs-mode", "processed_logprobs", "--no-mm-device-do-normalize", "--enable-lora")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mmrl.policies.text.engine.worker.weight_group import Receiver, read_tensors
+from mmrl.engine.worker.weight_group import Receiver, read_tensors
 from tests.support.fake_vllm_model import Json, Model, RefusedError
 
 VERSION = "0.32.0"

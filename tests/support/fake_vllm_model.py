@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from mmrl.policies.text.encode import Encoded, collate_prompts
 from mmrl.policies.text.loading import load
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.video.decode import Frames
 

@@ -16,7 +16,7 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
-from mmrl.policies.text.divergence import disagreement
+from mmrl.policies.text.read.divergence import disagreement
 
 LETTERS = "abcd."
 

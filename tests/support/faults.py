@@ -13,10 +13,10 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from mmrl.training.watch.preflight import TrainingStoppedError
 
 Change = Callable[[Any], None]
 

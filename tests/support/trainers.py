@@ -14,7 +14,7 @@ from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support import fakes, flow_fakes

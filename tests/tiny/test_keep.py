@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from mmrl.data.digit_text import Prints
+from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
-from mmrl.data.shapes import Sketches
-from mmrl.tiny import clip_generator, clips, editor, generator, grounding, keep, teaching
+from mmrl.data.drawn.shapes import Sketches
+from mmrl.tiny import keep, teaching
+from mmrl.tiny.flow import clip_generator, editor, generator
+from mmrl.tiny.text import clips, grounding
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
 """Where models are kept, and names of types."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmrl.app.commands import demo
-from mmrl.data.shapes import Sketches
-from mmrl.tiny import clips, generator, grounding
+from mmrl.data.drawn.shapes import Sketches
+from mmrl.tiny.flow import generator
+from mmrl.tiny.text import clips, grounding
 
 PICTURES = generator.WarmStart(data=Sketches(), pool=128, batch_size=16, vae_steps=20, steps=20, layers=2, heads=2, max_tokens=8)
 TAUGHT: Mapping[str, Callable[[Path], Path]] = {

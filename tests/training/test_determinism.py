@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmrl.app.run.folder import RunDir, read_lines
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.determinism import WORKSPACE, deterministic
 from tests.training import short_demo
 from tests.training.short_demo import TAUGHT

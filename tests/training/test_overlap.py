@@ -12,10 +12,10 @@ from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
-from mmrl.training.checkpoint import Checkpoints
-from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.rewards import RewardError
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.rewards.runner import RewardError
 from mmrl.training.trainer import Records
+from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, right_letter
 from tests.support.trainers import make_trainer
 

@@ -11,8 +11,8 @@ from mmrl.algorithms.shaping.length import OverlongPenalty
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Rollouts, Sample, Scored, Status
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.rows import Nothing, rollouts, scores
 
 VALUES = [0.78, 0.80, 0.81, 0.85, 0.79, 0.82, 0.84]

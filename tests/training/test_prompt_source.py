@@ -11,9 +11,9 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
-from mmrl.tiny.vlms import build
-from mmrl.training.preflight import TrainingStoppedError
+from mmrl.tiny.text.vlms import build
 from mmrl.training.prompt_source import Drawing
+from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
 from tests.support.videos import even, write_video

@@ -12,8 +12,8 @@ from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.trainers import make_trainer
 

@@ -16,7 +16,7 @@ from mmrl.algorithms.weights.divergence import GroupDivergence
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import GROUP_DIVERGENCE, OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Reading, Request, Revision, Video
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from mmrl.app.commands.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
-from mmrl.app.commands.api.run import Run
-from mmrl.app.commands.evaluation.prepare import ask, prepare
+from mmrl.app.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
+from mmrl.app.api.run import Run
 from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.lab.evaluation.prepare import ask, prepare
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmrl.app.commands.api.inputs import (
+from mmrl.app.api.inputs import (
     AlgorithmInput,
     Lent,
     PolicyInput,
@@ -13,8 +13,8 @@ from mmrl.app.commands.api.inputs import (
     merge,
     policy_table,
 )
-from mmrl.app.commands.api.notebook import NotebookProgress, in_notebook
-from mmrl.app.commands.api.run import Run
+from mmrl.app.api.notebook import NotebookProgress, in_notebook
+from mmrl.app.api.run import Run
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.plugins.python_objects import offer
@@ -22,7 +22,7 @@ from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import Table
 from mmrl.core.protocols import Callback, Policy
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 SOURCE = "mmrl.fit"
 """Who said the values of such a run, in errors and in `mmrl show`."""

@@ -187,7 +187,7 @@ def kind_of_model(policy: PolicyInput) -> str:
 
     name = str(policy)
     if name.startswith("tiny:"):
-        from mmrl.tiny.pipelines import PIPELINES
+        from mmrl.tiny.flow.pipelines import PIPELINES
 
         return "flow" if name.removeprefix("tiny:") in {*PIPELINES, *TAUGHT["flow"]} else "text"
     found = [kind for kind, modality in MODALITIES.items() if (Path(name).expanduser() / modality.index_file).is_file()]

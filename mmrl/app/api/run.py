@@ -37,7 +37,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Curves and figures, for notebooks."""
-        from mmrl.app.commands.api.notebook import figures_html
+        from mmrl.app.api.notebook import figures_html
 
         state = "finished" if self.is_finished else "stopped and saved; go on with resume=True"
         return f"<p><code>{escape(str(self.folder))}</code>: {state}</p>{figures_html(self.folder)}"

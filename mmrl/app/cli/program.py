@@ -193,7 +193,7 @@ def evaluate(
     output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
 ) -> None:
     """Answer held-out prompts, keep every sample in predictions.jsonl, and print numbers with their intervals."""
-    from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
+    from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 
     run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or []))
 
@@ -266,9 +266,9 @@ def compare_answers(
     html: Annotated[Path | None, Option(metavar="FILE", help="Also write it as one HTML file, with curves.")] = None,
 ) -> None:
     """Put two runs or evaluations side by side: settings that differ, and numbers of the same prompts with a sign test."""
-    from mmrl.app.commands.comparison.compare import compare, write_comparison
-    from mmrl.app.commands.comparison.tables import print_comparison
     from mmrl.app.errors import Terminal
+    from mmrl.app.lab.comparison.compare import compare, write_comparison
+    from mmrl.app.lab.comparison.tables import print_comparison
 
     comparison = compare(first, second)
     print_comparison(comparison, Terminal(markup=True))
@@ -291,8 +291,8 @@ def arena(
     overrides: Overrides = None,
 ) -> None:
     """Rank methods that begin from one checkpoint with equal compute: intervals over seeds, curves, and a page."""
-    from mmrl.app.commands.arena.command import arena as hold
-    from mmrl.app.commands.arena.words import contest_of
+    from mmrl.app.lab.arena.command import arena as hold
+    from mmrl.app.lab.arena.words import contest_of
 
     typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))
 
@@ -312,7 +312,7 @@ def export(
     private: Annotated[bool, Option("--private", help="With --push: others cannot see the repository.")] = False,
 ) -> None:
     """Write the trained model in the form its own library loads, with a model card; --push uploads it."""
-    from mmrl.app.commands.export import export_and_push
+    from mmrl.app.export.export import export_and_push
 
     typer.echo(export_and_push(run, folder, merge, step, weights, push, private))
 
@@ -341,7 +341,7 @@ def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
 ) -> None:
     """List what is there, shipped and yours; `mmrl ls rewards` also says what each needs and gives."""
-    from mmrl.app.commands.ls import listing
+    from mmrl.app.inspect.ls import listing
 
     for line in listing(kind):
         typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
@@ -357,7 +357,7 @@ def show(
     everything: Annotated[bool, Option("--all", help="Also the options that a config does not set.")] = False,
 ) -> None:
     """Print what a name stands for: a run or an algorithm with every value, a reward, data set or part with its settings."""
-    from mmrl.app.commands.show import description
+    from mmrl.app.inspect.show import description
 
     typer.echo(printable(description(name, overrides or [], everything)))
 

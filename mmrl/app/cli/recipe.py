@@ -7,9 +7,9 @@ import typer
 from typer import Argument, Option
 
 from mmrl.app.cli.arguments import Overrides
-from mmrl.app.commands.recipes.facts import find_recipe, recipe_files, recipes
-from mmrl.app.commands.recipes.pages import description, listing
 from mmrl.app.errors import printable
+from mmrl.app.lab.recipes.facts import find_recipe, recipe_files, recipes
+from mmrl.app.lab.recipes.pages import description, listing
 
 recipe = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -48,7 +48,7 @@ def recipe_run(
     prompts: Annotated[int | None, Option(min=1, help="Measure on the first so many prompts of each set.")] = None,
 ) -> None:
     """Train as the recipe says, measure, and print the numbers beside the paper's."""
-    from mmrl.app.commands.recipes.run import run_recipe
+    from mmrl.app.lab.recipes.run import run_recipe
 
     run_recipe(name, overrides or [], is_tiny=scale == "tiny", output=output, run=run, untrained=untrained, limit=prompts)
 

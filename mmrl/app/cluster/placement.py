@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.policies.text.engine.command import ServeCommand, serve_command
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.engine.command import ServeCommand, serve_command
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
 Kind = Literal["engine", "reward server", "trainers"]

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmrl.policies.text.engine.server import WATCHDOG, kill_group
-from mmrl.policies.text.engine.wire.client import EngineClient
+from mmrl.engine.server import WATCHDOG, kill_group
+from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
 GRACE_S = 15.0

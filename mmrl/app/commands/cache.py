@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.core.cache import BOUND, bound, cache_folder, entries, remove
-from mmrl.policies.text.engine.environment import environments
+from mmrl.engine.environment import environments
+from mmrl.runtime.cache import BOUND, bound, cache_folder, entries, remove
 
 cache = typer.Typer(no_args_is_help=True)
 

@@ -13,11 +13,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
-from mmrl.app.commands.fit.draft import Plan, draw_up
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal, printable
+from mmrl.app.fit.draft import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
@@ -26,7 +26,7 @@ from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected
-from mmrl.training.ratio_gate import Gap
+from mmrl.training.watch.ratio_gate import Gap
 
 FEW = 4
 """Prompts that are sampled."""

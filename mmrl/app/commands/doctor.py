@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from mmrl.app.commands.show import columns
+from mmrl.app.inspect.show import columns
 
 EXTRA = re.compile(r"^([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 

@@ -8,15 +8,15 @@ import typer
 from typer import Option
 
 from mmrl.app.commands.cache import size
-from mmrl.policies.text.engine.environment import (
+from mmrl.engine.environment import (
     WORKER,
     Accelerator,
     find_environment,
     num_bytes,
     remove_environment,
 )
-from mmrl.policies.text.engine.folder import VERSION, engine_folder
-from mmrl.policies.text.engine.install import (
+from mmrl.engine.folder import VERSION, engine_folder
+from mmrl.engine.install import (
     RECIPES,
     Recipe,
     accelerator_here,

@@ -12,7 +12,7 @@ from mmrl.app.run.build import Job, build, load_data
 from mmrl.app.run.context import console
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.data.difficulty import Kept, keep_learnable
-from mmrl.data.files import relative_to, write_jsonl
+from mmrl.data.files.paths import relative_to, write_jsonl
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.validate import FILE_ROW
 

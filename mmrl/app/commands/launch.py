@@ -8,21 +8,21 @@ from pathlib import Path
 
 import typer
 
+from mmrl.app.cluster.placement import HERE, Placement, Process, place
+from mmrl.app.cluster.slurm import batch_script
+from mmrl.app.cluster.watch import Watch, Watched
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import printable
-from mmrl.app.planning.placement import HERE, Placement, Process, place
-from mmrl.app.planning.slurm import batch_script
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.watch import Watch, Watched
-from mmrl.policies.text.engine.command import LAUNCHERS
-from mmrl.policies.text.engine.server import free_port
+from mmrl.engine.command import LAUNCHERS
+from mmrl.engine.server import free_port
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.secrets import HIDDEN
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 REWARD_TOKEN = "MMRL_REWARD_TOKEN"
 SECRET = ("KEY", "TOKEN")

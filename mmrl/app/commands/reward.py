@@ -34,8 +34,8 @@ from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.policies.text.templates import tags_of
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.policies.text.prompt.templates import tags_of
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
 MOST_PROMPTS = 1000

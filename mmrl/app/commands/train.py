@@ -33,7 +33,7 @@ from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
 
@@ -111,7 +111,7 @@ def train(given: TrainArguments) -> RunDir:
 
 def fit_task(given: TrainArguments) -> Resolved:
     """The run of a task, fitted to its model and this machine's card; prints what was chosen and why."""
-    from mmrl.app.commands.fit.fit import fit_lines, fit_to
+    from mmrl.app.fit.fit import fit_lines, fit_to
     from mmrl.app.planning.device import target_device
 
     world = int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,7 +9,7 @@ from mmrl.app.plugins.python_objects import PREFIX
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.serving.reward_client import is_url
-from mmrl.serving.sizes import HoldsModels, ModelSize
+from mmrl.serving.scorers.sizes import HoldsModels, ModelSize
 
 
 def models_of(use: str, args: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Sequence[ModelSize], list[str]]:

@@ -30,7 +30,7 @@ from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings, Weights
-from mmrl.training.reward_calls import Calling, Transform
+from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import TrainSettings
 
 

@@ -11,8 +11,8 @@ from mmrl.app.plugins.resolve import listing, locate
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.layouts.guess import guess
+from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.templates import tags_of
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}

@@ -10,10 +10,10 @@ from typing import Any
 
 import tomli_w
 
-from mmrl.app.commands.card import CONFIG, Exported, model_card, shown_name
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import Terminal
+from mmrl.app.export.card import CONFIG, Exported, model_card, shown_name
 from mmrl.app.modality.again import FACTS
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
@@ -22,7 +22,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import build_policy, with_local_model
 from mmrl.core.protocols import State
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 
 
@@ -39,7 +39,7 @@ def export_and_push(
         if private:
             raise ValueError("--private is for a repository of the hub: name it with --push OWNER/NAME, or leave --private out")
         return str(export(run, out, merge, step, weights))
-    from mmrl.app.commands.hub import check_push, push_folder
+    from mmrl.app.export.hub import check_push, push_folder
 
     check_push(push)
     folder = export(run, out, merge, step, weights)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mmrl.core.offline import SWITCHES, hub_trouble, is_offline
+from mmrl.runtime.offline import SWITCHES, hub_trouble, is_offline
 
 TOKEN = "run `hf auth login` with a token that may write, or set HF_TOKEN"
 REFUSALS = {

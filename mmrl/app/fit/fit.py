@@ -7,11 +7,11 @@ that is left, and that plan is counted too before it is taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmrl.app.commands.fit.draft import Draft, Plan, check_geometry, prompts_of
-from mmrl.app.commands.fit.remedies import refusal
-from mmrl.app.commands.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
 from mmrl.app.config.chosen import is_free
 from mmrl.app.config.run import Resolved
+from mmrl.app.fit.draft import Draft, Plan, check_geometry, prompts_of
+from mmrl.app.fit.remedies import refusal
+from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
 from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text

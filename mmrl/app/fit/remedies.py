@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mmrl.app.commands.fit.draft import Draft, Plan
 from mmrl.app.config.run import Resolved
+from mmrl.app.fit.draft import Draft, Plan
 from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text

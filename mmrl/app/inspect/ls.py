@@ -20,7 +20,7 @@ def listing(kind: str | None) -> Iterator[str]:
         ValueError: there is no such kind.
     """
     if kind == "families":
-        from mmrl.app.commands.families import table
+        from mmrl.app.inspect.families import table
 
         yield from table()
         return
@@ -72,7 +72,7 @@ def rows_of(kind: str) -> list[Listed]:
     if kind in KINDS:
         return catalog(kind)
     if kind in MORE:
-        from mmrl.app.commands.things import classes
+        from mmrl.app.inspect.things import classes
 
         return classes(kind)
     raise ValueError(f"nothing of the kind {kind!r} can be listed: {did_you_mean(kind, (*KINDS, *MORE))}")

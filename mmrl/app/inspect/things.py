@@ -6,10 +6,10 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.commands.families import public_weights
-from mmrl.app.commands.settings import Setting, facts_of, settings_of, wrapped
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
+from mmrl.app.inspect.families import public_weights
+from mmrl.app.inspect.settings import Setting, facts_of, settings_of, wrapped
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.plugins.resolve import Listed, load, locate
 from mmrl.policies.shared.published import Published
@@ -127,10 +127,10 @@ def document_of(cls: type) -> str:
 def inner_parts() -> dict[type, str]:
     """Classes that stand inside another thing's settings -> the kind they are: dynamics, spacings, views, servers, ..."""
     from mmrl.algorithms.views import MaskPatches, ShuffleFrames
-    from mmrl.data.moving import ClipStyle
+    from mmrl.data.drawn.moving import ClipStyle
     from mmrl.flow import dynamics, sigmas, times
-    from mmrl.serving.judge import Endpoint
-    from mmrl.training.reward_calls import Transform
+    from mmrl.serving.judges.judge import Endpoint
+    from mmrl.training.rewards.calls import Transform
 
     found = [value for module in (dynamics, sigmas, times) for value in vars(module).values() if inspect.isclass(value)]
     values = (dynamics.Before, dynamics.Gaussian)
@@ -147,8 +147,8 @@ def keys_inside(cls: type) -> list[Setting]:
 
 def generators() -> dict[str, type]:
     """Kind of policy -> what writes or draws its samples."""
-    from mmrl.policies.flow.generate import LocalGenerator as Draws
-    from mmrl.policies.text.generate import LocalGenerator as Writes
+    from mmrl.policies.flow.write.generate import LocalGenerator as Draws
+    from mmrl.policies.text.write.generate import LocalGenerator as Writes
 
     return {"text.LocalGenerator": Writes, "flow.LocalGenerator": Draws}
 

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
-from mmrl.app.commands.settings import REQUIRED, field_notes, settings_of
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.data import DataConfig, MixedData, data_tables
 from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
 from mmrl.app.config.slots import SLOTS, check_kind
+from mmrl.app.inspect.settings import REQUIRED, field_notes, settings_of
 from mmrl.app.plugins.foreign_rewards import split
 from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.objects import RESERVED

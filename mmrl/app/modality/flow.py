@@ -72,7 +72,7 @@ class FlowModality:
         from mmrl.policies.flow.families.known import family_of, own_family
         from mmrl.policies.flow.families.sources import refuse_sources
         from mmrl.policies.flow.loading import load_index
-        from mmrl.policies.flow.sketch import sketch_of
+        from mmrl.policies.flow.write.sketch import sketch_of
 
         own = own_family(policy)
         index = load_index(policy.model, own)
@@ -162,7 +162,7 @@ class FlowModality:
         return policy
 
     def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.tiny import pipelines
+        from mmrl.tiny.flow import pipelines
 
         return pipelines.build(family, folder)
 

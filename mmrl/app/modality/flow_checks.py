@@ -11,11 +11,11 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Clipping
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
-from mmrl.data.pictures import picture_size
+from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
 from mmrl.flow.plan import RolloutPlan
-from mmrl.policies.flow.evaluate import OF_LATENTS
 from mmrl.policies.flow.families.base import FlowFamily
+from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 

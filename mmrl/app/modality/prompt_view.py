@@ -8,11 +8,11 @@ from typing import Any
 from PIL import Image
 
 from mmrl.core.types import Prompt, Request
-from mmrl.policies.flow.encode import text_of
 from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.prompt.encode import text_of
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.rollout import view_seed
+from mmrl.policies.text.write.rollout import view_seed
 from mmrl.policies.video.input import as_video, change_frames, without_changes
 
 

@@ -11,8 +11,8 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.families.base import CallsPipeline, PipelineCall
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.prompt.templates import QUESTION, template_name
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.templates import QUESTION, template_name
 
 Facts = Mapping[str, object]
 """Values that JSON holds."""

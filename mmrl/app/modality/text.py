@@ -64,7 +64,7 @@ class TextModality:
 
     def check_prompts(self, policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
         """A template that asks for boxes needs a model known to write some; pictures are looked at where they are read."""
-        from mmrl.policies.text.templates import ANSWER_FORMATS, WHERE, answer_template
+        from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, WHERE, answer_template
 
         asks_for_boxes = WHERE in ANSWER_FORMATS.get(policy.answer_format, "")
         answer_template(policy.answer_format, self.box_space(policy) if asks_for_boxes else None)
@@ -87,7 +87,7 @@ class TextModality:
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
     def look_around(self, policy: TextPolicyConfig) -> None:
-        from mmrl.policies.text.engine.preflight import look_at_engine
+        from mmrl.engine.preflight import look_at_engine
 
         look_at_engine(policy)
 
@@ -98,10 +98,11 @@ class TextModality:
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
     ) -> "TextPolicy":
+        from mmrl.engine.generator import text_parts
         from mmrl.policies.shared.weights import USUAL_DECAY
         from mmrl.policies.text.policy import TextPolicy
 
-        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views)
+        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, text_parts(policy))
 
     def build_dry_run(
         self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
@@ -125,7 +126,7 @@ class TextModality:
         return replace(policy, box_space=space or "auto")
 
     def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.tiny import vlms
+        from mmrl.tiny.text import vlms
 
         return vlms.build(family, folder)
 

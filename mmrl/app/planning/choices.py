@@ -11,7 +11,7 @@ from mmrl.app.config.run import Resolved, part_table
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.memory import size_text
 from mmrl.core.types import Prompt
-from mmrl.data.pictures import picture_size
+from mmrl.data.files.pictures import picture_size
 from mmrl.policies.flow.dry_run import size_of_generator
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family

@@ -18,7 +18,7 @@ from mmrl.core.protocols import Planner, Policy
 from mmrl.core.remembering import Inspecting
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import USUAL_POSITIONS
 from mmrl.training.trainer import Trainer
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from mmrl.app.config.reward_models import models_of
 from mmrl.app.config.run import Resolved, WatchedReward
 from mmrl.app.planning.memory import Memory
-from mmrl.serving.sizes import ModelSize
+from mmrl.serving.scorers.sizes import ModelSize
 
 HALF, WHOLE = 2, 4
-"""Bytes of a number on a card and elsewhere, as `mmrl.serving.models.hold` keeps them."""
+"""Bytes of a number on a card and elsewhere, as `mmrl.serving.scorers.models.hold` keeps them."""
 
 
 @dataclass(frozen=True)

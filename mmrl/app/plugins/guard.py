@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mmrl.core.blame import describe, is_from_outside
-from mmrl.core.process_state import ProcessChangedError, process_state, refuse_change
+from mmrl.runtime.blame import describe, is_from_outside
+from mmrl.runtime.process_state import ProcessChangedError, process_state, refuse_change
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.packages import refuse_missing_packages, remedy
 from mmrl.app.plugins.python_objects import PREFIX, find_object
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.core.blame import PLUGIN
+from mmrl.runtime.blame import PLUGIN
 
 PlugIn = Callable[..., Any]
 """A function or class of a plug-in file, whatever it is called with and gives."""

@@ -16,7 +16,9 @@ from typing import Any, cast
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins import resolve as plugins
 from mmrl.core.types import MediaSize, Prompt, Sample
-from mmrl.data.files import path_below
+from mmrl.data.files.mp4 import read_mp4
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.grounding import Layout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
@@ -25,8 +27,6 @@ from mmrl.data.layouts.foreign import foreign, open_foreign
 from mmrl.data.layouts.guess import Guess
 from mmrl.data.layouts.read import read_prompts
 from mmrl.data.layouts.source import NAMES
-from mmrl.data.mp4 import read_mp4
-from mmrl.data.pictures import PICTURE_SUFFIXES, open_picture, picture_size
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report

@@ -20,7 +20,7 @@ from mmrl.app.reward_test import probes
 from mmrl.core.types import Group, Status
 from mmrl.serving.reward_client import RemoteReward, is_url
 from mmrl.serving.reward_server import Served, serving
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
 CLEAR = 0.15
 """Share of a reward's range by which one probe must beat another to mean something."""

@@ -28,16 +28,16 @@ from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.core.cache import cache_folder, note_new, note_use
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.runtime.cache import cache_folder, note_new, note_use
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.state import seed
 from mmrl.training.evaluate import Evaluator, check_columns
-from mmrl.training.rewards import NamedReward, RewardRunner
-from mmrl.training.state import seed
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records, Trainer
 
 log = logging.getLogger("mmrl")

@@ -16,8 +16,8 @@ import torch
 from mmrl import __version__
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import is_for_people, sentence
-from mmrl.core.blame import is_from_outside, place_of
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.blame import is_from_outside, place_of
 
 PATIENCE = timedelta(hours=2)
 """How long a process waits for the others: one may download a model, or wait for a slow reward."""

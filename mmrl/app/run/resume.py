@@ -9,7 +9,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.run.folder import CHANGED, RunDir, append_line
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, dotted_key, leaves
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 ABSENT = "(not set)"
 HELD: dict[KeyPath, str] = {

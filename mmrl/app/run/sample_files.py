@@ -28,8 +28,8 @@ from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
 from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
-from mmrl.data.mp4 import write_once
-from mmrl.data.pictures import PICTURE_SUFFIXES
+from mmrl.data.files.mp4 import write_once
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, Plan
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from mmrl.core.blame import AskedToLeaveError
+from mmrl.runtime.blame import AskedToLeaveError
 from mmrl.training.stopping import Stop
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -14,8 +14,8 @@ from threading import get_ident
 from typing import NamedTuple
 
 from mmrl.app.run.folder import RunDir, append_line
-from mmrl.core.spans import tell_of_spans
 from mmrl.core.types import Examples
+from mmrl.runtime.spans import tell_of_spans
 
 STEP = "step"
 """The span around all others."""

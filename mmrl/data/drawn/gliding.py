@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.shapes import COLOURS, PAPER, SHAPES, SIDES, ideal_mask
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, ideal_mask
 
 Clip = NDArray[np.float32]
 """(frames, side, side, 3) in [0, 1]."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.ranges import Count, CountOrNone, Range, check_ranges
-from mmrl.data.scenes import SPLITS, Pixels, background, handwriting
+from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting
 
 KINDS = ("when", "which", "how_many", "order")
 """when: a span. which: several letters. how_many: a number. order: one letter."""

@@ -5,7 +5,7 @@
                    Flow-GRPO's list places, counts, pairs of colours, colours and pairs are as 7 : 5 : 3 : 1 : 1)
     ocr-like       one prompt per line, the text to be written in double quotes: a coffee mug printed with "Golden Harbour"
 
-The rules and words are those of the writers `objects` and `lettering` (mmrl.data.prompt_writers). A held-out task is in no
+The rules and words are those of the writers `objects` and `lettering` (mmrl.data.drawn.prompt_writers). A held-out task is in no
 training split, whatever seeds and sizes are. Neither set is GenEval or Flow-GRPO's list, and numbers on it are not theirs.
 """
 
@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrl.data.prompt_writers import write
+from mmrl.data.drawn.prompt_writers import write
 
 
 def geneval_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:

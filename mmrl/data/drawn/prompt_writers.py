@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mmrl.core.samples import Prompt
-from mmrl.data import digit_text
+from mmrl.data.drawn import digit_text
 
 HELD_OUT_SHARE = 5
 """One task in so many is held out."""

@@ -6,7 +6,8 @@
     clevrer      clevrer/{train,validation}.json with their clips, and nextgqa/test.csv with gsub_test.json and videos/
     prompts      geneval/, ocr/, pickscore/, hpd/: GenEval's metadata, lines with quoted text, lines of text
 
-Pictures and clips show handwritten digits (mmrl.data.scenes, mmrl.data.moving); nothing in them is from the sets they look like.
+Pictures and clips show handwritten digits (mmrl.data.drawn.scenes, mmrl.data.drawn.moving); nothing in them is from the sets
+that they look like.
 """
 
 import csv
@@ -14,12 +15,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mmrl.data import moving
 from mmrl.data.convert import convert
+from mmrl.data.drawn import moving
 from mmrl.data.drawn.prompt_sets import geneval_like, ocr_like
-from mmrl.data.files import write_jsonl
-from mmrl.data.mp4 import write_mp4
-from mmrl.data.scenes import Scene, SceneStyle, draw_scene
+from mmrl.data.drawn.scenes import Scene, SceneStyle, draw_scene
+from mmrl.data.files.mp4 import write_mp4
+from mmrl.data.files.paths import write_jsonl
 
 Row = dict[str, object]
 """An object of a JSON file."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain
 
 GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 SHIFT = 0.03

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.core.cache import cache_folder, note_new
+from mmrl.runtime.cache import cache_folder, note_new
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:

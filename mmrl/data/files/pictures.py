@@ -9,7 +9,7 @@ from threading import Lock
 
 from PIL import ExifTags, Image, ImageOps
 
-from mmrl.data.ahead import FileMemory
+from mmrl.data.files.ahead import FileMemory
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}

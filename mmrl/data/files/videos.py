@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
-from mmrl.data.ahead import FileMemory
-from mmrl.data.pictures import picture_size
+from mmrl.data.files.ahead import FileMemory
+from mmrl.data.files.pictures import picture_size
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mmrl.answers.boxes.box import Box
 from mmrl.core.types import MediaSize, Prompt, Video
-from mmrl.data.ahead import Watch, same
-from mmrl.data.files import write_jsonl
+from mmrl.data.files.ahead import Watch, same
+from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import WatchedReader
 from mmrl.data.layouts.read import RowReader, check_rows

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mmrl.core.types import Prompt
-from mmrl.data.hf_prompts import StoredPrompts
+from mmrl.data.layouts.hf_prompts import StoredPrompts
 from mmrl.data.layouts.read import RowReader, TranslatingReader, read_prompts
 from mmrl.data.layouts.source import Source
 from mmrl.data.readers import open_hf

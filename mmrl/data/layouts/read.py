@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mmrl.core.types import Prompt
-from mmrl.data.ahead import Watch, ahead, same
+from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.readers import Row
 from mmrl.data.validate import Report, check_new_id
 

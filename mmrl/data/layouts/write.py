@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.data.files import path_below, relative_to
+from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.layouts.base import CLIPS, PICTURES
 from mmrl.data.readers import Cell
 

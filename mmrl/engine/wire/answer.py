@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.policies.text.engine.wire.request import Question
+from mmrl.engine.wire.request import Question
 
 NO_NUMBER = -9000.0
 """vLLM writes -9999 for a log-probability that is no number, or minus infinity."""

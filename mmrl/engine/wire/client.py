@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from mmrl.policies.text.engine.settings import HERE
+from mmrl.policies.text.engine_settings import HERE
 
 CONNECT_S = 5.0
 ASK_S = 60.0

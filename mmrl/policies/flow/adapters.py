@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mmrl.core.pretrained import readable, refuse_other_keys
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline
 from mmrl.policies.shared.lora import (
     ADAPTER,
@@ -18,6 +17,7 @@ from mmrl.policies.shared.lora import (
     warn_of_idle_settings,
 )
 from mmrl.policies.shared.weights import whole
+from mmrl.runtime.pretrained import readable, refuse_other_keys
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 """How diffusers names an adapter's file."""

@@ -19,15 +19,15 @@ from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import SOURCE, kind_of
-from mmrl.policies.flow.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.loading import add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.sketch import facts_of, make_family, scale_of
 from mmrl.policies.flow.trace import SigmaPlan
+from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
+from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of

@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
-from mmrl.policies.flow.encode import Encoder
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.net import FlowNet
+from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace

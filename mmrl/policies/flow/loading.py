@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.offline import check_hub, offline_note
-from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.flow.adapters import add_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.sketch import make_family, sketch_of
+from mmrl.policies.flow.write.sketch import make_family, sketch_of
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.weights import whole
+from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.pretrained import load_whole, readable
 
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""

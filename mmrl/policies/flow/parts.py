@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from torch import nn
 
 from mmrl.core.protocols import Diagnostics
-from mmrl.policies.flow.diagnose import FlowDiagnostics
-from mmrl.policies.flow.embedding_cache import EmbeddingCache, open_cache
+from mmrl.policies.flow.check.diagnose import FlowDiagnostics
 from mmrl.policies.flow.families.base import FlowFamily
-from mmrl.policies.flow.forward import Forward, LocalForward
-from mmrl.policies.flow.generate import Decoder, Generator, LocalDecoder, LocalGenerator
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.loading import load
+from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache, open_cache
+from mmrl.policies.flow.read.forward import Forward, LocalForward
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.write.generate import Decoder, Generator, LocalDecoder, LocalGenerator
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 

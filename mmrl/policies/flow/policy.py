@@ -13,28 +13,28 @@ from torch import Tensor, nn
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
-from mmrl.core.spans import in_span
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.flow.adapters import save_adapter
-from mmrl.policies.flow.encode import Encoder
-from mmrl.policies.flow.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import refuse_sources
-from mmrl.policies.flow.forward import NoisyLatents, noisy_latents, velocities_of
-from mmrl.policies.flow.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.loading import parts_of, save_pipeline
 from mmrl.policies.flow.net import FlowNet
-from mmrl.policies.flow.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.parts import FlowParts
+from mmrl.policies.flow.prompt.encode import Encoder
+from mmrl.policies.flow.read.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
+from mmrl.policies.flow.read.forward import NoisyLatents, noisy_latents, velocities_of
+from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
+from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.runtime.spans import in_span
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 

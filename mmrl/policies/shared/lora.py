@@ -107,7 +107,7 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils import load_peft_weights
 
-    from mmrl.core.pretrained import readable
+    from mmrl.runtime.pretrained import readable
 
     folder = str(lora.adapter)
     check_adapter_folder(folder)
@@ -122,7 +122,7 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
 
 def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mapping[str, "Tensor"]) -> None:
     """Raise ValueError unless `saved` holds all weights of the adapter in the model (`own`), no others, and finite ones."""
-    from mmrl.core.pretrained import refuse_non_finite, refuse_other_keys
+    from mmrl.runtime.pretrained import refuse_non_finite, refuse_other_keys
 
     place = f"policy.lora.adapter {folder!r}"
     refuse_other_keys(own.keys() - saved.keys(), saved.keys() - own.keys(), (), place, "LoRA adapter of this model")

@@ -19,17 +19,17 @@ from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
-from mmrl.policies.text.encode import Encoded, PromptBatch
-from mmrl.policies.text.evaluate import Evaluation
 from mmrl.policies.text.families import Family, family_of
-from mmrl.policies.text.generate import Completions, Generation, LocalGenerator, draw
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
-from mmrl.policies.text.packed.packable import prepare_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.prompt.encode import Encoded, PromptBatch
+from mmrl.policies.text.read.evaluate import Evaluation
+from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
 
 DOUBT = {"logprobs": -1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""

@@ -6,9 +6,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Trace
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text.encode import Encoded, Encoder
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.settings import TextPolicyConfig
 
 T = TypeVar("T")

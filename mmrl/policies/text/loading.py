@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.offline import check_hub, offline_note
-from mmrl.core.pretrained import load_whole, readable
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of, is_text_only
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
-from mmrl.policies.text.packed.packable import prepare_packing
+from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.pretrained import load_whole, readable
 
 log = logging.getLogger("mmrl")
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")

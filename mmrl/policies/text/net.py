@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
-from mmrl.policies.text.encode import PromptBatch
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
+from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import VisionCache, joined
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The parts that a text policy is built of; a dry run, or an engine with weights of its own, is built of others."""
+"""The parts that a text policy is built of; a dry run, or a policy whose completions an engine writes, is built of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,13 +7,12 @@ from torch import nn
 
 from mmrl.core.protocols import Diagnostics
 from mmrl.policies.shared.weights import Decay, Rest, Weights
-from mmrl.policies.text.diagnose import TextDiagnostics
-from mmrl.policies.text.engine.generator import VllmGenerator
-from mmrl.policies.text.evaluate import Evaluator, LocalEvaluator
-from mmrl.policies.text.generate import Generator, LocalGenerator
+from mmrl.policies.text.check.diagnose import TextDiagnostics
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded, load
+from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.write.generate import Generator, LocalGenerator
 
 
 def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool, rest: Rest) -> Weights:
@@ -21,9 +20,18 @@ def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, shard
     return Weights(net, shadows, ema_decay, sharded, rest, prefix="model.")
 
 
-def usual_generator(host: TextHost) -> Generator:
-    """The policy's own network, or the engine that its settings name."""
-    return LocalGenerator(host) if host.config.engine is None else VllmGenerator(host, host.config.engine)
+def own_generator(host: TextHost) -> Generator:
+    """The policy's own network.
+
+    Raises:
+        ValueError: the settings name an engine, which stands above this room and has to be handed in.
+    """
+    if host.config.engine is not None:
+        raise ValueError(
+            "policy.engine is set, but this TextPolicy was built with its own network as the generator: "
+            "pass parts=mmrl.engine.generator.text_parts(config)"
+        )
+    return LocalGenerator(host)
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class TextParts:
     """The replaceable parts of a TextPolicy, and the usual ones."""
 
     load: Callable[[TextPolicyConfig], Loaded] = load
-    generator: Callable[[TextHost], Generator] = usual_generator
+    generator: Callable[[TextHost], Generator] = own_generator
     """Who writes completions."""
     evaluator: Callable[[TextHost], Evaluator] = LocalEvaluator
     """Who reads them again."""

@@ -12,24 +12,28 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
-from mmrl.core.spans import in_span
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
-from mmrl.policies.text.answer_tokens import ANSWERS, answer_mask
-from mmrl.policies.text.encode import Encoded, Encoder, stand_in_prompt
-from mmrl.policies.text.evaluate import QUANTITIES, evaluation_of
-from mmrl.policies.text.generate import HotSampling, rest, wake
 from mmrl.policies.text.loading import banned_tokens, writer_of
-from mmrl.policies.text.looks.look import LOOKS, look
-from mmrl.policies.text.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.packing import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
-from mmrl.policies.text.prefix import append, fill_given
-from mmrl.policies.text.rollout import (
+from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
+from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
+from mmrl.policies.text.read.evaluate import QUANTITIES, evaluation_of
+from mmrl.policies.text.read.looks.look import LOOKS, look
+from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
+from mmrl.policies.text.read.packing import pack, worth_packing
+from mmrl.policies.text.rounding import TextRounding
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
+from mmrl.policies.text.vision.cache import cache_of
+from mmrl.policies.text.vision.clips import plan_of
+from mmrl.policies.text.write.generate import HotSampling, rest, wake
+from mmrl.policies.text.write.prefix import append, fill_given
+from mmrl.policies.text.write.rollout import (
     PromptCache,
     Row,
     assemble,
@@ -43,13 +47,9 @@ from mmrl.policies.text.rollout import (
     texts_of,
     vocabulary_of,
 )
-from mmrl.policies.text.rounding import TextRounding
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
-from mmrl.policies.text.vision.cache import cache_of
-from mmrl.policies.text.vision.clips import plan_of
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.settings import VideoSettings
+from mmrl.runtime.spans import in_span
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
 T = TypeVar("T")

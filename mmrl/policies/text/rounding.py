@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.core.exactness import unit_of
 from mmrl.core.types import Rollouts
-from mmrl.policies.text.diagnose import Again
+from mmrl.policies.text.check.diagnose import Again
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.trace import TextTrace
 

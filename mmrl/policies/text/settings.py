@@ -5,7 +5,7 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.settings import EngineConfig
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1"]

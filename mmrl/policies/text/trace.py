@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.tensors import pad_actions
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.prompt.encode import Encoded
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import threading
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
 
-from mmrl.core.workers import WorkerError, WorkerProcess
+from mmrl.runtime.workers import WorkerError, WorkerProcess
 from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mmrl.serving.fetch import words
-from mmrl.serving.judge import JudgeError, Reply
+from mmrl.serving.judges.judge import JudgeError, Reply
 from mmrl.serving.secrets import Json
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"

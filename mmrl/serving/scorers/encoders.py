@@ -9,10 +9,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.core.offline import check_hub
-from mmrl.core.pretrained import readable, refuse_non_finite
+from mmrl.runtime.offline import check_hub
+from mmrl.runtime.pretrained import readable, refuse_non_finite
 from mmrl.serving.files import import_package, not_found
-from mmrl.serving.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
+from mmrl.serving.scorers.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled
 
 OPEN_CLIP = "open_clip:"
 """Before a name of open_clip's: `open_clip:ViT-H-14/laion2b_s32b_b79k`, `open_clip:hf-hub:a/b`, `open_clip:local-dir:/a`."""

@@ -5,8 +5,8 @@ import math
 import torch
 from PIL import Image
 
-from mmrl.serving.detectors import COLOURS, Detection
-from mmrl.serving.encoders import encoder_of, picture_features
+from mmrl.serving.scorers.detectors import COLOURS, Detection
+from mmrl.serving.scorers.encoders import encoder_of, picture_features
 
 MARGIN = 0.1
 NO_MOVE = 1e-3

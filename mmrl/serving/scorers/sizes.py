@@ -57,7 +57,7 @@ def count_from_config(source: str, kind: str) -> int:
     import torch
     import transformers
 
-    from mmrl.core.offline import check_hub
+    from mmrl.runtime.offline import check_hub
 
     check_hub(source)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -68,7 +68,7 @@ def count_from_config(source: str, kind: str) -> int:
 
 
 def encoder_size(model: str, device: str = "auto") -> ModelSize:
-    """The size of an encoder of `mmrl.serving.encoders`: of transformers, or of open_clip by its name."""
+    """The size of an encoder of `mmrl.serving.scorers.encoders`: of transformers, or of open_clip by its name."""
     if not model.startswith(OPEN_CLIP):
         return hub_size(model, device)
     return size_by(model, device, lambda: count_open_clip(model.removeprefix(OPEN_CLIP).partition("/")[0]))

@@ -17,13 +17,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmrl.data import shapes
-from mmrl.tiny import pipeline_parts, plain_clips, teaching
+from mmrl.data.drawn import shapes
+from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.flow import pipeline_parts
+from mmrl.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.plain_clips import pass_clips
 from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
+from mmrl.tiny.text import plain_clips
+from mmrl.tiny.text.plain_clips import pass_clips
 
 PATCH, FRAMES_PER_LATENT = 2, 2
 """Of the autoencoder: pixels of a patch along a side, and frames of a latent after the first."""

@@ -16,13 +16,14 @@ from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmrl.data import shapes
+from mmrl.data.drawn import shapes
 from mmrl.data.drawn.shape_edits import Edits
-from mmrl.tiny import generator, pipeline_parts, teaching
+from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject
-from mmrl.tiny.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
+from mmrl.tiny.flow import generator, pipeline_parts
+from mmrl.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
+from mmrl.tiny.flow.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)

@@ -1,8 +1,8 @@
 """Editors of random weights, made of the parts of the generators that they descend from."""
 
-from mmrl.tiny.pipeline_parts import diffusers_object, qwen_encoder
+from mmrl.tiny.flow.pipeline_parts import diffusers_object, qwen_encoder
+from mmrl.tiny.text.vlms import HubObject, Kwargs
 from mmrl.tiny.tokenizer import qwen_tokenizer
-from mmrl.tiny.vlms import HubObject, Kwargs
 
 QWEN_EDIT_TEMPLATE = (
     "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then explain how "

@@ -17,10 +17,11 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mmrl.tiny import pipeline_parts, teaching
+from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.flow import pipeline_parts
+from mmrl.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mmrl.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
-from mmrl.tiny.pipeline_parts import (
+from mmrl.tiny.flow.pipeline_parts import (
     LATENTS,
     autoencoder,
     clip,

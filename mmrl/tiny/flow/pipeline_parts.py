@@ -4,7 +4,8 @@ import string
 from collections.abc import Callable, Sequence
 
 from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs
-from mmrl.tiny.vlms import QWEN_TOKENS, VISION
+from mmrl.tiny.text.vlms import VISION
+from mmrl.tiny.tokenizer import QWEN_TOKENS
 
 CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""

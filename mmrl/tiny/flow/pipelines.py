@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from mmrl.tiny.byte_tokens import HubObject
-from mmrl.tiny.editor_pipelines import kontext_of, qwen_edit_of
-from mmrl.tiny.late_pipelines import LATE_PIPELINES
-from mmrl.tiny.pipeline_parts import (
+from mmrl.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
+from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
+from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
     autoencoder,
@@ -23,9 +23,9 @@ from mmrl.tiny.pipeline_parts import (
     scheduler,
     t5_tokenizer,
 )
+from mmrl.tiny.flow.wan import WAN_PIPELINES
+from mmrl.tiny.text.vlms import draw_weights
 from mmrl.tiny.tokenizer import qwen_tokenizer
-from mmrl.tiny.vlms import draw_weights
-from mmrl.tiny.wan import WAN_PIPELINES
 
 QWEN_TEMPLATE = (
     "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "

@@ -6,8 +6,8 @@ time twice.
 
 from collections.abc import Callable
 
-from mmrl.tiny.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.vlms import HubObject, Kwargs
+from mmrl.tiny.flow.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
+from mmrl.tiny.text.vlms import HubObject, Kwargs
 
 LATENTS = 4
 """Channels."""

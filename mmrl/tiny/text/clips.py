@@ -16,18 +16,20 @@ from torch import Tensor
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
-from mmrl.core.repeating import bit_for_bit
 from mmrl.core.types import Prompt, Video
-from mmrl.data import moving, mp4, scenes
-from mmrl.data.moving import Clip, ClipStyle, draw, plan_clip
-from mmrl.data.mp4 import clip_folder, write_once
-from mmrl.policies.text.encode import Encoded, collate_prompts
+from mmrl.data.drawn import moving, scenes
+from mmrl.data.drawn.moving import Clip, ClipStyle, draw, plan_clip
+from mmrl.data.files import mp4
+from mmrl.data.files.mp4 import clip_folder, write_once
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig, VideoSettings
-from mmrl.tiny import student, teaching
+from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
+from mmrl.runtime.repeating import bit_for_bit
+from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built
 from mmrl.tiny.keep import Progress, hash_of, keep
-from mmrl.tiny.student import imitate, with_answers
+from mmrl.tiny.text import student
+from mmrl.tiny.text.student import imitate, with_answers
 
 FPS = 2.0
 """Frames that the model sees per second."""

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.boxes.parsing import format_box
-from mmrl.core.repeating import bit_for_bit
-from mmrl.data import scenes
-from mmrl.data.scenes import Corners, Scene, SceneStyle, draw_scene, question
-from mmrl.tiny import student, teaching
+from mmrl.data.drawn import scenes
+from mmrl.data.drawn.scenes import Corners, Scene, SceneStyle, draw_scene, question
+from mmrl.runtime.repeating import bit_for_bit
+from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built, HubObject
 from mmrl.tiny.keep import Progress, hash_of, keep
-from mmrl.tiny.student import imitate, with_answers
+from mmrl.tiny.text import student
+from mmrl.tiny.text.student import imitate, with_answers
 
 SIDE = 64
 """Pictures of 64 x 64 pixels: 64 patches of 8 x 8, merged 2 by 2 into 16 tokens."""

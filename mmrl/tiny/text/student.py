@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import cosine
+from mmrl.tiny.text.vlms import qwen_ids
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
-from mmrl.tiny.vlms import qwen_ids
 
 PATCH = 8
 """Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""

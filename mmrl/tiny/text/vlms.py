@@ -9,17 +9,12 @@ from pathlib import Path
 
 import torch
 
-from mmrl.tiny import llms
 from mmrl.tiny.byte_tokens import STOP, TURN, Built, HubObject, Kwargs, byte_tokenizer, token_ids
+from mmrl.tiny.text import llms
+from mmrl.tiny.tokenizer import QWEN_TOKENS
 
 VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
 TOWER: Kwargs = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
-QWEN_TOKENS = {
-    "image_token": "<|image_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_start_token": "<|vision_start|>",
-    "vision_end_token": "<|vision_end|>",
-}
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:

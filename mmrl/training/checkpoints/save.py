@@ -13,10 +13,10 @@ import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
-from mmrl.core.spans import in_span
 from mmrl.core.types import Batch
-from mmrl.training.checkpoint_files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
-from mmrl.training.state import copy_state
+from mmrl.runtime.spans import in_span
+from mmrl.training.checkpoints.files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
+from mmrl.training.checkpoints.state import copy_state
 
 __all__ = ["CheckpointError", "Checkpoints"]
 log = logging.getLogger("mmrl")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import Policy, State, Stateful
 from mmrl.core.ranks import OwnState, Ranks, load_whole_state, whole_state
 from mmrl.training.collect import Collector
-from mmrl.training.rewards import RewardRunner
+from mmrl.training.rewards.runner import RewardRunner
 
 PLAIN = (bool, int, float, str, type(None))
 

@@ -1,4 +1,4 @@
-"""A Chrome trace of some steps of a run: what the process did when, with the spans of mmrl.core.spans as named bars."""
+"""A Chrome trace of some steps of a run: what the process did when, with the spans of mmrl.runtime.spans as named bars."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from mmrl.core.spans import recorded_spans
+from mmrl.runtime.spans import recorded_spans
 
 log = logging.getLogger("mmrl")
 LONGEST = 10

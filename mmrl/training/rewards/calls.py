@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from mmrl.core.blame import is_from_outside
-from mmrl.core.loops import contain, loop
-from mmrl.core.process_state import process_state, refuse_change
 from mmrl.core.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
-from mmrl.core.workers import WorkerProcess
-from mmrl.training.reward_cache import AnswerCache, Known, RawAnswer
+from mmrl.runtime.blame import is_from_outside
+from mmrl.runtime.loops import contain, loop
+from mmrl.runtime.process_state import process_state, refuse_change
+from mmrl.runtime.workers import WorkerProcess
+from mmrl.training.rewards.cache import AnswerCache, Known, RawAnswer
 
 ASYNC_LIMIT = 64
 MOST_PAUSE_S = 60.0

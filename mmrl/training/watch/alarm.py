@@ -3,48 +3,20 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmrl.core.protocols import State
-from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.core.types import Group, Scores
-from mmrl.training.diversity import diversity, fingerprints, first_pictures, prompt_distance, sameness
+from mmrl.training.settings import AlarmSettings
+from mmrl.training.watch.diversity import diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
 ROUNDING = 1e-6
 """A relative difference this small is none."""
-
-
-@dataclass(frozen=True)
-class AlarmSettings:
-    """When a run is suspected of reward hacking, and what happens then."""
-
-    stop: bool = False
-    """End the run, with an evaluation and a checkpoint, at the first alarm."""
-    ignore: tuple[str, ...] = ()
-    """Watched rewards whose fall means nothing, such as one that only counts words."""
-    fall_chance: Share = 5e-4
-    """A watched reward has fallen if chance gives such a fall, prompt by prompt, less often than this (paired t-test):
-    small, for every evaluation asks again."""
-    rise_chance: Share = 0.01
-    """The same for the rise of what is trained on."""
-    least_fall: NonNegative = 0.3
-    """A smaller fall is no alarm, in standard deviations of the watched reward between prompts."""
-    least_prompts: Annotated[int, Range(3)] = 8
-    """With fewer held-out prompts nothing is compared."""
-    max_sameness: Share = 0.9
-    """No alarm as long as texts for different prompts are the same less often than this (train/sameness)."""
-    min_variety: Share = 0.2
-    """Alarm if the chance that texts for different prompts differ (1 - train/sameness), or the difference of pictures
-    (train/diversity, train/diversity_prompts), falls below this part of what it was."""
-    min_length: Share = 0.1
-    """Alarm if completions shrink below this part of their first length, unless they were cut off at the start."""
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)

@@ -5,53 +5,14 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Positive, Range, check_ranges
 from mmrl.core.types import Group, Scores
-from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, Finding, mean
+from mmrl.training.settings import HealthSettings
+from mmrl.training.watch.alarm import Alarm, Evaluation, Finding, mean
 
 log = logging.getLogger("mmrl")
 Metrics = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class HealthSettings:
-    """From where on a run is called unwell. A bound that cannot be passed (1 for a share) switches its warning off."""
-
-    window: Annotated[int, Range(3)] = 10
-    """Steps that are looked at together, and that make up the start of a run, with which later ones are compared."""
-    max_no_spread: Positive = 0.8
-    """Share of the groups whose samples all got the same reward."""
-    max_failed: Positive = 0.1
-    """Share of the samples for which a reward failed."""
-    max_unscored: Positive = 0.1
-    """Share of the samples without a total reward: a weighted reward failed, or none of them applies."""
-    max_truncated: Positive = 0.5
-    """Share of the completions cut off before they ended."""
-    length_factor: Positive = 4.0
-    """Completions so many times shorter or longer than at the start."""
-    min_entropy: Positive = 0.1
-    """Entropy of the next token, as a share of the start's."""
-    max_entropy: Positive = 2.5
-    """The same upwards."""
-    max_clip_frac: Positive = 0.5
-    """Share of the actions whose ratio was clipped, so that they did not train."""
-    grad_factor: Positive = 10.0
-    """The norm of the gradient, in medians of the window before."""
-    max_kl: Positive = 1.0
-    """KL divergence from the reference, per action."""
-    max_kl_old: Positive = 0.1
-    """The same from the weights that sampled, within a step."""
-    max_log_ratio: Positive = 0.1
-    """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
-    log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
-    """How many times the start's that is, where it is more than a tenth of max_log_ratio."""
-    alarm: AlarmSettings = field(default_factory=AlarmSettings)
-    """When a run is suspected of reward hacking."""
-
-    __post_init__ = check_ranges
 
 
 @dataclass

@@ -13,8 +13,8 @@ from mmrl.core.protocols import Clipping, Diagnosable, Hypothesis, Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
-from mmrl.training.preflight import TrainingStoppedError
 from mmrl.training.settings import TrainSettings
+from mmrl.training.watch.preflight import TrainingStoppedError
 
 HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 import mmrl
-from mmrl.app.commands.api.inputs import Lent, as_prompts, kind_for, kind_of_model, merge, policy_table
+from mmrl.app.api.inputs import Lent, as_prompts, kind_for, kind_of_model, merge, policy_table
 from mmrl.app.config.algorithm import assemble
 from mmrl.app.plugins.python_objects import find_object, is_of_python, offer
 from mmrl.app.toml.tables import Table

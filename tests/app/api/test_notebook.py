@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from mmrl.app.commands.api.notebook import Html, NotebookProgress, in_notebook
+from mmrl.app.api.notebook import Html, NotebookProgress, in_notebook
 from mmrl.core.types import Examples, Scores
 
 NOTHING = Examples([], Scores((), torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.long), torch.zeros(0)))

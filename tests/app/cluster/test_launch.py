@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.commands.launch import LaunchArguments, launch
 from mmrl.app.config import run as configs
-from mmrl.app.planning.slurm import batch_script
 from mmrl.app.plugins.resolve import shipped_folder
 from tests.support.fake_engines import make_environment
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.cluster.placement import Placement, place
 from mmrl.app.config import run as configs
-from mmrl.app.planning.placement import Placement, place
 from mmrl.app.plugins.resolve import shipped_folder
 from tests.support.fake_engines import make_environment
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.run.watch import Watch, Watched, answers, children, training_processes
+from mmrl.app.cluster.watch import Watch, Watched, answers, children, training_processes
 from tests.support.loopback import free_ports
 
 SERVER = """
@@ -199,7 +199,7 @@ def test_nothing_outlives_a_launch_that_is_killed(tmp_path: Path):
     code = f"""
 import os, sys
 from pathlib import Path
-from mmrl.app.run.watch import Watch, Watched
+from mmrl.app.cluster.watch import Watch, Watched
 server = Watched("engine 0", (sys.executable, "-c", {SERVER!r}, "{port}"), dict(os.environ), "{url}", Path({log!r}))
 trainers = Watched("trainers", (sys.executable, "-c", {UNTIL!r}, {str(file)!r}, "0"), dict(os.environ))
 Watch([server], trainers, [server.url], 60.0, print).run()

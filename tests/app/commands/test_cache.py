@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mmrl.app.commands import cache as command
-from mmrl.core import cache
+from mmrl.runtime import cache
 
 DAY = 24 * 3600
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmrl.app.commands.filter import keep_by_difficulty
 from mmrl.app.plugins.resolve import load
-from mmrl.data.pictures import content_hash
+from mmrl.data.files.pictures import content_hash
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Examples, Prompt, Scores
 from mmrl.policies.shared.call_log import PHASES, CallCount
 from mmrl.policies.shared.meta_models import count_bytes, size_of
-from mmrl.policies.text.generate import Generation
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.write.generate import Generation
 from tests.support.flow_runs import Make
 from tests.support.text_policies import picture
 

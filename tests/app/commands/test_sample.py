@@ -13,7 +13,7 @@ from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
 from mmrl.app.run.folder import Line, RunDir, read_lines
 from mmrl.core.metric_names import metric_of
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 REWARD = """
 def letters(group):

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.show import description
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.data import MixedData
 from mmrl.app.config.run import Resolved
+from mmrl.app.inspect.show import description
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 Pair = tuple[str, str]
 ONE = 'use = "digits_grounding"\nsize = 6\n'

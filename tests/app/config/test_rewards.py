@@ -12,8 +12,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import Transform
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import Transform
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ import pytest
 
 from mmrl import Prompt
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
-from mmrl.app.commands.show import description
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import Prompts, read_plug_ins
 from mmrl.app.config.run import Resolved
+from mmrl.app.inspect.show import description
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 ROOT = Path(__file__).parents[3]
 MINE = ROOT / "examples" / "my_sampler.py"

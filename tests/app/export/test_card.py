@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app.commands.card import results
+from mmrl.app.export.card import results
 from mmrl.app.report.data import load
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker

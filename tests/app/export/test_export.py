@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands.export import export, without_folders
 from mmrl.app.config.run import load
+from mmrl.app.export.export import export, without_folders
 from mmrl.app.modality.text import TextModality
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
@@ -17,8 +17,8 @@ from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.tiny.vlms import build as build_tiny
-from mmrl.training.checkpoint import CheckpointError, Checkpoints
+from mmrl.tiny.text.vlms import build as build_tiny
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 
 CONFIG = """steps = 5
 prompts_per_step = 4

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mmrl.app.commands.export import export_and_push
-from mmrl.app.commands.hub import check_push, push_folder
 from mmrl.app.config.run import load
 from mmrl.app.errors import sentence
+from mmrl.app.export.export import export_and_push
+from mmrl.app.export.hub import check_push, push_folder
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
-from mmrl.core import offline
 from mmrl.core.ranks import Ranks
-from mmrl.tiny.vlms import build as build_tiny
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.runtime import offline
+from mmrl.tiny.text.vlms import build as build_tiny
+from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.hub import TOKEN, Hub, small_hub
 
 CONFIG = """steps = 1

@@ -1,9 +1,9 @@
 """`mmrl ls families`: every family is a row with its tasks, its licence, where that was read, and what was tested."""
 
-from mmrl.app.commands.families import HEAD, MARKS, WIDTHS, public_weights, table
-from mmrl.app.commands.things import families
+from mmrl.app.inspect.families import HEAD, MARKS, WIDTHS, public_weights, table
+from mmrl.app.inspect.things import families
 from mmrl.policies.shared.published import NOTES, Published
-from mmrl.tiny import vlms
+from mmrl.tiny.text import vlms
 
 
 def cells(line: str) -> list[str]:

@@ -9,10 +9,10 @@ from typing import get_args, get_type_hints
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.commands.settings import COMMON, Setting, settings_of
-from mmrl.app.commands.things import CLASSES, PLUG_INS, Thing, classes, classes_called, keys_inside, names_of, plug_in
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.run import RunConfig
+from mmrl.app.inspect.settings import COMMON, Setting, settings_of
+from mmrl.app.inspect.things import CLASSES, PLUG_INS, Thing, classes, classes_called, keys_inside, names_of, plug_in
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.optim import OptimizerSettings

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.show import description
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
+from mmrl.app.inspect.show import description
 from mmrl.app.toml.tables import dotted_key, leaves
 
 FLOW = """steps = 3

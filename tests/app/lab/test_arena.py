@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.arena.contest import TASKS, Contest, check_prompts, resolve_run
-from mmrl.app.commands.arena.lane import Lane, Point
-from mmrl.app.commands.arena.ranking import half_width, is_clearly_better, standings
-from mmrl.app.commands.arena.words import contest_of
+from mmrl.app.lab.arena.contest import TASKS, Contest, check_prompts, resolve_run
+from mmrl.app.lab.arena.lane import Lane, Point
+from mmrl.app.lab.arena.ranking import half_width, is_clearly_better, standings
+from mmrl.app.lab.arena.words import contest_of
 from tests.support.launcher import started
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mmrl.app.commands.comparison.compare import compare, run_names, write_comparison
-from mmrl.app.commands.comparison.tables import print_comparison
 from mmrl.app.config import run as configs
+from mmrl.app.lab.comparison.compare import compare, run_names, write_comparison
+from mmrl.app.lab.comparison.tables import print_comparison
 from mmrl.app.report.words import number, signed
 from mmrl.app.run.evaluation_folder import READ, EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir

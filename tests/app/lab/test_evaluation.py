@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw
 
-from mmrl.app.commands.evaluation import command
-from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
-from mmrl.app.commands.evaluation.predict import Meter
-from mmrl.app.commands.evaluation.tables import COLUMNS, number_table, numbers
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
+from mmrl.app.lab.evaluation import command
+from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.lab.evaluation.predict import Meter
+from mmrl.app.lab.evaluation.tables import COLUMNS, number_table, numbers
 from mmrl.app.run import build as building
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.sample_files import digest
@@ -31,7 +31,7 @@ SIDES = (20, 60, 120)
 KILL = """
 import os, signal
 from mmrl.app.run.evaluation_folder import EvaluationDir
-from mmrl.app.commands.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 note, calls = EvaluationDir._note, [0]
 def dying(*arguments):
     calls[0] += 1

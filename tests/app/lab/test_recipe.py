@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from mmrl.app.cli.recipe import recipe as command
-from mmrl.app.commands.recipes.facts import ENDING, UNKNOWN, Figure, Measure, find_recipe, read_recipe, recipe_files, recipes
-from mmrl.app.commands.recipes.measure import Answered, figure_of, interval
-from mmrl.app.commands.recipes.pages import figures_of
-from mmrl.app.commands.recipes.run import run_recipe
-from mmrl.app.commands.recipes.tiny import as_tiny, draw_files, small_table
 from mmrl.app.config import run as configs
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.lab.recipes.facts import ENDING, UNKNOWN, Figure, Measure, find_recipe, read_recipe, recipe_files, recipes
+from mmrl.app.lab.recipes.measure import Answered, figure_of, interval
+from mmrl.app.lab.recipes.pages import figures_of
+from mmrl.app.lab.recipes.run import run_recipe
+from mmrl.app.lab.recipes.tiny import as_tiny, draw_files, small_table
 from mmrl.app.run.folder import RunDir
 
 RECIPES = {one.name: one for one in recipes()}

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from mmrl.app.commands import plan
-from mmrl.app.commands.export import export
 from mmrl.app.commands.reward import score
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
+from mmrl.app.export.export import export
 from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn.gliding import GLIDES, as_bytes, draw
-from mmrl.data.mp4 import read_mp4, write_mp4
+from mmrl.data.files.mp4 import read_mp4, write_mp4
 from tests.support.flow_runs import Make, with_preset
 
 METHODS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo")

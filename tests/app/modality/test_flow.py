@@ -10,19 +10,19 @@ import torch
 from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.presets.text import PRESETS as TEXT_PRESETS
-from mmrl.app.commands.evaluation.command import evaluate
-from mmrl.app.commands.export import export
-from mmrl.app.commands.show import description
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
+from mmrl.app.inspect.show import description
+from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.flow_runs import FAMILIES, SMALL, Make, of_family, with_preset
 
 

@@ -9,11 +9,11 @@ import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.flow import PRESETS
-from mmrl.app.commands.evaluation.command import evaluate
-from mmrl.app.commands.export import export
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
+from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.plugins.resolve import load, modalities
 from mmrl.app.report.page import write_report
@@ -21,7 +21,7 @@ from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.context import updates
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 from tests.support.flow_runs import Make, of_family, with_preset
 

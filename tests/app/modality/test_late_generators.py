@@ -8,11 +8,11 @@ import diffusers
 import pytest
 import torch
 
-from mmrl.app.commands.export import export
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import build
 from tests.support.flow_runs import LATE_FAMILIES, Make, of_family, with_preset
@@ -67,7 +67,7 @@ def test_what_a_run_exports_loads_in_diffusers(make: Make, tmp_path: Path, famil
 
 def test_guidance_for_a_model_that_was_made_without_is_said(make: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path):
     """Turbo is known by its name."""
-    from mmrl.tiny.pipelines import build as build_tiny
+    from mmrl.tiny.flow.pipelines import build as build_tiny
 
     folder = build_tiny("z_image", tmp_path / "Z-Image-Turbo")
     with caplog.at_level(logging.WARNING):

@@ -17,8 +17,8 @@ from mmrl.app.modality.weight_files import cut
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.meta_models import LiveBytes, count_bytes, size_of
-from mmrl.tiny.pipelines import build as build_pipeline
-from mmrl.tiny.vlms import build as build_model
+from mmrl.tiny.flow.pipelines import build as build_pipeline
+from mmrl.tiny.text.vlms import build as build_model
 from tests.support.flow_policies import make as make_image_policy
 from tests.support.flow_policies import stir as stir_image
 from tests.support.text_policies import make

@@ -21,7 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt
 from mmrl.policies.flow import loading
 from mmrl.policies.flow.sizes import Grid
-from mmrl.tiny.pipelines import PIPELINES
+from mmrl.tiny.flow.pipelines import PIPELINES
 from tests.support.flow_runs import SMALL, Make, with_preset
 
 ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]

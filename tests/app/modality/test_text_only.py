@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import mmrl
-from mmrl.app.commands.export import export
+from mmrl.app.export.export import export
 
 LR = {"lr": 1e-2}
 QUESTIONS = '{{"prompt": "What is {0} + 2?", "answer": {1}}}\n'

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from benchmarks.shapes import flux, stable_diffusion, vlm
-from mmrl.app.commands.recipes.facts import find_recipe, recipes
+from mmrl.app.lab.recipes.facts import find_recipe, recipes
 from mmrl.app.toml.tables import Table
 from mmrl.data.drawn.public_layouts import draw, write_json
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": lambda folder: vlm(folder, "qwen25_3b"),

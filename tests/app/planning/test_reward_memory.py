@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands.fit.draft import draw_up
 from mmrl.app.commands.plan import not_counted
+from mmrl.app.fit.draft import draw_up
 from mmrl.app.planning.reward_memory import reward_memory
-from mmrl.serving.models import hold, load_pretrained, release
-from mmrl.serving.sizes import PUBLISHED, checkpoint_size, encoder_size, hub_size
+from mmrl.serving.scorers.models import hold, load_pretrained, release
+from mmrl.serving.scorers.sizes import PUBLISHED, checkpoint_size, encoder_size, hub_size
 from tests.support.flow_runs import Make
 
 PICK, CLIP = PUBLISHED["yuvalkirstain/PickScore_v1"], PUBLISHED["openai/clip-vit-large-patch14"]

@@ -11,7 +11,7 @@ from mmrl.app.config.plug_ins import reward_of
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
 TRL = """
 def solved(prompts, completions, solution, **kwargs):

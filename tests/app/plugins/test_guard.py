@@ -15,7 +15,7 @@ from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.packages import is_installed
 from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.tables import Table
-from mmrl.core.process_state import process_state
+from mmrl.runtime.process_state import process_state
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from mmrl.app.report.step_lines import read_steps, step_lines
 from mmrl.app.run import step_spans
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.step_spans import StepSpans, stride
-from mmrl.core.spans import span
+from mmrl.runtime.spans import span
 from tests.app.report.test_page import page_of
 from tests.support.runs import write_run
 

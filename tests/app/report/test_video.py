@@ -15,7 +15,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import CLIP_FRAMES, answer_spans, frames_of
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import ClipTime, Group, Prompt, Sample, Scores, Video
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 
 CLIP = (ClipTime(8.0, 10.0, 16),)
 

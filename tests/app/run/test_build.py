@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from mmrl.app.commands import demo
-from mmrl.app.commands.evaluation.command import evaluate
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
+from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build, named_reward
 from mmrl.app.run.claim import take_next_free
 from mmrl.app.run.folder import RunDir
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 
 Make = Callable[..., Resolved]
 

@@ -14,8 +14,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.run.claim import claimed_folder, missing_folders, take_next_free
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.signals import leave_in_order
-from mmrl.core.blame import AskedToLeaveError
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.blame import AskedToLeaveError
 
 
 @pytest.fixture(autouse=True)

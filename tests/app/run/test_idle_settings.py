@@ -11,7 +11,7 @@ from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings, warn_of_idle_settings
 from mmrl.training.evaluate import EvaluationSettings, Evaluator, Variant
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.fakes import FakeTextPolicy
 
 

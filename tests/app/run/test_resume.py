@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands.comparison.compare import compare
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
+from mmrl.app.lab.comparison.compare import compare
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.folder import RunDir, lines_of_changes
 from mmrl.app.run.resume import changed_settings, check_resume, enter, is_finished, note_changes
@@ -29,7 +29,7 @@ def started(folder: Path, *words: str) -> RunDir:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr("mmrl.training.checkpoint.looks_whole", Path.is_dir)
+    monkeypatch.setattr("mmrl.training.checkpoints.save.looks_whole", Path.is_dir)
     return started(tmp_path / "run")
 
 

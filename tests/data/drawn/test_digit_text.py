@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmrl.data.digit_text import TRAIN, Prints, caption, draw
+from mmrl.data.drawn.digit_text import TRAIN, Prints, caption, draw
 
 pytest.importorskip("matplotlib")
 

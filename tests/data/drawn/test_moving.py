@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mmrl.app.plugins.resolve import load
-from mmrl.data import moving, scenes
-from mmrl.data.moving import KINDS, LETTERS, ClipStyle, draw, plan_clip
-from mmrl.data.mp4 import write_mp4
-from mmrl.data.scenes import glyph_rows
+from mmrl.data.drawn import moving, scenes
+from mmrl.data.drawn.moving import KINDS, LETTERS, ClipStyle, draw, plan_clip
+from mmrl.data.drawn.scenes import glyph_rows
+from mmrl.data.files.mp4 import write_mp4
 
-SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "moving_digits.py"
+SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "moving_digits.py"
 SMALL = {"side": 32, "glyph": [14, 16], "seconds": 5.0, "stay": [1.5, 3.0], "crossing": 0.2}
 
 

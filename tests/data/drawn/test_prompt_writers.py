@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from mmrl.data import digit_text
-from mmrl.data.prompt_writers import AMOUNTS, COLOURS, OBJECTS, RELATIONS, TAGS, write
+from mmrl.data.drawn import digit_text
+from mmrl.data.drawn.prompt_writers import AMOUNTS, COLOURS, OBJECTS, RELATIONS, TAGS, write
 
 
 def texts(prompts):

@@ -9,10 +9,10 @@ import pytest
 from mmrl.answers.boxes.box import check_inside
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import MediaSize
-from mmrl.data import scenes
-from mmrl.data.scenes import SceneStyle, draw_scene, glyph_rows
+from mmrl.data.drawn import scenes
+from mmrl.data.drawn.scenes import SceneStyle, draw_scene, glyph_rows
 
-SHIPPED = Path(__file__).resolve().parents[2] / "datasets" / "digits_grounding.py"
+SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "digits_grounding.py"
 CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="photo")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmrl.data.shapes import COLOURS, HELD_OUT, PAPER, SHAPES, SIDES, TRAIN, WISHES, Sketches, Wish, draw, ideal_mask, place
+from mmrl.data.drawn.shapes import COLOURS, HELD_OUT, PAPER, SHAPES, SIDES, TRAIN, WISHES, Sketches, Wish, draw, ideal_mask, place
 
 
 def middle(mask):

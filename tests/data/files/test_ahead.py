@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Prompt, Video
-from mmrl.data import pictures, videos
-from mmrl.data.ahead import DEPTH, FileMemory, ahead
+from mmrl.data.files import pictures, videos
+from mmrl.data.files.ahead import DEPTH, FileMemory, ahead
+from mmrl.data.files.pictures import picture_size
 from mmrl.data.grounding import Layout, check_file, read_grounding
-from mmrl.data.pictures import picture_size
 from mmrl.data.validate import Report, check, check_new_id
 from tests.support.videos import even, write_video
 

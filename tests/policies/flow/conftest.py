@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from diffusers.utils import logging
 
-from mmrl.tiny.pipelines import build
+from mmrl.tiny.flow.pipelines import build
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import torch
 
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Request
-from mmrl.training.state import copy_state
+from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, make, prompts
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 

@@ -21,7 +21,7 @@ from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.flow_policies import make, prompts

@@ -9,7 +9,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.policies.flow.test_costs import FROZEN, SMALL, any_variety

@@ -23,7 +23,7 @@ from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
 from mmrl.policies.flow.sizes import Size
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.policies.flow.test_costs import SMALL, any_variety

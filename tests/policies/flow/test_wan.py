@@ -17,7 +17,7 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, StaticShift
-from mmrl.policies.flow.audit import audit_rollouts
+from mmrl.policies.flow.check.audit import audit_rollouts
 from mmrl.policies.flow.families.experts import Experts
 from mmrl.policies.flow.families.wan import Wan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmrl.app.commands.fit.draft import prompts_of
 from mmrl.app.config import run as configs
+from mmrl.app.fit.draft import prompts_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.run.build import with_local_model
 from mmrl.policies.flow import dry_run as flow
@@ -22,8 +22,8 @@ from mmrl.policies.shared.equal_layers import equal_layers as found_in
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights
 from mmrl.policies.text import dry_run as text
-from mmrl.tiny.pipelines import PIPELINES
-from mmrl.tiny.vlms import FAMILIES
+from mmrl.tiny.flow.pipelines import PIPELINES
+from mmrl.tiny.text.vlms import FAMILIES
 
 
 class Layer(nn.Module):

@@ -14,7 +14,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_text
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny import pipelines
+from mmrl.tiny.flow import pipelines
 
 LORA = LoraSettings(rank=2, alpha=4)
 

@@ -12,7 +12,7 @@ import torch
 from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling
-from mmrl.training.state import copy_state
+from mmrl.training.checkpoints.state import copy_state
 from tests.support.launcher import Kind, accelerator_of, leave, renew
 from tests.support.text_policies import logprobs, make, mixed, text_trace
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.text_policies import make, prompts
 
 

@@ -5,8 +5,8 @@ import torch
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
-from mmrl.policies.text.encode import stand_in_prompt
 from mmrl.policies.text.policy import Sampling
+from mmrl.policies.text.prompt.encode import stand_in_prompt
 from tests.support.text_policies import (
     FAMILIES,
     FP32_BOUND,

@@ -11,10 +11,10 @@ from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ENTROPY, LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request
-from mmrl.policies.text.answer_tokens import answer_span
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.read.answer_tokens import answer_span
 from mmrl.training.optim import OptimizerSettings
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.text_policies import make, picture, plain_model, text_trace

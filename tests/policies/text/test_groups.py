@@ -8,7 +8,7 @@ import torch
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.policies.text.policy import Sampling
-from mmrl.policies.text.rollout import check_sampling
+from mmrl.policies.text.write.rollout import check_sampling
 from tests.support.text_policies import (
     FP32_BOUND,
     ids_of,

@@ -9,14 +9,14 @@ from torch import nn
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.draft import Stops
-from mmrl.policies.text.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
-from mmrl.policies.text.rollout import check_reading
+from mmrl.policies.text.prompt.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.write.draft import Stops
+from mmrl.policies.text.write.rollout import check_reading
 from mmrl.policies.video.settings import VideoSettings
 
 

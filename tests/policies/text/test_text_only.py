@@ -112,7 +112,7 @@ def test_a_model_whose_layers_lie_elsewhere_is_refused(tmp_path: Path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from mmrl.tiny.byte_tokens import byte_tokenizer
-    from mmrl.tiny.llms import text_template
+    from mmrl.tiny.text.llms import text_template
 
     tokenizer = byte_tokenizer({})
     tokenizer.chat_template = text_template()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import TextTrace, join
 
 FAMILY = Family(None)

@@ -12,9 +12,9 @@ from PIL import Image
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import ClipTime, Prompt, Reading, Request, Video
-from mmrl.policies.text.audit import audit
-from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
+from mmrl.policies.text.prompt.encode import Encoded
 from tests.support.text_policies import (
     FP32_BOUND,
     gradients,

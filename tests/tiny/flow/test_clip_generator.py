@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mmrl.data.drawn.gliding import Glides
-from mmrl.tiny import clip_generator
-from mmrl.tiny.clip_generator import WarmStart, build, decode_beyond, encode_captions, encode_clips, fingerprint, warm_start
+from mmrl.tiny.flow import clip_generator
+from mmrl.tiny.flow.clip_generator import WarmStart, build, decode_beyond, encode_captions, encode_clips, fingerprint, warm_start
 
 SHORT = WarmStart(Glides(), name="test", pool=96, batch_size=8, vae_steps=12, vae_batch_size=4, vae_pool=64, steps=30, layers=1)
 

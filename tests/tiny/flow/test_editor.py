@@ -13,8 +13,8 @@ from mmrl.data.drawn.shape_edits import TRAIN, Edits, draw, jitter_of, to_bytes
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.tiny import editor
-from mmrl.tiny.editor import EditorStart, encode_texts, fingerprint, warm_start
+from mmrl.tiny.flow import editor
+from mmrl.tiny.flow.editor import EditorStart, encode_texts, fingerprint, warm_start
 
 SHORT = replace(EditorStart(), name="test", pool=128, batch_size=16, vae_steps=100, steps=40, layers=1, heads=2)
 

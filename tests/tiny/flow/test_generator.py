@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from mmrl.core.types import Prompt, Request
-from mmrl.data.shapes import Sketches
+from mmrl.data.drawn.shapes import Sketches
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.tiny import generator
-from mmrl.tiny.generator import WarmStart, build, caption_ids, encode_captions, encode_images, fingerprint, teach, warm_start
+from mmrl.tiny.flow import generator
+from mmrl.tiny.flow.generator import WarmStart, build, caption_ids, encode_captions, encode_images, fingerprint, teach, warm_start
 
 SHORT = WarmStart(data=Sketches(), name="test", pool=128, batch_size=16, vae_steps=150, steps=40, layers=2, heads=2)
 

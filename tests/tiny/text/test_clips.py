@@ -10,11 +10,11 @@ from mmrl.answers.spans.interval import temporal_iou
 from mmrl.answers.spans.parsing import parse_intervals
 from mmrl.app.config import run as configs
 from mmrl.core.types import Prompt, Request, Video
-from mmrl.data.moving import draw, plan_clip, style_of
-from mmrl.data.mp4 import write_mp4
+from mmrl.data.drawn.moving import draw, plan_clip, style_of
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.policies.text.policy import Sampling
-from mmrl.tiny import clips
-from mmrl.tiny.clips import FPS, STYLE, WarmStart, answer_of, build, fingerprint, lessons, warm_start, watcher
+from mmrl.tiny.text import clips
+from mmrl.tiny.text.clips import FPS, STYLE, WarmStart, answer_of, build, fingerprint, lessons, warm_start, watcher
 
 SHORT = WarmStart(steps=16, batch_size=8, num_clips=24)
 

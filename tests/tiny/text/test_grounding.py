@@ -7,8 +7,8 @@ import torch
 from mmrl.answers.boxes.box import Box, iou
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.core.types import MediaSize
-from mmrl.tiny import grounding
-from mmrl.tiny.grounding import SIDE, WarmStart, answer_text, build, labels, warm_start
+from mmrl.tiny.text import grounding
+from mmrl.tiny.text.grounding import SIDE, WarmStart, answer_text, build, labels, warm_start
 
 SHORT = WarmStart(steps=16, batch_size=8)
 
@@ -113,7 +113,7 @@ def test_a_picture_moves_the_answer(untrained):
 
 
 def test_scenes_of_another_size_are_refused():
-    from mmrl.data.scenes import SceneStyle
+    from mmrl.data.drawn.scenes import SceneStyle
 
     with pytest.raises(ValueError, match="64 x 64"):
         WarmStart(style=SceneStyle(side=128))

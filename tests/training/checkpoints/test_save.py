@@ -13,9 +13,10 @@ import torch
 
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
-from mmrl.training import checkpoint, checkpoint_files
-from mmrl.training.checkpoint import CheckpointError, Checkpoints
-from mmrl.training.checkpoint_files import looks_whole
+from mmrl.training.checkpoints import files as checkpoint_files
+from mmrl.training.checkpoints import save as checkpoint
+from mmrl.training.checkpoints.files import looks_whole
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 from mmrl.training.optim import OptimizerSettings
 from tests.support.fakes import prompts
 from tests.support.trainers import make_trainer

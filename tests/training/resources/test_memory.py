@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.ranks import OwnState, Ranks, whole_state
 from mmrl.policies.shared.weights import Weights
+from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.optim import OptimizerSettings, can_fuse
 from mmrl.training.resources.resting import check_rest, put_to_rest, woken
-from mmrl.training.state import copy_state
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy
 from tests.support.trainers import make_trainer
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mmrl.core import spans
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.runtime import spans
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.measure import PHASES, time_shares
 from mmrl.training.resources.profile import Profile, Steps
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.trainers import make_trainer

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status, Video
-from mmrl.training.reward_cache import NotCacheableError, digest
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardRunner
+from mmrl.training.rewards.cache import NotCacheableError, digest
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 RED, BLUE = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
 

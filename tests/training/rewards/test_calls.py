@@ -17,9 +17,9 @@ import torch
 
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
-from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.training.reward_calls import Calling, settle
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner, Transform
+from mmrl.runtime.workers import WorkerError, WorkerProcess
+from mmrl.training.rewards.calls import Calling, settle
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
 
 NOW = {"pause_s": 0.0}
 
@@ -444,7 +444,7 @@ def test_one_failure_of_eight_changes_no_other_answer():
 
 def test_pauses_between_tries_double_up_to_a_minute(monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
-    monkeypatch.setattr("mmrl.training.reward_calls.time.sleep", pauses.append)
+    monkeypatch.setattr("mmrl.training.rewards.calls.time.sleep", pauses.append)
 
     def broken(g: Group) -> list[float]:
         raise RuntimeError("not today")

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from mmrl.app.plugins.resolve import load
-from mmrl.core.blame import describe, place_of, shown
-from mmrl.core.loops import loop
-from mmrl.core.process_state import process_state
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.core.workers import WorkerError, WorkerProcess
-from mmrl.training.reward_calls import Calling
-from mmrl.training.rewards import NamedReward, RewardError, RewardRunner
+from mmrl.runtime.blame import describe, place_of, shown
+from mmrl.runtime.loops import loop
+from mmrl.runtime.process_state import process_state
+from mmrl.runtime.workers import WorkerError, WorkerProcess
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
 WAYS: dict[str, dict[str, Any]] = {"inline": {}, "thread": {"where": "thread"}, "timeout": {"timeout_s": 20.0}}
 

@@ -10,9 +10,9 @@ import torch
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
-from mmrl.training.alarm import Alarm, AlarmSettings, Evaluation, independent_change, pairwise_change
-from mmrl.training.health import Health, HealthSettings
-from mmrl.training.settings import TrainSettings
+from mmrl.training.settings import AlarmSettings, HealthSettings, TrainSettings
+from mmrl.training.watch.alarm import Alarm, Evaluation, independent_change, pairwise_change
+from mmrl.training.watch.health import Health
 from tests.support.trainers import make_trainer
 
 GOOD = {

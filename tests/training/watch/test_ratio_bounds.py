@@ -14,10 +14,10 @@ from mmrl.core.exactness import unit_of
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Request, Rollouts
-from mmrl.training import ratio_gate
-from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.ratio_gate import ENGINE_LOOKS, MOST_ROUNDINGS, NOISES, Bounds, RatioGate
 from mmrl.training.settings import TrainSettings
+from mmrl.training.watch import ratio_gate
+from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.watch.ratio_gate import ENGINE_LOOKS, MOST_ROUNDINGS, NOISES, Bounds, RatioGate
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
 

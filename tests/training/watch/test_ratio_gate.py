@@ -16,9 +16,9 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
-from mmrl.training.preflight import TrainingStoppedError
-from mmrl.training.ratio_gate import Gap, RatioGate
 from mmrl.training.settings import TrainSettings
+from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.watch.ratio_gate import Gap, RatioGate
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
 

@@ -10,12 +10,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from mmrl.app.commands.arena.contest import TASKS, Contest, check_prompts, label_of, resolve_run, start_of
-from mmrl.app.commands.arena.lane import Lane, Point, Stint
-from mmrl.app.commands.arena.ranking import Standing, standings
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
+from mmrl.app.lab.arena.contest import TASKS, Contest, check_prompts, label_of, resolve_run, start_of
+from mmrl.app.lab.arena.lane import Lane, Point, Stint
+from mmrl.app.lab.arena.ranking import Standing, standings
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.page import environment
 from mmrl.app.report.words import number

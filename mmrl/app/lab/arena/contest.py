@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.commands.arena.fitting import fit_to_small_pictures
 from mmrl.app.commands.demo import taught_model
 from mmrl.app.config.algorithm import assemble, presets
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.lab.arena.fitting import fit_to_small_pictures
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import load_prompts

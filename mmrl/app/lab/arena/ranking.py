@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
-from mmrl.app.commands.arena.lane import Lane, Point
+from mmrl.app.lab.arena.lane import Lane, Point
 
 CONFIDENCE = 0.95
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mmrl.app.commands.arena.contest import Contest
+from mmrl.app.lab.arena.contest import Contest
 
 
 def contest_of(task: str, methods: str, budget_s: float, seeds: str, model: str | None, overrides: Sequence[str]) -> Contest:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.app.commands.comparison.sides import Side, read_side
 from mmrl.app.files import replace_text
+from mmrl.app.lab.comparison.sides import Side, read_side
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, column, read_rows
 from mmrl.app.report.figures import Change, figures, paired_changes

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.app.commands.comparison.compare import Comparison, MetricRow
-from mmrl.app.commands.evaluation.tables import tsv
 from mmrl.app.errors import printable
+from mmrl.app.lab.comparison.compare import Comparison, MetricRow
+from mmrl.app.lab.evaluation.tables import tsv
 from mmrl.app.report.figures import LEAST_PROMPTS, Change
 from mmrl.app.report.words import number, percent, signed
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app.commands.evaluation.predict import Meter, predict
-from mmrl.app.commands.evaluation.prepare import Asked, ask, prepare
-from mmrl.app.commands.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import Terminal
+from mmrl.app.lab.evaluation.predict import Meter, predict
+from mmrl.app.lab.evaluation.prepare import Asked, ask, prepare
+from mmrl.app.lab.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.run.build import TINY
 from mmrl.app.run.context import RUNS, console, distributed_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject

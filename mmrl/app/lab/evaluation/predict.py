@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mmrl.app.commands.evaluation.prepare import Ready
 from mmrl.app.errors import Terminal, printable
+from mmrl.app.lab.evaluation.prepare import Ready
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.app.run.sample_files import sample_lines
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Examples
-from mmrl.training.diversity import diversity
 from mmrl.training.evaluate import Answered, Evaluator, Variant
+from mmrl.training.watch.diversity import diversity
 
 
 def predict(ready: Ready, place: EvaluationDir, step: int, ranks: Ranks, meter: "Meter | None" = None) -> None:

@@ -15,9 +15,9 @@ from mmrl.core.protocols import Accelerator, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.state import seed
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.state import seed
 
 
 @dataclass(frozen=True)

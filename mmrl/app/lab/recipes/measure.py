@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table as Grid
 
-from mmrl.app.commands.evaluation.prepare import wanted_part
-from mmrl.app.commands.recipes.facts import Figure, Measure, Published, Recipe
-from mmrl.app.commands.recipes.pages import number
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
+from mmrl.app.lab.evaluation.prepare import wanted_part
+from mmrl.app.lab.recipes.facts import Figure, Measure, Published, Recipe
+from mmrl.app.lab.recipes.pages import number
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
@@ -26,11 +26,11 @@ from mmrl.app.run.folder import RunDir
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
-from mmrl.training.checkpoint import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.state import seed
 from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.rewards import RewardRunner
-from mmrl.training.state import seed
+from mmrl.training.rewards.runner import RewardRunner
 
 FILE = "recipe.json"
 """In the run's folder: the figures that were measured."""

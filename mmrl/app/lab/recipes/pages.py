@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mmrl.app.commands.recipes.facts import UNKNOWN, NeededFile, Published, Recipe
+from mmrl.app.lab.recipes.facts import UNKNOWN, NeededFile, Published, Recipe
 
 WIDTH = 118
 

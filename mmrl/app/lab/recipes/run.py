@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmrl.app.commands.recipes.facts import find_recipe
-from mmrl.app.commands.recipes.measure import Measured, measure_run, plan_measures, print_measured
-from mmrl.app.commands.recipes.pages import missing_files
-from mmrl.app.commands.recipes.tiny import as_tiny, draw_files, small_table
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.lab.recipes.facts import find_recipe
+from mmrl.app.lab.recipes.measure import Measured, measure_run, plan_measures, print_measured
+from mmrl.app.lab.recipes.pages import missing_files
+from mmrl.app.lab.recipes.tiny import as_tiny, draw_files, small_table
 from mmrl.app.run.context import console
 from mmrl.app.run.folder import RunDir
 

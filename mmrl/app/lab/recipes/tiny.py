@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.commands.recipes.facts import DATA, MODELS, Given, Measure, Recipe
+from mmrl.app.lab.recipes.facts import DATA, MODELS, Given, Measure, Recipe
 from mmrl.app.toml.tables import Table, Values
-from mmrl.data import moving, prompt_writers, scenes
-from mmrl.data.drawn import prompt_sets, public_layouts
+from mmrl.data.drawn import moving, prompt_sets, prompt_writers, public_layouts, scenes
 from mmrl.tiny import scorers
 from mmrl.tiny.keep import keep
 

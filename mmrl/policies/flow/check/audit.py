@@ -5,8 +5,8 @@ from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Sample
-from mmrl.policies.flow.encode import key_of
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 

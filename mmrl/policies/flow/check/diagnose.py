@@ -14,11 +14,11 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
-from mmrl.policies.flow.audit import audit_rollouts
-from mmrl.policies.flow.encode import key_of
+from mmrl.policies.flow.check.audit import audit_rollouts
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.hypotheses import (
     BATCH,

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmrl.core.cache import bound, cache_folder, note_new, note_use
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.runtime.cache import bound, cache_folder, note_new, note_use
 
 log = logging.getLogger("mmrl")
 WORTH_KEEPING = 20_000_000

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from mmrl.core.types import Rollouts, Sample
-from mmrl.policies.text.audit_positions import check_positions, frames_of
-from mmrl.policies.text.encode import Encoded, check_media, name_in_file
+from mmrl.policies.text.check.audit_positions import check_positions, frames_of
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.video.input import videos_of
 

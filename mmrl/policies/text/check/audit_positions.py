@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from mmrl.core.types import Video
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import exists, videos_of, without_changes
 

@@ -26,12 +26,12 @@ from mmrl.policies.shared.hypotheses import (
     repetition,
 )
 from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
-from mmrl.policies.text.audit import audit_rollouts
-from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.evaluate import Evaluation, evaluation_of
+from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
 from mmrl.policies.text.trace import TextTrace
 
 TRIES = 8

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.packed.attention import PackedGroup
+from mmrl.policies.text.prompt.encode import Encoded
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.core.spans import in_span
 from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
+from mmrl.policies.text.prompt.templates import Message, answer_template, messages
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.templates import Message, answer_template, messages
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, as_video, clip_time, processor_arguments
+from mmrl.runtime.spans import in_span
 
 TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.core.tensors import pad_actions
-from mmrl.policies.text.divergence import group_divergence
-from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.packed.row import PackedRow, pack_row
-from mmrl.policies.text.token_values import token_values
+from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
+from mmrl.policies.text.read.divergence import group_divergence
+from mmrl.policies.text.read.token_values import token_values
 from mmrl.policies.text.trace import TextTrace
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.spans import in_span
 from mmrl.core.types import Heat
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text.draft import Draft, Stops
-from mmrl.policies.text.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.write.draft import Draft, Stops
+from mmrl.runtime.spans import in_span
 
 NO_HEAT = Heat()
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from mmrl.core.types import Prefix
-from mmrl.policies.text.answer_tokens import reaching
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.rollout import Row, tokens_of
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.answer_tokens import reaching
+from mmrl.policies.text.write.rollout import Row, tokens_of
 
 
 def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:

@@ -14,11 +14,11 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import stack_ragged
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.families import Family
-from mmrl.policies.text.generate import Completions
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.write.generate import Completions
 
 
 @dataclass

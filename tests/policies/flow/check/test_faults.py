@@ -12,14 +12,14 @@ from mmrl.core.types import Rollouts
 from mmrl.flow.dynamics import CPS
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full, Window
-from mmrl.policies.flow import diagnose as causes
-from mmrl.policies.flow.generate import Sampled
+from mmrl.policies.flow.check import diagnose as causes
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace, Latents
+from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
-from mmrl.training.preflight import TrainingStoppedError
+from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.faults import (
     Dropping,
     Fault,

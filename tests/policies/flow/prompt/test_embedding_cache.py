@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mmrl.app.commands.cache import clear, listing
-from mmrl.core.cache import entries
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.policies.flow import embedding_cache
-from mmrl.policies.flow.embedding_cache import EmbeddingCache, digest_of
 from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.prompt import embedding_cache
+from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache, digest_of
+from mmrl.runtime.cache import entries
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.types import Batch, Rollouts, Scope
-from mmrl.policies.flow.packing import cut_actions, cut_rows
+from mmrl.policies.flow.read.packing import cut_actions, cut_rows
 from tests.support.fakes import Steps
 from tests.support.rows import make_batch
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mmrl.algorithms.presets.text import PRESETS
 from mmrl.core.types import Prompt, Request, Rollouts, Video
-from mmrl.policies.text.encode import Encoded
 from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
-from mmrl.training.preflight import TrainingStoppedError
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.faults import Fault, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video

@@ -11,10 +11,10 @@ from mmrl.core.types import Prompt, Rollouts, Video
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text import diagnose as causes
-from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.generate import Completions, Generator
+from mmrl.policies.text.check import diagnose as causes
 from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoSettings
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.write.generate import Completions, Generator
 from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rolled, stuck_in_training, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
 from tests.support.videos import even, write_video

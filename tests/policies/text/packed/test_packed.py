@@ -13,10 +13,11 @@ from mmrl.core.readings import ENTROPY, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.packed import attention, packable
-from mmrl.policies.text.packed.packable import prepare_packing
-from mmrl.policies.text.packing import worth_packing
+from mmrl.policies.text.packed import attention
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.read import packable
+from mmrl.policies.text.read.packable import prepare_packing
+from mmrl.policies.text.read.packing import worth_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.support.text_policies import PACKING, gradients, logprobs, make, mixed, picture, text_trace
 

@@ -10,16 +10,16 @@ from mmrl.app.modality.text import TextModality
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import MediaSize, Prompt, Request
 from mmrl.policies.shared.pictures import open_picture
-from mmrl.policies.text.audit import audit
-from mmrl.policies.text.encode import collate_prompts
+from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling
+from mmrl.policies.text.prompt.encode import collate_prompts
+from mmrl.policies.text.prompt.templates import answer_template, messages, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.templates import answer_template, messages, tags_of
 from tests.support.text_policies import FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]

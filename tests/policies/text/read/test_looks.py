@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PROBABILITY, LOGPROBS, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
-from mmrl.policies.text.looks.rhythm import RHYTHM, local_and_global, middle_layers
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.read.looks.rhythm import RHYTHM, local_and_global, middle_layers
 from tests.support.text_policies import make, picture, text_trace
 
 ANSWERED = [Prompt("a", "what is it?", (picture(0),), answer="cat"), Prompt("b", "how many?", answer=12)]

@@ -10,9 +10,9 @@ from torch import Tensor
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.interventions import in_precision
 from mmrl.policies.shared.lora import LoraSettings, casting_layers
-from mmrl.policies.text.draft import Draft, Stops
-from mmrl.policies.text.generate import LOOK_EVERY, Completions, Generation, LocalGenerator
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.write.draft import Draft, Stops
+from mmrl.policies.text.write.generate import LOOK_EVERY, Completions, Generation, LocalGenerator
 from tests.support.host_looks import host_looks
 from tests.support.second_device import META, SecondDevice
 from tests.support.text_policies import FAMILIES, FP32_BOUND, bias_toward, make, prompts

@@ -5,8 +5,8 @@ import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
-from mmrl.policies.text.generate import draw, filter_probabilities, noise
 from mmrl.policies.text.policy import Sampling
+from mmrl.policies.text.write.generate import draw, filter_probabilities, noise
 from tests.support.text_policies import FP32_BOUND, bias_toward, hotter, ids_of, logprobs, make, mixed, prompts, text_of
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.05, 0.3, 0.15]])

@@ -9,12 +9,12 @@ import torch
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text.encode import Encoded
-from mmrl.policies.text.generate import Completions, Generator, LocalGenerator
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator
 from mmrl.training.collect import merge_rollouts
 from tests.support.text_policies import logprobs, make, mixed, prompts, text_of
 

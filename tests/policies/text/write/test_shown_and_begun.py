@@ -14,7 +14,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Video
 from mmrl.core.types import Prefix, Prompt, Request, Rollouts
-from mmrl.policies.text.audit import audit_rollouts
+from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.training.collect import merge_rollouts
 from tests.support.rows import scores

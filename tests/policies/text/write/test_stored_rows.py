@@ -9,7 +9,7 @@ import torch
 from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Heat, Request, StoredRow
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.audit import audit_rollouts
+from mmrl.policies.text.check.audit import audit_rollouts
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, prompts
 
 

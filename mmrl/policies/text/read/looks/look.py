@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mmrl.policies.text.looks.rewritten import REFERENCE, REWRITTEN, rewrite
-from mmrl.policies.text.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
+from mmrl.policies.text.read.looks.rewritten import REFERENCE, REWRITTEN, rewrite
+from mmrl.policies.text.read.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
 from mmrl.policies.text.trace import TextTrace
 
 LOOKS = REWRITTEN | RHYTHM

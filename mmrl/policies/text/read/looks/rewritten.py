@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
-from mmrl.policies.text.answer_tokens import OPEN, reaching
-from mmrl.policies.text.encode import Encoded
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.answer_tokens import OPEN, reaching
 from mmrl.policies.text.trace import TextTrace
 
 REFERENCE, BASE = REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity

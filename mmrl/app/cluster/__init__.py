@@ -1,0 +1,1 @@
+"""Who runs where, who starts and watches it, and the script for Slurm."""

@@ -1,0 +1,1 @@
+"""A trained model on its way out: folder, card, hub."""

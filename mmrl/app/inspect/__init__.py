@@ -1,0 +1,1 @@
+"""What is known of settings, methods, families and shipped things, printed."""

@@ -1,0 +1,1 @@
+"""Methods and models compared: arena, recipes, comparison, evaluation."""

@@ -1,0 +1,1 @@
+"""Files that data sets name: pictures, clips, paths below a folder."""

@@ -1,0 +1,1 @@
+"""Log-densities of finished samples under given weights."""

@@ -1,0 +1,1 @@
+"""Audits of what was sampled, and the causes of other log-probabilities."""

@@ -1,0 +1,1 @@
+"""Log-probabilities of finished completions under given weights."""

@@ -1,0 +1,1 @@
+"""Completions written token by token: rows, prefixes, drafts."""

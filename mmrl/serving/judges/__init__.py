@@ -1,0 +1,1 @@
+"""Models and programs that judge answers: VLM judges, pairs, verdicts, a grader of mathematics."""

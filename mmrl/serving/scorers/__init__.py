@@ -1,0 +1,1 @@
+"""Models that score pictures and texts, each loaded once per process."""

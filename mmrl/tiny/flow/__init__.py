@@ -1,0 +1,1 @@
+"""Small image, clip and editing pipelines of the real classes."""

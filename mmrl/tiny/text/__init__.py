@@ -1,0 +1,1 @@
+"""Small vision-language and language models of the real classes."""

@@ -1,0 +1,1 @@
+"""Whole folders of a run's state: written beside training, checked, read back."""

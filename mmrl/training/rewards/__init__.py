@@ -1,0 +1,1 @@
+"""Which samples are scored, how rewards are called, and what is remembered."""
