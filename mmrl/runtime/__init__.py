@@ -1,1 +1,1 @@
-"""What any program needs and knows nothing of RL: cache, workers, loops, state of a process, spans, files of weights."""
+"""The tools of any program, without a word of RL: cache, workers, loops, state of a process, spans, files of weights."""

@@ -1,11 +1,11 @@
-"""No module of mmrl imports, at the top or inside a function, what imports it; and few rooms of the app import each other."""
+"""No module of mmrl imports, at the top or inside a function, what imports it; nor does a folder inside any room."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 import grimp
+import pytest
 
-MOST_PAIRS = 30
 Imports = Mapping[str, Collection[str]]
 
 
@@ -29,16 +29,19 @@ def circle(graph: Imports) -> list[str]:
     return path[path.index(path[-1]) :]
 
 
-def pairs(graph: Imports, room: Callable[[str], str | None]) -> set[tuple[str, str]]:
-    """(room, other room that it imports)."""
-    rooms = {(room(name), room(other)) for name, below in graph.items() for other in below}
-    return {(one, other) for one, other in rooms if one is not None and other is not None and one != other}
+def folders(graph: Imports, room: str) -> dict[str, set[str]]:
+    """Folder or file right inside a room -> those beside it that it imports."""
+    inside = {name: name.removeprefix(f"{room}.").partition(".")[0] for name in graph if name.startswith(f"{room}.")}
+    found: dict[str, set[str]] = {folder: set() for folder in inside.values()}
+    for name, folder in inside.items():
+        found[folder] |= {inside[other] for other in graph[name] if other in inside} - {folder}
+    return found
 
 
-def room_of_the_app(module: str) -> str | None:
-    """The folder of mmrl/app, or the file beside the folders, that a module is in."""
-    words = module.split(".")
-    return words[2] if words[:2] == ["mmrl", "app"] and len(words) > 2 else None
+def rooms(graph: Imports) -> list[str]:
+    """Every package that holds packages, the whole of mmrl included."""
+    packages = {name.rpartition(".")[0] for name in graph} - {""}
+    return sorted({name.rpartition(".")[0] for name in packages} - {""})
 
 
 def test_no_circle():
@@ -46,12 +49,18 @@ def test_no_circle():
     assert not found, "a circle of imports: " + " -> ".join(found)
 
 
-def test_few_rooms_of_the_app_import_each_other():
-    found = sorted(pairs(imports(), room_of_the_app))
-    print(f"{len(found)} pairs of rooms of mmrl/app")  # noqa: T201 - the number is what the test is for
-    assert len(found) <= MOST_PAIRS, f"{len(found)} pairs, at most {MOST_PAIRS}: {found}"
+@pytest.mark.parametrize("room", rooms(imports()))
+def test_no_circle_of_folders_inside_a_room(room: str):
+    found = circle(folders(imports(), room))
+    assert not found, f"a circle of folders in {room}: " + " -> ".join(found)
 
 
 def test_a_circle_would_be_found():
     assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == ["a", "b", "c", "a"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_a_circle_of_folders_would_be_found():
+    graph = {"m.a.x": {"m.b.y"}, "m.b.y": set(), "m.b.z": {"m.a.w"}, "m.a.w": set()}
+    assert circle(graph) == []
+    assert circle(folders(graph, "m")) == ["a", "b", "a"]

@@ -14,7 +14,7 @@ HEAVY = [
     *("qwen_vl_utils", "sklearn", "tensorboard", "torchvision", "transformers", "wandb"),
 ]
 PROGRAMS = Path(__file__).parent / "programs"
-ROOMS = ["core", "algorithms", "flow", "answers", "data", "policies", "training", "tiny", "serving"]
+ROOMS = ["runtime", "core", "algorithms", "flow", "answers", "data", "policies", "training", "tiny", "serving", "engine"]
 
 
 def run(program: str, *words: str) -> str:
@@ -57,7 +57,7 @@ def test_nobody_imports_plug_ins(folder: str):
 
 @pytest.mark.parametrize("folder", ["rewards", "datasets"])
 def test_plug_ins_use_public_rooms_only(folder: str):
-    allowed = {"mmrl", "mmrl.core", "mmrl.answers", "mmrl.data", "mmrl.serving"}
+    allowed = {"mmrl", "mmrl.core", "mmrl.runtime", "mmrl.answers", "mmrl.data", "mmrl.serving"}
     for file in (ROOT / folder).glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mmrl"):

@@ -1,1 +1,1 @@
-"""What is known of settings, methods, families and shipped things, printed."""
+"""Settings, methods, families and shipped things, printed."""
