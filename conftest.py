@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import type_checks
+
+type_checks.install()
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 """Mark -> how many tests that carry it were left out by -m."""
 MARKS = ("gpu", "evidence", "slow")
