@@ -1,20 +1,22 @@
 """While tests run, types and shapes of mmrl are checked at every call."""
 
 import ast
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ForwardRef, Literal
 
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
-from jaxtyping import TypeCheckError
+from jaxtyping import Float, TypeCheckError
 
 from mmrl.answers.boxes.box import Box
 from mmrl.core.types import Credit
 from mmrl.flow.path import add_noise
-from tests.support.type_checks import Marker, check_types
+from tests.support.type_checks import CHECK, Marker, checked, names_array
 
 WRONG: Any = "a word"
+ARRAY: Any = Float[torch.Tensor, " n"]
 
 
 def test_letters_of_shapes_hold_for_one_call():
@@ -39,26 +41,35 @@ def test_what_is_returned_is_checked():
         return WRONG
 
     with pytest.raises(BeartypeCallHintReturnViolation):
-        check_types(wrong)()
+        checked(wrong)()
 
 
 @pytest.mark.parametrize(
-    ("source", "check"),
+    ("hint", "has_shapes"),
     [
-        ("def f(x: Float[Tensor, 'n']): ...", "_check_shapes"),
-        ("def f(x: 'Later') -> None: ...", "_check_shapes"),
-        ("def f(x: Literal['a', 'b']) -> int: ...", "_check_types"),
-        ("async def f(x: list[int]): ...", "_check_types"),
-        ("class C:\n    @property\n    def f(self) -> int: ...", "_check_types"),
-        ("@dataclass(frozen=True)\nclass C:\n    x: Int[Tensor, 'n']", "_check_shapes"),
-        ("@dataclass\nclass C:\n    x: int", "_check_types"),
+        (ARRAY, True),
+        (tuple[ARRAY, dict[str, int]], True),
+        (Callable[[ARRAY], int], True),
+        (ARRAY | float, True),
+        ("Later", True),
+        (list[ForwardRef("Later")], True),
+        (Literal["n"], False),
+        (dict[str, tuple[int, ...]] | None, False),
     ],
 )
-def test_who_checks_what(source: str, check: str):
-    marked = ast.unparse(Marker().visit(ast.parse(source)))
-    assert f"@{check}\n" in marked and marked.count("@_check") == 1
+def test_shapes_are_bound_where_arrays_are_named(hint: object, has_shapes: bool):
+    assert names_array(hint) == has_shapes
 
 
-def test_inner_functions_are_checked_for_arrays_alone():
-    source = "def f(x: int):\n    def g(y: int): ...\n    def h(z: Bool[Tensor, 'n']): ..."
-    assert ast.unparse(Marker().visit(ast.parse(source))).count("@_check") == 2
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x: int): ...",
+        "async def f() -> int: ...",
+        "class C:\n    @property\n    def f(self) -> int: ...",
+        "@dataclass(frozen=True)\nclass C:\n    x: int",
+        "def f(x):\n    def g(y: int): ...\n    def h(z: Bool[Tensor, 'n']): ...",
+    ],
+)
+def test_functions_dataclasses_and_inner_functions_of_arrays_are_marked(source: str):
+    assert ast.unparse(Marker().visit(ast.parse(source))).count(f"@{CHECK}") == 1

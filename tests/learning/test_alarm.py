@@ -26,6 +26,7 @@ from tests.support.runs import write_run
 Score = Callable[[str, Prompt], float]
 """Of a completion."""
 LENGTH, EVERY, TAUGHT = 4, 10, 25
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.evidence) for seed in range(1, 5))]
 
 
 def letter(text: str, prompt: Prompt) -> float:
@@ -175,14 +176,14 @@ def test_honest_rewards_do_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", HACKED)
 def test_hacking_raises_the_alarm_for_every_seed(name: str, seed: int):
     check_hacked(name, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_rewards_do_not_for_any_seed(name: str, seed: int):
     assert alarms(train(HONEST[name], seed)) == set()

@@ -9,7 +9,7 @@ from mmrl.app.commands import demo
 from mmrl.app.export.export import export
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_demo_learns_and_exports(tmp_path: Path):
     short = ["steps=60", "evaluate_every=0", "evaluation.num_prompts=128", "evaluation.data.size=128", "data.size=1024"]
     run = demo.run("grounding", tmp_path / "run", seed=0, overrides=short)

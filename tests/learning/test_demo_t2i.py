@@ -13,7 +13,7 @@ from mmrl.data.drawn.shapes import HELD_OUT, Sketches
 from mmrl.tiny.flow.generator import WarmStart, warm_start
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_demo_learns_to_draw_unseen_captions(tmp_path: Path):
     short = replace(WarmStart(data=Sketches(), max_tokens=8), vae_steps=500, steps=450)
     model = warm_start(short, tmp_path / "model")

@@ -14,7 +14,7 @@ from mmrl.tiny.flow.generator import WarmStart, warm_start
 MISSING = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 @pytest.mark.real_weights
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
 def test_demo_learns_to_write_unseen_numbers(tmp_path: Path):

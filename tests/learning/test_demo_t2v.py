@@ -31,7 +31,7 @@ SMALL = WarmStart(
 """0.8 M weights."""
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_a_small_demo_learns_to_move_unseen_shapes(tmp_path: Path):
     # Some 65 CPU seconds; seeds 0, 1 and 2 rose by 0.19, 0.24 and 0.25, `way` by 0.39, 0.43 and 0.43.
     model = warm_start(SMALL, tmp_path / "model")

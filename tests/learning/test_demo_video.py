@@ -10,7 +10,7 @@ from mmrl.app.commands import demo
 from mmrl.tiny.text.clips import STYLE, WarmStart, warm_start
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_video_demo_learns_and_shows_film_strips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     # one digit in a clip, and spans alone: gains over seeds are many times their spread, those of the demo's own mix are not

@@ -6,7 +6,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets.video import PRESETS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, rises
 from tests.training.test_updates import twin
 from tests.training.test_video_methods import video_trainer
 
@@ -16,7 +16,11 @@ BOUND = 0.15
 
 def gain(name: str, seed: int = 0) -> float:
     """Mean reward of the last ten steps above that of the first three."""
-    return gain_of(video_trainer(name, steps=STEPS, prompts_per_step=48, seed=seed, optimizer=OptimizerSettings(lr=2e-2)))
+    return gain_of(trainer_of(name, seed))
+
+
+def trainer_of(name: str, seed: int = 0) -> Trainer:
+    return video_trainer(name, steps=STEPS, prompts_per_step=48, seed=seed, optimizer=OptimizerSettings(lr=2e-2))
 
 
 def gain_of(trainer: Trainer) -> float:
@@ -27,7 +31,7 @@ def gain_of(trainer: Trainer) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_reward_rises(name: str):
-    assert gain(name) > BOUND
+    assert rises(trainer_of(name), STEPS, BOUND)
 
 
 @pytest.mark.evidence

@@ -1,5 +1,6 @@
 """Trainers on the fake policies, small enough to learn in a second."""
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -61,3 +62,18 @@ def make_trainer(
 def at_most_one(group: Group) -> list[float]:
     """The right letter and a stop, 1 in all."""
     return [reward / 1.2 for reward in fakes.right_letter(group)]
+
+
+def rises(trainer: Trainer, steps: int, bound: float, reward: str = "reward/letter") -> bool:
+    """Does the mean reward of five steps in a row rise by more than `bound` above that of the first five?
+
+    Training ends with the first five that do: what is left of the steps would show the same once more.
+    """
+    rewards: list[float] = []
+    for _ in range(steps):
+        metrics = trainer.step()
+        assert math.isfinite(metrics["loss"])
+        rewards.append(metrics[reward])
+        if len(rewards) >= 10 and sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5 > bound:
+            return True
+    return False

@@ -5,6 +5,7 @@ else is checked by beartype alone. An inner function is made anew at every call 
 """
 
 import ast
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,32 +13,30 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import cache_from_source
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Annotated, Any, ForwardRef, Literal, TypeVar, get_args, get_origin
 from unittest.mock import patch
 
 T = TypeVar("T", bound=Callable[..., Any])
 ARRAYS = {"Bool", "Float", "Float64", "Int", "UInt8"}
 """The kinds of arrays that mmrl's annotations name."""
-NAMES = {True: "_check_shapes", False: "_check_types"}
-"""Does it name arrays? -> the decorator."""
-VERSION = "checked1"
+CHECK = "_checked"
+"""The name that modules know `checked` by."""
+VERSION = "checked2"
 """Part of the names of compiled files; another one wherever this file compiles modules otherwise."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def check_shapes(thing: T) -> T:
-    """Types, and shapes by letters that hold for one call, of a function or of a dataclass's fields."""
-    from beartype import beartype
-    from jaxtyping import jaxtyped
+def checked(thing: T) -> T:
+    """A function, or a dataclass's fields, with types checked at every call, and shapes where arrays are named.
 
-    return jaxtyped(typechecker=beartype)(thing)
-
-
-def check_types(thing: T) -> T:
-    """Types alone, of a function or of a dataclass's fields; what beartype cannot read is left to pyright."""
+    What beartype cannot read is left to pyright.
+    """
     from beartype import beartype
     from beartype.roar import BeartypeException
+    from jaxtyping import jaxtyped
 
+    if any(names_array(hint) for hint in inspect.get_annotations(thing).values()):
+        return jaxtyped(typechecker=beartype)(thing)
     try:
         if not isinstance(thing, type):
             return beartype(thing)
@@ -48,21 +47,31 @@ def check_types(thing: T) -> T:
     return thing
 
 
+def names_array(hint: object) -> bool:
+    """Does an annotation name an array, or a class by a string, which jaxtyping forgives where it is not imported?"""
+    from jaxtyping import AbstractArray
+
+    if isinstance(hint, str | ForwardRef) or (isinstance(hint, type) and issubclass(hint, AbstractArray)):
+        return True
+    if get_origin(hint) in (Literal, Annotated):
+        return get_origin(hint) is Annotated and names_array(get_args(hint)[0])
+    parts = hint if isinstance(hint, list) else get_args(hint)
+    return any(names_array(part) for part in parts)
+
+
 class Marker(ast.NodeTransformer):
     """Puts a check on the functions and dataclasses of a module."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         self.generic_visit(node)
         at = next((i for i, child in enumerate(node.body) if not is_before_imports(child)), len(node.body))
-        names = [ast.alias(name.removeprefix("_"), name) for name in NAMES.values()]
-        node.body.insert(at, ast.ImportFrom(module=__name__, names=names, level=0))
+        node.body.insert(at, ast.ImportFrom(module=__name__, names=[ast.alias(checked.__name__, CHECK)], level=0))
         return ast.fix_missing_locations(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         self.generic_visit(node)
-        fields = [child.annotation for child in node.body if isinstance(child, ast.AnnAssign)]
         if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
-            node.decorator_list.insert(0, ast.Name(NAMES[names_arrays(fields)], ast.Load()))
+            node.decorator_list.insert(0, ast.Name(CHECK, ast.Load()))
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -75,13 +84,13 @@ class Marker(ast.NodeTransformer):
 
 
 def mark(node: Function) -> None:
-    """Check a function, and the inner ones that name arrays."""
+    """Check a function with annotations, and the inner ones that name arrays."""
     for inner in ast.walk(node):
         if isinstance(inner, Function):
             annotations = annotations_of(inner)
-            has_arrays = names_arrays(annotations)
-            if has_arrays or (inner is node and annotations):
-                inner.decorator_list.append(ast.Name(NAMES[has_arrays], ast.Load()))
+            names = {part.id for one in annotations for part in ast.walk(one) if isinstance(part, ast.Name)}
+            if names & ARRAYS or (inner is node and annotations):
+                inner.decorator_list.append(ast.Name(CHECK, ast.Load()))
 
 
 def annotations_of(node: Function) -> Sequence[ast.expr]:
@@ -89,21 +98,6 @@ def annotations_of(node: Function) -> Sequence[ast.expr]:
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     found = [arg.annotation for arg in every if arg is not None and arg.annotation is not None]
     return [*found, node.returns] if node.returns is not None else found
-
-
-def names_arrays(annotations: Sequence[ast.expr]) -> bool:
-    """Does one of them name an array, or a class by a string, which only jaxtyping forgives where it is not imported?"""
-    return any(is_array_or_text(one) for one in annotations)
-
-
-def is_array_or_text(node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return node.id in ARRAYS
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str)
-    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
-        return False
-    return any(is_array_or_text(child) for child in ast.iter_child_nodes(node))
 
 
 def is_before_imports(node: ast.stmt) -> bool:

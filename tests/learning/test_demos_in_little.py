@@ -1,0 +1,88 @@
+"""Every demo on its whole way, both parts a few steps long: its report, its samples, and what its export loads into.
+
+That they learn is shown by `make evidence`, and here by the small demo of edits (test_demo_edit.py).
+"""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.app.export.export import export
+from mmrl.app.run.folder import RunDir
+from mmrl.data.drawn import digit_text, gliding, shapes
+from tests.training import short_demo
+
+READER = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RunDir]:
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    return lambda name: short_demo.main(name, tmp_path / "run")
+
+
+def held_out(run: RunDir) -> list[dict[str, Any]]:
+    """The samples of the last evaluation."""
+    assert sum("eval/completion_length" in line or "eval/total" in line for line in metrics(run)) == 2
+    file = sorted(run.samples.glob("eval*.jsonl"))[-1]
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def metrics(run: RunDir) -> list[dict[str, float]]:
+    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+
+
+def pipeline_with_adapter(run: RunDir, folder: Path) -> Any:
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    pipeline: Any = DiffusionPipeline.from_pretrained(folder / "run-model", text_encoder_3=None, tokenizer_3=None)
+    pipeline.load_lora_weights(str(export(run.path, folder / "exported")))
+    return pipeline
+
+
+@pytest.mark.slow
+def test_grounding(demo: Callable[[str], RunDir], tmp_path: Path):
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    run = demo("grounding")
+    assert held_out(run) and run.report_file.is_file()
+    folder = export(run.path, tmp_path / "exported")
+    assert AutoModelForImageTextToText.from_pretrained(folder).config.model_type == "qwen3_vl"
+    assert AutoProcessor.from_pretrained(folder).image_processor is not None
+
+
+@pytest.mark.slow
+def test_clips_are_shown_as_film_strips(demo: Callable[[str], RunDir]):
+    run = demo("video")
+    assert held_out(run)
+    page = run.report_file.read_text()
+    assert "R@0.7" in page and page.count("data:image/") >= 4
+
+
+@pytest.mark.slow
+def test_pictures(demo: Callable[[str], RunDir], tmp_path: Path):
+    run = demo("t2i")
+    assert {sample["text"] for sample in held_out(run)} == {wish.caption for wish in shapes.HELD_OUT}
+    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
+
+
+@pytest.mark.slow
+@pytest.mark.real_weights
+@pytest.mark.skipif(bool(READER), reason=f"not installed: {READER}")
+def test_written_numbers(demo: Callable[[str], RunDir]):
+    run = demo("t2i-text")
+    assert {sample["text"] for sample in held_out(run)} == {digit_text.caption(number) for number in digit_text.HELD_OUT}
+
+
+@pytest.mark.slow
+def test_gliding_shapes(demo: Callable[[str], RunDir], tmp_path: Path):
+    run = demo("t2v")
+    samples = held_out(run)
+    assert {sample["text"] for sample in samples} == {glide.caption for glide in gliding.HELD_OUT}
+    assert all((run.samples / sample["video"]["clip"]).is_file() for sample in samples)
+    assert "data:video/mp4;base64," in run.report_file.read_text()
+    assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
