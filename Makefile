@@ -16,7 +16,9 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 demo: $(STAMP)
 	$(BIN)/mmrl demo grounding
 
-test: lint real-weights
+# What is downloaded and what is computed before the tests go on at the same time
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j2 lint real-weights
 	MMRL_REAL_WEIGHTS=1 $(PYTEST) -m "not gpu and not evidence and not engine"
 
 # The fast tests of the rooms that changed since origin/main (or the commit before)
