@@ -1,8 +1,8 @@
-"""Splits of a data set that share no picture, and searches for rows that occur twice."""
+"""Splits of a data set that share no picture."""
 
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,34 +31,6 @@ class Part:
         return f"{self.path}: {self.num_rows} rows, {self.num_pictures} pictures"
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """Places that belong together, for example ("a.jsonl:3", "a.jsonl:9")."""
-
-    pictures: tuple[tuple[str, ...], ...]
-    """Rows whose files differ in name but not in pixels; one place per file name."""
-    questions: tuple[tuple[str, ...], ...]
-    """Rows with equal pictures and the same question."""
-
-    def __str__(self) -> str:
-        lines = [f"same picture under several names: {', '.join(places)}" for places in self.pictures]
-        lines += [f"same picture and question: {', '.join(places)}" for places in self.questions]
-        return "\n".join(lines) or "no duplicates"
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """The pictures and questions that two files share."""
-
-    num_pictures: int
-    questions: tuple[tuple[str, str], ...]
-    """Place in the one, place in the other, of rows with equal pictures and the same question."""
-
-    def __str__(self) -> str:
-        lines = [f"{self.num_pictures} pictures and {len(self.questions)} questions in both"]
-        return "\n".join([*lines, *(f"  {one} = {other}" for one, other in self.questions[:20])])
-
-
 def split(
     path: str | Path,
     out_dir: str | Path,
@@ -79,7 +51,7 @@ def split(
 
     Args:
         parts: name -> share, such as {"train": 0.9, "test": 0.1}; shares add up to 1.
-        columns: our name -> the file's, for image and question, or for what the layout reads.
+        columns: our name -> the file's, for image, or for what the layout reads.
         layout: how the file is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
 
     Raises:
@@ -109,33 +81,6 @@ def split(
     return report
 
 
-def find_duplicates(
-    path: str | Path, image_root: str | Path | None = None, columns: Mapping[str, str] | None = None
-) -> Duplicates:
-    """Pictures under several names, and questions asked twice of one picture."""
-    names: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    questions: defaultdict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
-    for row in _rows_with_pictures(path, image_root, columns):
-        for picture, cell in zip(row.pictures, row.cells, strict=True):
-            names[picture].setdefault(cell if isinstance(cell, str) else picture, row.row.place)
-        questions[row.pictures, row.question].append(row.row.place)
-    return Duplicates(
-        tuple(tuple(places.values()) for places in names.values() if len(places) > 1),
-        tuple(tuple(places) for places in questions.values() if len(places) > 1),
-    )
-
-
-def find_overlap(
-    path: str | Path, other: str | Path, image_root: str | Path | None = None, columns: Mapping[str, str] | None = None
-) -> Overlap:
-    """Pictures and questions that stand in both files: what a test set must not share with its training set."""
-    rows, others = (_rows_with_pictures(file, image_root, columns) for file in (path, other))
-    first = {(row.pictures, row.question): row.row.place for row in reversed(rows)}
-    shared = [(first[key], row.row.place) for row in others if (key := (row.pictures, row.question)) in first]
-    here, there = ({picture for row in some for picture in row.pictures} for some in (rows, others))
-    return Overlap(len(here & there), tuple(shared))
-
-
 @dataclass(frozen=True)
 class _PictureRow:
     """A row with its pictures' fingerprints, or those of its clips."""
@@ -147,7 +92,6 @@ class _PictureRow:
     root: Path
     pictures: tuple[str, ...]
     """Hashes of the pixels, or of a clip's file, one per cell."""
-    question: str
     is_own: bool
 
     def row_for(self, file: Path) -> dict[str, object]:
@@ -160,7 +104,7 @@ class _PictureRow:
 
 
 def _rows_with_pictures(
-    path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None, layout: str | None = None
+    path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None, layout: str | None
 ) -> list[_PictureRow]:
     path, columns, report = Path(path), columns or {}, Report(str(path))
     found = foreign(path, layout, columns)
@@ -198,7 +142,11 @@ class _RowMaker:
                 f"column {column!r} holds the bytes of pictures, and JSONL holds paths: write the pictures to files with "
                 "`mmrl data convert`, and split what it wrote"
             )
-        if not cells or any(cell is None or cell == "" for cell in cells) or (self.is_own and not all_texts(cells)):
+        if (
+            not cells
+            or any(cell is None or cell == "" for cell in cells)
+            or (self.is_own and not all(isinstance(cell, str) for cell in cells))
+        ):
             raise ValueError(
                 f"column {column!r} must be the path of a picture, not {str(found)[:80]}: rows without picture and clip cannot "
                 "be dealt out"
@@ -208,12 +156,7 @@ class _RowMaker:
             hash_of(path_below(self.root, cell, "image_root", self.anywhere)) if isinstance(cell, str) else content_hash(cell)
             for cell in cells
         )
-        question = str(row.values.get(self.columns.get("question", "question")))
-        return _PictureRow(row, column, cells, self.root, pictures, question, self.is_own)
-
-
-def all_texts(cells: Sequence[Cell]) -> bool:
-    return all(isinstance(cell, str) for cell in cells)
+        return _PictureRow(row, column, cells, self.root, pictures, self.is_own)
 
 
 def file_hash(path: str) -> str:

@@ -13,7 +13,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
-from mmrl.data.split import find_duplicates, find_overlap, split
+from mmrl.data.split import split
 from tests.support.videos import even, write_video
 
 
@@ -42,8 +42,6 @@ def test_no_picture_is_in_two_parts(many, tmp_path):
     assert not found[0] & found[1] and not found[0] & found[2] and not found[1] & found[2]
     assert [part.num_pictures for part in parts] == [len(some) for some in found]
     assert sum(map(len, found)) == 20
-    for one, other in [(0, 1), (0, 2), (1, 2)]:
-        assert find_overlap(parts[one].path, parts[other].path).num_pictures == 0
     # the parts load from where they are, though the pictures did not move
     read = load("grounding_jsonl", "datasets")(tmp_path / "out/deep", split="train")
     assert len(read) == parts[0].num_rows
@@ -72,23 +70,6 @@ def test_pictures_of_one_row_stay_together(tmp_path, picture, jsonl):
     assert not first & second
     tied = {content_hash(tmp_path / name) for name in names[:6]}
     assert tied <= first or tied <= second
-
-
-def test_duplicates_are_found_by_pixels(many, jsonl):
-    found = find_duplicates(many)
-    assert found.pictures == (("boxes.jsonl:22", "boxes.jsonl:61"),)
-    assert found.questions == (("boxes.jsonl:22", "boxes.jsonl:61"),)
-    assert str(found).count("boxes.jsonl:61") == 2
-    one = jsonl({"image": "1.png", "question": "q"}, {"image": "1.png", "question": "p"}, name="one.jsonl")
-    assert str(find_duplicates(one)) == "no duplicates"
-
-
-def test_overlap_names_both_places(many, jsonl):
-    other = jsonl({"image": "twin.bmp", "question": "q2"}, {"image": "3.png", "question": "new"}, name="test.jsonl")
-    found = find_overlap(many, other)
-    assert found.num_pictures == 2
-    assert found.questions == (("boxes.jsonl:24", "test.jsonl:1"),)
-    assert str(found).startswith("2 pictures and 1 questions in both")
 
 
 @pytest.mark.parametrize(
