@@ -12,8 +12,7 @@ from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.hf_prompts import StoredPrompts, StreamedPrompts
-from mmrl.data.layouts.read import TranslatingReader
+from mmrl.data.layouts.load import StoredPrompts, StreamedPrompts, translating
 from mmrl.data.layouts.source import look_for
 from mmrl.data.readers import StoredHfDataset, open_hf
 
@@ -49,5 +48,5 @@ def load(
     source.say_layout()
     names = columns or {} if source.is_own else {}
     layout = Layout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
-    reader = TranslatingReader(source.translate, layout)
-    return StreamedPrompts(data, name, reader) if streaming else StoredPrompts(cast(StoredHfDataset, data), name, reader)
+    prompts_of = translating(source, layout)
+    return StreamedPrompts(data, name, prompts_of) if streaming else StoredPrompts(cast(StoredHfDataset, data), name, prompts_of)

@@ -13,8 +13,9 @@ from typing import Literal
 from mmrl import Prompt
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
+from mmrl.data.readers import csv_rows
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import NextGqa, csv_rows
+from mmrl.data.video_layouts import NextGqa
 from mmrl.data.video_rows import read_videos
 
 

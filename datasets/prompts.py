@@ -21,7 +21,7 @@ from pathlib import Path
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.prompt_writers import write
-from mmrl.data.readers import Row, read_rows
+from mmrl.data.readers import Row, read_rows, read_text
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 
 
@@ -72,18 +72,9 @@ def _rows(path: str | Path | None, texts: Sequence[str], column: str, report: Re
         yield from read_rows(path, report)
         return
     source = "texts" if path is None else Path(path).name
-    for number, line in enumerate(texts if path is None else _lines(Path(path)), start=1):
+    for number, line in enumerate(texts if path is None else read_text(Path(path)).splitlines(), start=1):
         if line.strip():
             yield Row({column: line.strip()}, source, number)
-
-
-def _lines(file: Path) -> list[str]:
-    if not file.is_file():
-        raise FileNotFoundError(f"data file {file} does not exist")
-    try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data file {file} is no text in UTF-8 ({error}): save it as UTF-8") from None
 
 
 def _prompt(row: Row, column: str) -> Prompt:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
-from mmrl.data.layouts.coco import QUESTION, with_question
+from mmrl.data.layouts.coco import QUESTION, coco_rows
 from mmrl.data.layouts.guess import guess
-from mmrl.data.layouts.source import NAMES, Source, open_source
+from mmrl.data.layouts.source import Source, open_source
+from mmrl.data.layouts.table import NAMES
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.readers import Cell
 from mmrl.data.validate import Report
@@ -72,7 +74,8 @@ def convert(
             f"{', '.join(known)}"
         )
     opened = open_source(source, found.data_set, found.layout, columns, split, each)
-    opened = replace(opened, layout=with_question(question)) if found.layout == "coco" else opened
+    if found.layout == "coco":
+        opened = replace(opened, layout=replace(opened.layout, read=partial(coco_rows, question=question)))
     root, report = Path(image_root) if image_root is not None else opened.root, Report(str(source))
     lines = list(_lines(opened, LineWriter(out, root, image_root is None), report))
     if not report.ok:

@@ -1,5 +1,7 @@
 """Rows of JSONL, JSON, parquet and Hugging Face data sets, each with the place it stands at."""
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,9 +55,7 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
 
     Raises FileNotFoundError, or ValueError for another kind of file.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"data file {path} does not exist")
+    path = existing(path)
     match path.suffix.lower():
         case ".jsonl":
             refuse_wide_text(path)
@@ -66,6 +66,36 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             yield from _read_parquet(path)
         case suffix:
             raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json or .parquet file")
+
+
+def existing(path: str | Path) -> Path:
+    """The path of a file that is there; FileNotFoundError without one."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"data file {path} does not exist: check the path")
+    return Path(path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8; FileNotFoundError, or ValueError naming the file."""
+    try:
+        return existing(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data file {path} is no text in UTF-8 ({error}): save it as UTF-8") from None
+
+
+def read_json(path: Path) -> Cell:
+    """The value that a JSON file holds; FileNotFoundError, or ValueError naming the file."""
+    try:
+        return json.loads(existing(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"data file {path} is not JSON: {error}") from None
+
+
+def csv_rows(path: Path) -> Iterator[Row]:
+    """Rows of a CSV file with a header; numbers count lines, the header's included."""
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    for values in reader:
+        yield Row(values, path.name, reader.line_num)
 
 
 def refuse_wide_text(path: Path) -> None:
@@ -159,20 +189,20 @@ def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
             if not line.strip():
                 continue
             values: object = None
-            place = f"{path.name}:{number}"
-            with report.collecting(place):
-                values = _parse_json(line.removeprefix(b"\xef\xbb\xbf"))
+            with report.collecting(f"{path.name}:{number}", counts=True):
+                try:
+                    values = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"this is not JSON: {error}") from None
                 if not isinstance(values, dict):
                     whole = ": call a file that is one JSON list .json" if isinstance(values, list) else ""
                     raise ValueError(f"a line must be one JSON object, not {type(values).__name__}{whole}")
             if isinstance(values, dict):
                 yield Row(values, path.name, number)
-            else:
-                report.num_rows += 1
 
 
 def _read_json(path: Path, report: Report) -> Iterator[Row]:
-    rows = _parse_json(path.read_bytes())
+    rows = read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"data file {path} must hold a list of objects, not {type(rows).__name__}")
     for number, values in enumerate(rows, start=1):
@@ -181,13 +211,6 @@ def _read_json(path: Path, report: Report) -> Iterator[Row]:
         else:
             report.num_rows += 1
             report.add(f"{path.name}:{number}", f"a row must be a JSON object, not {type(values).__name__}")
-
-
-def _parse_json(text: bytes) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"this is not JSON: {error}") from None
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mmrl.data.files.paths import path_below, relative_to, write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.base import CLIPS, PICTURES
-from mmrl.data.layouts.foreign import foreign, open_foreign
+from mmrl.data.layouts.source import foreign, open_foreign
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import Report

@@ -112,12 +112,13 @@ class Report:
             self.add(place, f"the row says exactly what {first} says: remove one of them")
 
     @contextmanager
-    def collecting(self, place: str) -> Iterator[None]:
-        """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`."""
+    def collecting(self, place: str, counts: bool = False) -> Iterator[None]:
+        """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`, and with `counts` into a row."""
         try:
             yield
         except BAD_ROW as error:
             self.add(place, str(error))
+            self.num_rows += counts
 
     def note_if_empty(self) -> None:
         """Add a problem if there were no rows at all."""

@@ -1,8 +1,5 @@
 """Readers of public layouts of questions about videos: row by row, in our words."""
 
-import csv
-import io
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +8,7 @@ from pathlib import Path
 from mmrl.answers.block import answer_block
 from mmrl.answers.choices import LETTERS
 from mmrl.answers.spans.interval import Interval
-from mmrl.data.readers import Cell, Row
+from mmrl.data.readers import Cell, Row, read_json, read_text
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow
 
@@ -24,7 +21,7 @@ _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
 def charades_rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
     """Rows from lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`; unlabelled, the times are passed over."""
     pattern, keys = (_CHARADES, ("video", "start", "end", "sentence")) if labelled else (_UNLABELLED, ("video", "sentence"))
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         match = pattern.fullmatch(line.strip())
         if match:
             yield Row(dict(zip(keys, match.groups(), strict=True)), path.name, number)
@@ -52,16 +49,9 @@ def activitynet_rows(path: Path, report: Report, labelled: bool = True) -> Itera
             yield Row({"video": video, "pair": pair, "sentence": sentence}, place, number)
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
-    """Rows of a CSV file with a header; numbers count lines, the header's included."""
-    reader = csv.DictReader(io.StringIO(_text(path)))
-    for values in reader:
-        yield Row(values, path.name, reader.line_num)
-
-
 def clevrer_rows(path: Path) -> Iterator[Row]:
     """Rows from `[{"video_filename": "video_0.mp4", "questions": [{..}, ..]}, ..]`, one row per question."""
-    videos = _json(path)
+    videos = read_json(path)
     if not isinstance(videos, list):
         raise ValueError(f"data file {path} must hold a list of videos, not {type(videos).__name__}")
     for i, entry in enumerate(videos, start=1):
@@ -227,23 +217,7 @@ def _number(value: Cell, name: str) -> float:
 
 
 def _object(path: Path) -> dict[str, Cell]:
-    values = _json(path)
+    values = read_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"data file {path} must hold one object with a key per video, not {type(values).__name__}")
     return values
-
-
-def _json(path: Path) -> Cell:
-    try:
-        return json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"data file {path} is not JSON: {error}") from None
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"data file {path} does not exist")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"data file {path} is no text in UTF-8 ({error}): save it as UTF-8") from None

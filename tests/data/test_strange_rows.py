@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mmrl.core.types import Prompt
 from mmrl.data.grounding import Layout
-from mmrl.data.layouts.base import Look, RowLayout
+from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.guess import LAYOUTS, candidates
 from mmrl.data.layouts.turns import each_question
 from mmrl.data.questions import Questions
@@ -32,15 +32,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
     max_leaves=10,
 )
-COLUMNS = sorted({name for layout in LAYOUTS.values() if isinstance(layout, RowLayout) for name in layout.columns})
+COLUMNS = sorted({name for layout in LAYOUTS.values() if layout.say for name in layout.columns})
 
 
-@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if isinstance(layout, RowLayout)])
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.say])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(st.data())
 def test_a_row_of_anything_is_a_prompt_or_a_sentence(name: str, data: st.DataObject):
     layout = LAYOUTS[name]
-    assert isinstance(layout, RowLayout)
     own = {column: data.draw(VALUES) for column in layout.columns[:6]}
     values = own | data.draw(st.dictionaries(st.sampled_from(COLUMNS), VALUES, max_size=4))
     look = Look(Path("rows.jsonl"), (values,))
@@ -49,7 +48,10 @@ def test_a_row_of_anything_is_a_prompt_or_a_sentence(name: str, data: st.DataObj
     row = Row(values, "rows.jsonl", 1)
     try:
         rows = [
-            said for column in ("messages", "conversations") for one in each_question(row, column) for said in layout.one(one)
+            said
+            for column in ("messages", "conversations")
+            for one in each_question(row, column)
+            for said in layout.translate(one)
         ]
     except BAD_ROW as error:
         assert str(error)
@@ -82,9 +84,8 @@ RAW = {"image_path": "a.png", "bbox": [1, 2, 3, 4], "raw_anns": '{"bbox": [1, 2,
 )
 def test_cells_of_another_kind_than_their_layouts(name: str, values: dict[str, Any], sentence: str):
     layout = LAYOUTS[name]
-    assert isinstance(layout, RowLayout)
     with pytest.raises(ValueError, match=sentence):
-        list(layout.one(Row(values, "rows.jsonl", 1)))
+        list(layout.translate(Row(values, "rows.jsonl", 1)))
 
 
 def test_a_size_that_is_no_list():

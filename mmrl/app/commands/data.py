@@ -23,11 +23,11 @@ from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
 from mmrl.data.layouts.fix import fix
-from mmrl.data.layouts.foreign import foreign
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import WatchedReader
 from mmrl.data.layouts.read import RowReader, read_prompts
-from mmrl.data.layouts.source import NAMES, Source, open_source
+from mmrl.data.layouts.source import Source, foreign, open_source
+from mmrl.data.layouts.table import NAMES
 from mmrl.data.questions import Questions
 from mmrl.data.split import split
 from mmrl.data.validate import check as check_prompts

@@ -23,10 +23,10 @@ from mmrl.data.grounding import Layout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
 from mmrl.data.layouts.files import is_stored, look_at
-from mmrl.data.layouts.foreign import foreign, open_foreign
 from mmrl.data.layouts.guess import Guess
 from mmrl.data.layouts.read import read_prompts
-from mmrl.data.layouts.source import NAMES
+from mmrl.data.layouts.source import foreign, open_foreign
+from mmrl.data.layouts.table import NAMES
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report

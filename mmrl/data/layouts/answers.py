@@ -47,3 +47,17 @@ def _is_four(found: Cell) -> bool:
 
 def _is_object(found: Cell) -> bool:
     return isinstance(found, dict) and any(_is_four(found.get(key)) for key in _KEYS)
+
+
+def four_numbers(found: Cell, name: str) -> list[float]:
+    """The four numbers of a column; ValueError naming it for anything else."""
+    if not isinstance(found, list | tuple) or len(found) != 4 or not all(isinstance(x, int | float) for x in found):
+        raise ValueError(f"{name} must be four numbers, not {str(found)[:80]}")
+    return [float(x) for x in found]
+
+
+def corners_of(box: list[float]) -> list[float]:
+    """Two corners of a box that is a corner, width and height."""
+    x, y, width, height = box
+    # 32-bit floats of files, rounded so that a box at the edge stays inside its picture
+    return [round(side, 4) for side in (x, y, x + width, y + height)]

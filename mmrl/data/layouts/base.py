@@ -1,13 +1,12 @@
 """The promise of a layout: how its files look at their beginning, and what their rows say in our words.
 
 Our words are the columns that `mmrl.data.grounding` and `mmrl.data.questions` read: id, image, video, question, answer, options,
-kind, box, space, size, split, and system for a text that stands before all turns. Every other column stays as it is.
+kind, box, space, size, split, and system for a text that comes before all turns. Every other column stays as it is.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import BAD_ROW, Report
@@ -45,51 +44,46 @@ class Look:
     def has_one(self, *names: str) -> bool:
         return not self.columns.isdisjoint(names)
 
+    def has_text(self, name: str) -> bool:
+        """Is the first value of a column a text?"""
+        return isinstance(self.example(name), str)
+
+    def has_turns(self, name: str, role: str) -> bool:
+        """Does a column hold lists of objects with a key for their role?"""
+        found = self.example(name)
+        return isinstance(found, list) and bool(found) and isinstance(found[0], dict) and role in found[0]
+
     def example(self, name: str) -> Cell:
         """The first value of a column; None without one."""
         return next((row[name] for row in self.rows if row.get(name) is not None), None)
 
 
-@runtime_checkable
-class DataLayout(Protocol):
-    """A layout that files have: its name for `--as`, how it is recognised, and the data set that reads it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def summary(self) -> str: ...
-    @property
-    def beats(self) -> tuple[str, ...]: ...
-    def fits(self, look: Look) -> bool: ...
-    def data_set(self, look: Look) -> str: ...
-
-
 @dataclass(frozen=True)
-class RowLayout:
-    """A layout in which each row stands alone, whatever file or folder holds the rows."""
+class DataLayout:
+    """A layout that files have; without `say` and `read` the data set of its name alone reads it."""
 
     name: str
+    """What `--as` calls it."""
     summary: str
-    columns: tuple[str, ...]
-    """The columns it reads, which a user's `columns` may name otherwise."""
-    is_one: Callable[[Look], bool]
-    one: Callable[[Row], Iterable[Row]]
+    fits: Callable[[Look], bool]
+    columns: tuple[str, ...] = ()
+    """The columns it reads, which a user's `columns` may name otherwise; none where they are those of a published format."""
+    say: Callable[[Row], Iterable[Row]] | None = None
     """A row in our words; ValueError without the row's place for one that says something else."""
+    read: Callable[[Path, Report], Iterator[Row]] | None = None
+    """All rows in our words, where they are made of a whole file or folder."""
     beats: tuple[str, ...] = ()
     """Layouts that are recognised by fewer columns and give way to this one."""
     always: str | None = None
-    """The data set, where rows need not be looked at to tell."""
-
-    def fits(self, look: Look) -> bool:
-        return self.is_one(look)
+    """The data set that reads it, where rows need not be looked at to tell."""
 
     def data_set(self, look: Look) -> str:
-        """Boxes, if a row of the beginning has some, else questions."""
-        if self.always is not None:
-            return self.always
+        """The data set that reads such a file: for boxes, if a row of the beginning has some, else for questions."""
+        if self.say is None or self.always is not None:
+            return self.always or self.name
         for number, values in enumerate(look.rows, start=1):
             try:
-                if any(not BOXES_OF.isdisjoint(row.values) for row in self.one(Row(values, look.path.name, number))):
+                if any(not row.values.keys().isdisjoint(BOX) for row in self.say(Row(values, look.path.name, number))):
                     return BOXES
             except BAD_ROW:
                 continue
@@ -97,63 +91,17 @@ class RowLayout:
 
     def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]:
         """The rows in our words; one that cannot be said goes into the report."""
+        if self.read is not None:
+            yield from self.read(path, report)
+            return
         for row in found:
             said: list[Row] = []
-            problems = report.num_problems
-            with report.collecting(row.place):
-                said = list(self.one(row))
-            report.num_rows += report.num_problems > problems
+            with report.collecting(row.place, counts=True):
+                said = list(self.translate(row))
             yield from said
 
-    def translate(self, row: Row) -> Iterator[Row]:
-        yield from self.one(row)
-
-
-BOXES_OF = frozenset(BOX)
-
-
-@dataclass(frozen=True)
-class FileLayout:
-    """A layout whose rows are made of a whole file or folder."""
-
-    name: str
-    summary: str
-    is_one: Callable[[Look], bool]
-    read: Callable[[Path, Report], Iterator[Row]]
-    columns: tuple[str, ...] = ()
-    """Empty: its words are those of a published format."""
-    beats: tuple[str, ...] = ()
-    always: str = BOXES
-
-    def fits(self, look: Look) -> bool:
-        return self.is_one(look)
-
-    def data_set(self, look: Look) -> str:
-        return self.always
-
-    def rows(self, path: Path, found: Iterable[Row], report: Report) -> Iterator[Row]:
-        """The rows that the file gives; what `found` holds is not asked for."""
-        return self.read(path, report)
-
-    def translate(self, row: Row) -> Iterator[Row]:
-        """A row that is in our words already."""
-        yield row
-
-
-@dataclass(frozen=True)
-class OwnDataSet:
-    """A layout that a shipped data set of its own reads; only its name is told here."""
-
-    name: str
-    summary: str
-    is_one: Callable[[Look], bool]
-    beats: tuple[str, ...] = field(default=())
-
-    def fits(self, look: Look) -> bool:
-        return self.is_one(look)
-
-    def data_set(self, look: Look) -> str:
-        return self.name
+    def translate(self, row: Row) -> Iterable[Row]:
+        return (row,) if self.say is None else self.say(row)
 
 
 def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:

@@ -1,30 +1,27 @@
-"""COCO's instances: one JSON object with images, annotations and categories; a row per picture and category, with all boxes."""
+"""COCO's instances: one JSON object with images, annotations and categories; a row per picture and category, with all boxes.
 
-import json
+MDETR writes RefCOCO so (finetune_refcoco_val.json), with a `caption` in every image, which is one sentence there.
+"""
+
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from mmrl.data.layouts.base import FileLayout, Look
-from mmrl.data.readers import Cell, Row
+from mmrl.data.readers import Cell, Row, read_json
 from mmrl.data.validate import Report
 
 T = TypeVar("T")
 Record = dict[str, Cell]
 """An object of a JSON file: `{"id": 7, "file_name": "7.jpg"}`."""
 QUESTION = "Locate every {label} in the picture."
-KEYS = ("images", "annotations", "categories")
+INSTANCES = {"images", "annotations", "categories"}
+CAPTIONED = {"images", "annotations", "caption"}
 _MOST = 1e12
 """Beyond any picture."""
 _OVERHANG = 1.0
 """Pixels by which annotation tools let boxes stick out; such boxes are cut at the edge and counted."""
-
-
-def is_one(look: Look) -> bool:
-    return look.keys >= set(KEYS)
 
 
 def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
@@ -37,7 +34,7 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         images, names = by_id(data["images"]), {category["id"]: category["name"] for category in data["categories"]}
         boxes: defaultdict[tuple[Hashable, Hashable], list[list[float]]] = defaultdict(list)
         for number, annotation in enumerate(data["annotations"], start=1):
-            with collecting_rows(report, path, "annotation", annotation.get("id", f"number {number}")):
+            with report.collecting(f"{path.name}, annotation {annotation.get('id', f'number {number}')}", counts=True):
                 image_id = annotation["image_id"]
                 box = corners(annotation, find_record(images, image_id, "picture"), report.notes)
                 if box is not None:
@@ -47,17 +44,36 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         report.notes.update({"pictures left out: no boxes": empty} if empty else {})
         rows: list[Record] = []
         for (image_id, category_id), found in boxes.items():
-            image, name = images[image_id], names[category_id]
-            rows.append(
-                {
-                    "id": f"{image_id}-{category_id}",
-                    "image": image["file_name"],
-                    "size": [image["width"], image["height"]],
-                    "question": question.replace("{label}", name),
-                    "boxes": [{"bbox": box, "label": name} for box in found],
-                }
-            )
-    yield from (Row(values, path.name, number) for number, values in enumerate(rows, start=1))
+            shown, name = picture_of(f"{image_id}-{category_id}", images[image_id]), names[category_id]
+            listed = [{"bbox": box, "label": name} for box in found]
+            rows.append({**shown, "question": question.replace("{label}", name), "boxes": listed})
+    yield from numbered(rows, path)
+
+
+def caption_rows(path: Path, report: Report) -> Iterator[Row]:
+    """A row per image of MDETR's files, whose `caption` is a sentence and whose annotation is the box it means."""
+    with naming_layout(path, "refcoco_mdetr"):
+        data = read_json(path)
+        rows: list[Record] = []
+        found: defaultdict[Hashable, list[Record]] = defaultdict(list)
+        for annotation in data["annotations"]:
+            found[annotation["image_id"]].append(annotation)
+        for image in data["images"]:
+            boxes = [corners(annotation, image, report.notes) for annotation in found[image["id"]]]
+            if len(boxes) != 1:
+                report.notes["sentences left out: not one box"] += 1
+            elif boxes[0] is not None:
+                rows.append({**picture_of(str(image["id"]), image), "question": image["caption"], "box": boxes[0]})
+    yield from numbered(rows, path)
+
+
+def picture_of(name: str, image: Record) -> Record:
+    """The columns of a row that shows an image of the file."""
+    return {"id": name, "image": image["file_name"], "size": [image["width"], image["height"]]}
+
+
+def numbered(rows: Iterable[Record], path: Path) -> Iterator[Row]:
+    return (Row(values, path.name, number) for number, values in enumerate(rows, start=1))
 
 
 def find_record(records: Mapping[Hashable, T], key: Hashable, what: str) -> T:
@@ -65,15 +81,6 @@ def find_record(records: Mapping[Hashable, T], key: Hashable, what: str) -> T:
     if key not in records:
         raise ValueError(f"{what} {key!r} is not listed in the file: add it, or remove what names it")
     return records[key]
-
-
-@contextmanager
-def collecting_rows(report: Report, path: Path, what: str, name: object) -> Iterator[None]:
-    """Make a problem of an entry that cannot be read, named by its id, and count it as a row."""
-    problems = report.num_problems
-    with report.collecting(f"{path.name}, {what} {name}"):
-        yield
-    report.num_rows += report.num_problems > problems
 
 
 @contextmanager
@@ -112,21 +119,3 @@ def corners(annotation: Record, image: Record, notes: Counter[str]) -> list[floa
 
 def by_id(rows: list[Record]) -> dict[Hashable, Record]:
     return {row["id"]: row for row in rows}
-
-
-def read_json(path: Path) -> Cell:
-    """The file's value; FileNotFoundError, or ValueError naming the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: check the path")
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-
-
-def with_question(question: str) -> FileLayout:
-    """The layout with a question of the user's own, with {label} in it."""
-    return FileLayout("coco", "COCO's instances JSON", is_one, partial(coco_rows, question=question))
-
-
-COCO = with_question(QUESTION)

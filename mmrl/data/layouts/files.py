@@ -1,14 +1,12 @@
 """Files and folders that hold rows, whatever the rows say: JSONL, JSON, parquet, folders of Hugging Face and of pictures."""
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from mmrl.data.layouts.base import Look, rename_columns
-from mmrl.data.readers import Cell, Row, hf_rows, import_extra, open_hf, read_rows
+from mmrl.data.readers import Row, csv_rows, existing, hf_rows, import_extra, open_hf, read_json, read_rows
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import csv_rows
 
 FIRST = 16
 """Rows that a look reads."""
@@ -30,9 +28,14 @@ def tables(folder: Path) -> list[Path]:
     return sorted(file for file in found if not file.name.startswith("cache-"))
 
 
+def is_flat(folder: Path) -> bool:
+    """Is there one list for all splits of a folder of pictures?"""
+    return any((folder / name).is_file() for name in LISTS)
+
+
 def has_metadata(folder: Path) -> bool:
     """Is it a folder of pictures, or of splits with pictures?"""
-    return any((folder / name).is_file() or any(folder.glob(f"*/{name}")) for name in LISTS)
+    return is_flat(folder) or any(any(folder.glob(f"*/{name}")) for name in LISTS)
 
 
 def metadata_file(folder: Path, split: str | None = None) -> Path | None:
@@ -90,9 +93,7 @@ def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) ->
         if not found and has_metadata(path):
             found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
         return _look(path, found, columns, names)
-    if not path.is_file():
-        raise FileNotFoundError(f"data file {path} does not exist")
-    if path.suffix.lower() in (".txt", ".csv"):
+    if existing(path).suffix.lower() in (".txt", ".csv"):
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return Look(path, line=file.readline(10_000))
     if path.suffix.lower() == ".p":
@@ -107,10 +108,7 @@ def _look(path: Path, rows: tuple[Row, ...], columns: Mapping[str, str], keys: f
 
 
 def _look_at_json(path: Path, columns: Mapping[str, str]) -> Look:
-    try:
-        found: Cell = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"data file {path} is not JSON: {error}") from None
+    found = read_json(path)
     if isinstance(found, list):
         rows = [Row(values, path.name, i) for i, values in enumerate(found[:FIRST], start=1) if isinstance(values, dict)]
         return _look(path, tuple(rows), columns)

@@ -5,35 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from mmrl.data.layouts.base import ANSWERS, BOX, DataLayout, FileLayout, Look
-from mmrl.data.layouts.coco import COCO
+from mmrl.data.layouts.base import ANSWERS, BOX, DataLayout, Look
 from mmrl.data.layouts.files import look_at
-from mmrl.data.layouts.llava import LLAVA
-from mmrl.data.layouts.messages import MESSAGES
-from mmrl.data.layouts.own import OWN_BOXES, OWN_QUESTIONS, SHIPPED
-from mmrl.data.layouts.problem import PROBLEM
-from mmrl.data.layouts.refcoco_hub import REFCOCO_LMMS, REFCOCO_RAW
-from mmrl.data.layouts.refer import MDETR, REFER
-from mmrl.data.layouts.trl import TRL
+from mmrl.data.layouts.table import LAYOUTS
 
-LAYOUTS: Mapping[str, DataLayout] = {
-    layout.name: layout
-    for layout in (
-        OWN_BOXES,
-        OWN_QUESTIONS,
-        MESSAGES,
-        LLAVA,
-        TRL,
-        PROBLEM,
-        COCO,
-        REFER,
-        MDETR,
-        REFCOCO_LMMS,
-        REFCOCO_RAW,
-        *SHIPPED,
-    )
-}
-"""Name -> layout, of all that are recognised."""
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -70,7 +45,7 @@ def guess(
     """The layout of a file or folder and the data set that reads it.
 
     Args:
-        columns: our name -> the file's, as the data set will be told.
+        columns: our name -> the file's, as the data set gets it.
         name: the layout, where somebody says it.
         split: of a folder with several.
 
@@ -78,15 +53,15 @@ def guess(
         FileNotFoundError: there is no such file or folder.
         ValueError: it is not what its ending says, has none of the layouts or several, or `name` is none of them.
     """
-    layout = None if name is None else say_layout(name)
+    layout = None if name is None else layout_called(name)
     # what is made of a whole file is read once, by its layout
-    look = Look(Path(path)) if isinstance(layout, FileLayout) else look_at(Path(path), columns, split)
+    look = Look(Path(path)) if layout is not None and layout.read is not None else look_at(Path(path), columns, split)
     layout = layout or choose(look)
     return Guess(layout.name, layout.data_set(look), layout.summary, name is None)
 
 
-def say_layout(name: str) -> DataLayout:
-    """The layout called so; ValueError listing all where there is none."""
+def layout_called(name: str) -> DataLayout:
+    """The layout of that name; ValueError listing all where there is none."""
     if name not in LAYOUTS:
         raise ValueError(f"no layout is called {name!r}: choose one of {', '.join(LAYOUTS)}")
     return LAYOUTS[name]

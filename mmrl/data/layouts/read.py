@@ -22,13 +22,6 @@ class RowReader(Protocol):
     def split_of(self, row: Row) -> str: ...
 
 
-@runtime_checkable
-class PromptMaker(Protocol):
-    """Makes prompts of a row, whatever its layout."""
-
-    def prompts(self, row: Row, /) -> list[Prompt]: ...
-
-
 @dataclass(frozen=True)
 class RowPrompts:
     """A good row, in our words, and its prompts."""
@@ -91,14 +84,3 @@ def check_rows(
     report.take_over(unread, unread.num_problems)
     report.num_rows += unread.num_rows
     report.notes.update(unread.notes)
-
-
-@dataclass(frozen=True)
-class TranslatingReader:
-    """Makes prompts of rows of another layout, which it says in our words first."""
-
-    translate: Callable[[Row], Iterator[Row]]
-    reader: RowReader
-
-    def prompts(self, row: Row) -> list[Prompt]:
-        return [prompt for said in self.translate(row) for prompt in self.reader.prompts(said)]

@@ -1,7 +1,6 @@
 """RefCOCO, RefCOCO+ and RefCOCOg as their makers publish them: a folder with instances.json and refs (.p or .json).
 
-One row per sentence, with its split. Also as MDETR writes them (finetune_refcoco_val.json): COCO's keys, and a `caption` in every
-image, which is one sentence there.
+One row per sentence, with its split.
 """
 
 import pickle
@@ -9,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from mmrl.data.layouts.base import FileLayout, Look
-from mmrl.data.layouts.coco import Record, by_id, collecting_rows, corners, find_record, naming_layout, read_json
-from mmrl.data.readers import Row
+from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
+from mmrl.data.readers import Row, read_json
 from mmrl.data.validate import Report
 
 REFS, INSTANCES = "refs", "instances.json"
@@ -22,7 +21,7 @@ def is_refs(name: str) -> bool:
     return name.startswith(REFS) and name.endswith((".p", ".json"))
 
 
-def is_folder(look: Look) -> bool:
+def has_refs(look: Look) -> bool:
     if look.path.is_dir():
         return INSTANCES in look.keys and any(map(is_refs, look.keys))
     return is_refs(look.path.name) and (look.path.suffix == ".p" or look.has("ann_id", "sentences"))
@@ -39,25 +38,13 @@ def refer_rows(path: Path, report: Report) -> Iterator[Row]:
         images, annotations = by_id(data["images"]), by_id(data["annotations"])
         rows: list[Record] = []
         for ref in read_refs(refs_file):
-            with collecting_rows(report, refs_file, "ref", ref.get("ref_id")):
+            with report.collecting(f"{refs_file.name}, ref {ref.get('ref_id')}", counts=True):
                 image = find_record(images, ref["image_id"], "picture")
-                rows += _sentences(
-                    ref, image, corners(find_record(annotations, ref["ann_id"], "annotation"), image, report.notes)
-                )
-    yield from (Row(values, refs_file.name, number) for number, values in enumerate(rows, start=1))
-
-
-def _sentences(ref: Record, image: Record, box: list[float] | None) -> Iterator[Record]:
-    """A row per sentence; none where there is no box."""
-    for i, sentence in enumerate(ref["sentences"] if box is not None else []):
-        yield {
-            "id": f"{ref['ref_id']}-{i}",
-            "image": image["file_name"],
-            "size": [image["width"], image["height"]],
-            "question": sentence["sent"],
-            "box": box,
-            "split": ref["split"],
-        }
+                box = corners(find_record(annotations, ref["ann_id"], "annotation"), image, report.notes)
+                for i, sentence in enumerate(ref["sentences"] if box is not None else []):
+                    shown = picture_of(f"{ref['ref_id']}-{i}", image)
+                    rows.append({**shown, "question": sentence["sent"], "box": box, "split": ref["split"]})
+    yield from numbered(rows, refs_file)
 
 
 def find_refs(source: Path) -> Path:
@@ -89,30 +76,3 @@ class _DataOnly(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
-
-
-def is_captions(look: Look) -> bool:
-    return look.keys >= {"images", "annotations", "caption"}
-
-
-def caption_rows(path: Path, report: Report) -> Iterator[Row]:
-    """A row per image of MDETR's files, whose `caption` is a sentence and whose annotation is the box it means."""
-    with naming_layout(path, "refcoco_mdetr"):
-        data = read_json(path)
-        rows: list[Record] = []
-        found: dict[object, list[Record]] = {}
-        for annotation in data["annotations"]:
-            found.setdefault(annotation["image_id"], []).append(annotation)
-        for image in data["images"]:
-            boxes = [corners(annotation, image, report.notes) for annotation in found.get(image["id"], [])]
-            if len(boxes) != 1:
-                report.notes["sentences left out: not one box"] += 1
-            elif boxes[0] is not None:
-                size = [image["width"], image["height"]]
-                said = {"id": str(image["id"]), "image": image["file_name"], "size": size}
-                rows.append({**said, "question": image["caption"], "box": boxes[0]})
-    yield from (Row(values, path.name, number) for number, values in enumerate(rows, start=1))
-
-
-REFER = FileLayout("refcoco", "RefCOCO's folder of instances.json and refs", is_folder, refer_rows)
-MDETR = FileLayout("refcoco_mdetr", "RefCOCO as MDETR writes it, a caption per image", is_captions, caption_rows, (), ("coco",))

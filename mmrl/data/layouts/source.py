@@ -1,30 +1,19 @@
 """A file or folder whose layout is known, as rows in our words."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mmrl.data.layouts.base import ANSWERS, BOXES, QUESTIONS, DataLayout, FileLayout, Look, RowLayout, rename_columns
-from mmrl.data.layouts.files import is_stored, look_at, rows_of
-from mmrl.data.layouts.guess import LAYOUTS, NO_COLUMNS, Guess, candidates, choose, say_layout
-from mmrl.data.layouts.own import OWN_BOXES, OWN_QUESTIONS
+from mmrl.data.layouts.base import ANSWERS, BOXES, QUESTIONS, DataLayout, Look, rename_columns
+from mmrl.data.layouts.files import is_flat, is_stored, look_at, rows_of
+from mmrl.data.layouts.guess import NO_COLUMNS, Guess, candidates, choose, guess, layout_called
+from mmrl.data.layouts.table import NAMES, OWN, OWN_BOXES
 from mmrl.data.layouts.turns import each_question
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import Report
 
 loading = logging.getLogger("mmrl.loading")
-OWN = {BOXES: OWN_BOXES, QUESTIONS: OWN_QUESTIONS}
-"""Data set -> the layout that its files have if they have none of the others."""
-NAMES = {
-    data_set: tuple(
-        name
-        for name, layout in LAYOUTS.items()
-        if isinstance(layout, FileLayout | RowLayout) and (layout.always or data_set) == data_set
-    )
-    for data_set in OWN
-}
-"""Data set -> the layouts that it can read."""
 TASK_OF = {BOXES: "grounding", QUESTIONS: "qa"}
 NEEDED = {BOXES: "box", QUESTIONS: "answer"}
 """Data set -> the column without which its files look like another's."""
@@ -38,7 +27,7 @@ class Source:
     """A file or folder and its layout: `open_source("llava.json", "qa_jsonl").rows(report)` gives its rows in our words."""
 
     path: Path
-    layout: RowLayout | FileLayout
+    layout: DataLayout
     guess: Guess
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """Our name -> the file's."""
@@ -56,17 +45,17 @@ class Source:
 
     @property
     def is_own(self) -> bool:
-        return self.layout.name in (OWN_BOXES.name, OWN_QUESTIONS.name)
+        return self.layout in OWN.values()
 
     @property
     def is_stored(self) -> bool:
         """True for a data set of Hugging Face on disk, whose rows are read when they are asked for."""
-        return not isinstance(self.layout, FileLayout) and is_stored(self.path)
+        return self.layout.read is None and is_stored(self.path)
 
     @property
     def knows_boxes(self) -> bool:
         """True where the layout says itself how its boxes are written."""
-        return isinstance(self.layout, FileLayout) or (self.layout.always == BOXES and not self.is_own)
+        return self.layout.always == BOXES and not self.is_own
 
     def check_boxes(self, space: str, box_format: str) -> None:
         """Raise ValueError where somebody says how boxes are written and the layout knows it."""
@@ -78,9 +67,7 @@ class Source:
 
     def rows(self, report: Report) -> Iterator[Row]:
         """All rows in our words; those that cannot be read or said go into the report."""
-        found: Iterable[Row] = ()
-        if not isinstance(self.layout, FileLayout):
-            found = (one for row in rows_of(self.path, report, self.split) for one in self._unroll(row))
+        found = (one for row in rows_of(self.path, report, self.split) for one in self._unroll(row))
         return self.layout.rows(self.path, found, report)
 
     def translate(self, row: Row) -> Iterator[Row]:
@@ -101,7 +88,7 @@ class Source:
 
     def _unroll(self, row: Row) -> Iterator[Row]:
         # grounding rows with columns of other names are read as they are: their errors speak of those
-        named = row if self.layout.name == OWN_BOXES.name else rename_columns(row, self.columns)
+        named = row if self.layout is OWN_BOXES else rename_columns(row, self.columns)
         column = next((name for name in TURNS if isinstance(named.values.get(name), list)), None)
         if self.each and column is not None:
             yield from each_question(named, column)
@@ -134,11 +121,10 @@ def open_source(
     file, rows_split, columns = Path(path), split, columns or NO_COLUMNS
     if file.is_dir() and split is not None and (file / f"{split}.jsonl").is_file():
         file, split, rows_split = file / f"{split}.jsonl", None, None
-    own = OWN[data_set]
     if name is None:
         look = look_at(file, columns, split)
         fitting = candidates(look, NAMES[data_set])
-        layout: DataLayout = own if own in fitting or not fitting else choose(look, NAMES[data_set])
+        layout = _choose(look, data_set)
         if not fitting:
             _refuse_other_data(look, data_set)
         if not fitting and file.is_dir() and not look.rows:
@@ -147,15 +133,65 @@ def open_source(
                 "metadata.jsonl, RefCOCO's instances.json and refs)"
             )
     else:
-        layout = say_layout(name)
-    if layout.name not in NAMES[data_set] or not isinstance(layout, RowLayout | FileLayout):
+        layout = layout_called(name)
+    if layout.name not in NAMES[data_set]:
         raise ValueError(f"the data set {data_set} does not read the layout {layout.name}: use {', '.join(NAMES[data_set])}")
     _check_columns(layout, columns)
     if columns and layout is not OWN_BOXES:
         _check_presence(look_at(file, columns, split), columns)
     guessed = Guess(layout.name, data_set, layout.summary, name is None)
-    in_folder = file.is_dir() and not isinstance(layout, FileLayout) and split is not None and not _is_flat(file)
+    in_folder = file.is_dir() and layout.read is None and split is not None and not is_flat(file)
     return Source(file, layout, guessed, columns, split if in_folder else None, None if in_folder else rows_split, each)
+
+
+def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, columns: Mapping[str, str]) -> Source:
+    """The source of a data set that was opened elsewhere, of which the first row is known."""
+    seen = Look(look.path, () if first is None else (rename_columns(Row(first, look.path.name, 1), columns).values,))
+    layout = _choose(seen, data_set)
+    layout = layout if layout.read is None else OWN[data_set]
+    _check_columns(layout, columns)
+    return Source(look.path, layout, Guess(layout.name, data_set, layout.summary, True), columns)
+
+
+def foreign(
+    path: str | Path, name: str | None = None, columns: Mapping[str, str] = NO_COLUMNS, split: str | None = None
+) -> Guess | None:
+    """The layout of a file whose rows are not in our words; None where they are, or where no layout is known.
+
+    Args:
+        name: the layout, where somebody says it.
+        columns: our name -> the file's.
+        split: of a folder with several.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: it is not what its ending says, has several layouts, or `name` is none.
+    """
+    own = {layout.name for layout in OWN.values()}
+    if name is None and {layout.name for layout in candidates(look_at(Path(path), columns, split))} <= own:
+        return None
+    found = guess(path, columns, name, split)
+    return None if found.layout in own else found
+
+
+def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO_COLUMNS, split: str | None = None) -> Source:
+    """The file as rows in our words.
+
+    Raises:
+        ValueError: a data set of its own reads the layout, whose rows cannot be said in our words.
+    """
+    if found.data_set not in NAMES:
+        raise ValueError(
+            f"{path} is {found.layout} ({found.summary}), which only the data set {found.data_set} reads: this command takes "
+            f"rows with boxes or with questions and answers, as {', '.join(dict.fromkeys(sum(NAMES.values(), ())))} write them"
+        )
+    return replace(open_source(path, found.data_set, found.layout, columns, split), guess=found)
+
+
+def _choose(look: Look, data_set: str) -> DataLayout:
+    """The data set's own layout where that fits, or no other does; else the one that fits."""
+    fitting, own = candidates(look, NAMES[data_set]), OWN[data_set]
+    return own if own in fitting or not fitting else choose(look, NAMES[data_set])
 
 
 def _refuse_other_data(look: Look, data_set: str) -> None:
@@ -171,23 +207,6 @@ def _refuse_other_data(look: Look, data_set: str) -> None:
         )
 
 
-def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, columns: Mapping[str, str]) -> Source:
-    """The source of a data set that was opened elsewhere, of which the first row is known."""
-    seen = Look(look.path, () if first is None else (rename_columns(Row(first, look.path.name, 1), columns).values,))
-    fitting = candidates(seen, NAMES[data_set])
-    own = OWN[data_set]
-    layout: DataLayout = own if own in fitting or not fitting else choose(seen, NAMES[data_set])
-    if not isinstance(layout, RowLayout):
-        layout = own
-    _check_columns(layout, columns)
-    return Source(look.path, layout, Guess(layout.name, data_set, layout.summary, True), columns)
-
-
-def _is_flat(folder: Path) -> bool:
-    """Is there one list for all splits of a folder of pictures?"""
-    return any((folder / name).is_file() for name in ("metadata.jsonl", "metadata.csv"))
-
-
 def _check_presence(look: Look, columns: Mapping[str, str]) -> None:
     """Raise ValueError for a column of the user's words that none of the first rows has, of those that every row has."""
     for ours, theirs in columns.items() if look.rows else ():
@@ -198,8 +217,8 @@ def _check_presence(look: Look, columns: Mapping[str, str]) -> None:
             )
 
 
-def _check_columns(layout: RowLayout | FileLayout, columns: Mapping[str, str]) -> None:
-    unknown: Collection[str] = sorted(set(columns) - set(layout.columns))
+def _check_columns(layout: DataLayout, columns: Mapping[str, str]) -> None:
+    unknown = sorted(set(columns) - set(layout.columns))
     if unknown and layout is not OWN_BOXES:
         there = f"use {', '.join(layout.columns)}" if layout.columns else "it takes none"
         raise ValueError(f"columns maps {', '.join(unknown)}, which the layout {layout.name} does not have: {there}")

@@ -28,6 +28,35 @@ class Turn:
     clips: tuple[Cell, ...] = ()
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """Turns in a column, each an object with a role and what was said: `Conversation(("conversations",), "from", "value")`."""
+
+    columns: tuple[str, ...]
+    role: str
+    text: str
+    in_parts: bool = False
+    """May a turn list texts, pictures and clips?"""
+
+    def __call__(self, row: Row) -> Iterator[Row]:
+        column, turns = self.turns(row)
+        yield from say_turns(row, turns, (column,))
+
+    def turns(self, row: Row) -> tuple[str, list[Turn]]:
+        """The column that holds the turns, and these; ValueError for a row without."""
+        column = next((name for name in self.columns if row.values.get(name) is not None), self.columns[0])
+        found: Cell = row.values.get(column)
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"column {self.columns[0]} must be a list of turns, not {str(found)[:80]!r}")
+        return column, [self.turn(item) for item in found]
+
+    def turn(self, item: Cell) -> Turn:
+        if not isinstance(item, dict) or self.role not in item or item.get(self.text) is None:
+            raise ValueError(f"a turn must be an object with {self.role} and {self.text}, not {str(item)[:80]}")
+        text, pictures, clips = text_and_media(item[self.text]) if self.in_parts else (item[self.text], [], [])
+        return Turn(role_of(item[self.role]), text, tuple(pictures), tuple(clips))
+
+
 def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterator[Row]:
     """The row's one question in our words, with its answer: that of a column, else the last turn.
 

@@ -9,9 +9,12 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Video
+from mmrl.data.convert import convert
+from mmrl.data.layouts.base import DataLayout
+from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.files import look_at
-from mmrl.data.layouts.guess import LAYOUTS, candidates, guess, guess_layout
-from mmrl.data.layouts.source import NAMES
+from mmrl.data.layouts.guess import candidates, guess, guess_layout
+from mmrl.data.layouts.table import LAYOUTS, NAMES
 from tests.support.videos import even, write_video
 
 BOX = Box(1, 2, 30, 40)
@@ -166,8 +169,6 @@ def test_a_layout_that_does_not_exist_or_is_another_data_sets(jsonl):
 
 
 def test_several_turns_are_refused_or_become_rows(picture, jsonl, tmp_path):
-    from mmrl.data.convert import convert
-
     picture("cat.png")
     more = [{"from": "gpt", "value": "left"}, {"from": "human", "value": "How many legs?"}, {"from": "gpt", "value": "4"}]
     path = jsonl({"id": "7", "image": "cat.png", "conversations": [LLAVA_ASKS, *more]})
@@ -245,6 +246,19 @@ def test_clips_of_messages(tmp_path, jsonl):
 def test_every_layout_says_what_it_is():
     assert all(layout.name == name and layout.summary for name, layout in LAYOUTS.items())
     assert {name for names in NAMES.values() for name in names} <= set(LAYOUTS)
+
+
+def test_a_layout_with_columns_of_other_names_is_one_entry(picture, jsonl, tmp_path, monkeypatch):
+    picture("cat.png")
+    screens = DataLayout("screens", "buttons", lambda look: look.has("click", "at"), ("click",), Columns("click", xywh="at"))
+    monkeypatch.setitem(LAYOUTS, "screens", screens)
+    monkeypatch.setitem(NAMES, "grounding_jsonl", (*NAMES["grounding_jsonl"], "screens"))
+    path = jsonl({"image": "cat.png", "click": " Send ", "at": [1, 2, 29, 38], "app": "mail"})
+    assert str(guess(path)) == "read as screens: buttons; guessed, --as NAME says otherwise"
+    assert guess(path).data_set == "grounding_jsonl"
+    done = convert(path, None, tmp_path / "out.jsonl")
+    [prompt] = load("grounding_jsonl", "datasets")(done.out)
+    assert (prompt.text, prompt.answer, prompt.columns["app"]) == ("Send", BOX, "mail") and "at" not in prompt.columns
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -1,4 +1,4 @@
-"""`messages`, as OpenAI, ms-swift and TRL (whose column is `prompt`) write conversations.
+"""`messages` and what ms-swift and TRL write into other columns: `completion`, and `objects`.
 
     {"messages": [{"role": "user", "content": "<image>Where is the cat?"}], "images": ["cat.jpg"], "solution": "[1, 2, 30, 40]"}
     {"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "How many?"}]}], "images": ["a.png"],
@@ -11,28 +11,21 @@ ms-swift's `objects` hold what `<ref-object>` and `<bbox>` stand for, in order; 
 
 from collections.abc import Iterator
 
-from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Look, RowLayout
-from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Turn, role_of, say_turns, text_and_media
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Conversation, Turn, say_turns
 from mmrl.data.readers import Cell, Row
 
 REF, BBOX = "<ref-object>", "<bbox>"
-COLUMNS = ("messages", "prompt")
+MESSAGES = Conversation(("messages", "prompt"), "role", "content", in_parts=True)
 SPACES = {"real": "pixel", "norm1": "norm1"}
 
 
-def is_one(look: Look) -> bool:
-    return any(_is_turns(look.example(name)) for name in COLUMNS)
-
-
-def one(row: Row) -> Iterator[Row]:
-    column = next((name for name in COLUMNS if row.values.get(name) is not None), None)
-    found: Cell = None if column is None else row.values[column]
-    if column is None or not isinstance(found, list) or not found:
-        raise ValueError(f"column messages must be a list of turns, not {str(found)[:80]!r}")
-    turns = [_turn(item) for item in found]
+def messages_row(row: Row) -> Iterator[Row]:
+    column, turns = MESSAGES.turns(row)
     completion = row.values.get("completion")
     if completion is not None:
-        turns += [_turn(item) for item in completion] if isinstance(completion, list) else [Turn(ANSWERS_BACK, completion)]
+        turns += (
+            [MESSAGES.turn(item) for item in completion] if isinstance(completion, list) else [Turn(ANSWERS_BACK, completion)]
+        )
     objects = row.values.get("objects")
     if objects is None:
         yield from say_turns(row, turns, (column, "completion"))
@@ -41,13 +34,6 @@ def one(row: Row) -> Iterator[Row]:
     for said in say_turns(row, texts, (column, "completion", "objects")):
         kept = {name: value for name, value in said.values.items() if name != "answer"}
         yield Row({**kept, **values}, said.source, said.number)
-
-
-def _turn(item: Cell) -> Turn:
-    if not isinstance(item, dict) or "role" not in item or item.get("content") is None:
-        raise ValueError(f"a turn must be an object with role and content, not {str(item)[:80]}")
-    text, pictures, clips = text_and_media(item["content"])
-    return Turn(role_of(item["role"]), text, tuple(pictures), tuple(clips))
 
 
 def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[str, Cell]]:
@@ -79,16 +65,3 @@ def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[st
         [{"bbox_2d": box, "label": str(ref)} for box, ref in zip(boxes, refs, strict=True)] if len(refs) == len(boxes) else boxes
     )
     return spelled, {"box": listed[0] if len(listed) == 1 else listed, "space": SPACES[kind]}
-
-
-def _is_turns(found: Cell) -> bool:
-    return isinstance(found, list) and bool(found) and isinstance(found[0], dict) and "role" in found[0]
-
-
-MESSAGES = RowLayout(
-    "messages",
-    "conversations as OpenAI, ms-swift and TRL write them",
-    (*COLUMNS, "completion", "objects", *PICTURES, *CLIPS, *ANSWERS, "id", "split"),
-    is_one,
-    one,
-)

@@ -1,0 +1,131 @@
+"""All layouts that are recognised, an entry each: what a file of it shows, which columns it has, and what says its rows.
+
+A layout whose columns only have other names than ours is `Columns`, one that keeps turns is `Conversation`; a function stands
+where a layout computes. One without either is read by the data set of its name.
+
+    {"prompt": "How many cats?", "images": ["cats.jpg"], "answer": 2}                                                   trl
+    {"image": "train2014/1.jpg", "problem": "Where is the left cat?", "solution": [1, 2, 30, 40]}                       problem
+    {"id": "7", "image": "cat.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhere is the cat?"}, ..]}    llava
+"""
+
+from collections.abc import Mapping
+
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, PICTURES, QUESTIONS, DataLayout, Look
+from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
+from mmrl.data.layouts.columns import Columns
+from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
+from mmrl.data.layouts.refer import has_refs, refer_rows
+from mmrl.data.layouts.swift import MESSAGES, messages_row
+from mmrl.data.layouts.turns import Conversation
+
+MEDIA = (*PICTURES, *CLIPS)
+REST = (*MEDIA, *ANSWERS, "id", "split")
+"""Columns beside the one that asks."""
+COMPLETED = (*ANSWERS, "completion")
+LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
+GQA = {"video_id", "qid", "a0"}
+
+
+def is_text(look: Look, of_spans: bool) -> bool:
+    """Is it a text file, of sentences with spans (`AO8RW 0.0 6.9##a person sits`) or without?"""
+    return look.path.suffix.lower() == ".txt" and ("##" in look.line) == of_spans
+
+
+OWN_BOXES = DataLayout(
+    "boxes",
+    "a picture, a question and boxes in every row",
+    lambda look: look.has_one(*BOX) and look.has_one("question", *PICTURES),
+    ("image", "question", "box", "size", "space", "id", "split"),
+    lambda row: (row,),
+    always=BOXES,
+)
+OWN_QUESTIONS = DataLayout(
+    "questions",
+    "a question and its answer in every row, perhaps with pictures, clips and options",
+    lambda look: look.has("question") and look.has_one(*ANSWERS) and not look.has_one("video_filename"),
+    ("question", "answer", "image", "video", "options", "kind", "id", "split"),
+    lambda row: (row,),
+    always=QUESTIONS,
+)
+OTHERS = (
+    DataLayout(
+        "messages",
+        "conversations as OpenAI, ms-swift and TRL write them",
+        lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns),
+        (*MESSAGES.columns, "completion", "objects", *REST),
+        messages_row,
+    ),
+    DataLayout(
+        "llava",
+        "LLaVA's conversations of human and gpt",
+        lambda look: look.has_turns("conversations", "from"),
+        ("conversations", *REST),
+        Conversation(("conversations",), "from", "value"),
+    ),
+    DataLayout(
+        "trl",
+        "TRL's vision layout: prompt and images",
+        lambda look: look.has_text("prompt") and not look.has_one("question", "instruction") and look.has_one(*MEDIA, *COMPLETED),
+        ("prompt", *MEDIA, *COMPLETED, "id", "split"),
+        Columns("prompt", COMPLETED),
+    ),
+    DataLayout(
+        "problem",
+        "problem and solution, as VLM-R1 writes RefCOCO",
+        # Video-R1's rows have a path, and the data set video_r1 reads them
+        lambda look: look.has("problem") and look.has_one(*ANSWERS) and not look.has_one("path", "question"),
+        ("problem", *REST),
+        Columns("problem", prefers="answer"),
+    ),
+    DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, always=BOXES),
+    DataLayout("refcoco", "RefCOCO's folder of instances.json and refs", has_refs, read=refer_rows, always=BOXES),
+    DataLayout(
+        "refcoco_mdetr",
+        "RefCOCO as MDETR writes it, a caption per image",
+        lambda look: look.keys >= CAPTIONED,
+        read=caption_rows,
+        beats=("coco",),
+        always=BOXES,
+    ),
+    DataLayout(
+        "refcoco_lmms",
+        "RefCOCO in the hub's parquet of lmms-lab",
+        lambda look: look.has(*LMMS) and isinstance(look.example("answer"), list),
+        (*LMMS, "question_id"),
+        # its question asks for a caption, and its answers are what the box is called
+        Columns("answer", (), None, "bbox", True, "question_id", ("question", "iscrowd", "segmentation", "file_name")),
+        beats=("boxes", "questions"),
+        always=BOXES,
+    ),
+    DataLayout(
+        "refcoco_raw",
+        "RefCOCO in parquet with image_path and raw_anns",
+        lambda look: look.has(*RAW) and look.has_one(*SENTENCES),
+        (*RAW, *SENTENCES),
+        raw_row,
+        beats=("boxes",),
+        always=BOXES,
+    ),
+    DataLayout("video_r1", "Video-R1", lambda look: look.has("problem", "path")),
+    DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),
+    DataLayout("edits", "pictures with instructions", lambda look: look.has("instruction") and look.has_one(*PICTURES)),
+    DataLayout(
+        "prompts",
+        "prompts, one a line or in a column",
+        lambda look: (
+            is_text(look, of_spans=False) or (look.has_text("prompt") and not look.has_one(*MEDIA, *COMPLETED, "instruction"))
+        ),
+    ),
+    DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
+    DataLayout("next_gqa", "NExT-GQA", lambda look: set(look.line.strip().split(",")) >= GQA),
+    DataLayout("activitynet_captions", "ActivityNet Captions", lambda look: "timestamps" in look.keys),
+)
+LAYOUTS: Mapping[str, DataLayout] = {layout.name: layout for layout in (OWN_BOXES, OWN_QUESTIONS, *OTHERS)}
+"""Name -> layout."""
+OWN = {BOXES: OWN_BOXES, QUESTIONS: OWN_QUESTIONS}
+"""Data set -> the layout that its files have if they have none of the others."""
+NAMES = {
+    data_set: tuple(name for name, one in LAYOUTS.items() if (one.say or one.read) and (one.always or data_set) == data_set)
+    for data_set in OWN
+}
+"""Data set -> the layouts that it can read."""
