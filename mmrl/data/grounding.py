@@ -9,8 +9,9 @@ from typing import Literal, TypeGuard, cast
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import Watch, same
-from mmrl.data.files.paths import path_below
+from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import Measured, read_prompts
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report, check_markers, check_shape, check_tokens
@@ -51,6 +52,8 @@ class Layout:
     """True: decode every picture when checking it, not only suspicious ones."""
     anywhere: bool = True
     """True lets rows name any file by its absolute path; relative paths never leave image_root."""
+    habits: BoxHabits = field(default_factory=BoxHabits, compare=False)
+    """How the boxes of rows that were read fit their pictures, where rows do not say their space."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(_USUAL_NAMES))
@@ -80,6 +83,8 @@ class Layout:
         """
         questions = self._questions(row)
         media, sizes = self.measure(row) if measured is None else measured()
+        for box in self._raw_boxes(row) if row.values.get("space") is None else ():
+            self.habits.add(box, sizes[0])
         for size in sizes:
             check_shape(size)
         answer = self._boxes(row, sizes[0])
@@ -99,12 +104,6 @@ class Layout:
         shown = tuple(picture if isinstance(picture, str) else open_picture(picture) for picture in media)
         return [Prompt(i, text, shown, answer, columns) for i, text in zip(ids, texts, strict=True)]
 
-    def raw_boxes(self, row: Row) -> list[list[float]]:
-        """The four numbers of each box of a row as they are written; those that cannot be read are left out."""
-        found = self._optional(row, "box")
-        items = found if isinstance(found, list | tuple) and not _is_single(found) else [found]
-        return [sides for item in cast(Sequence[object], items) if (sides := _sides(item)) is not None]
-
     def split_of(self, row: Row) -> str:
         """The split a row belongs to."""
         return str(self._require(row, "split"))
@@ -122,17 +121,7 @@ class Layout:
         pictures = cast(list[object], found) if isinstance(found, list) else [found]
         if not pictures:
             raise ValueError(f"column {self._name(row, 'image')!r} holds no picture")
-        return [self._resolve_path(picture) for picture in pictures]
-
-    def _resolve_path(self, picture: object) -> object:
-        """A path, or a Hugging Face cell that holds nothing but one, as a path below image_root."""
-        if isinstance(picture, str):
-            return str(Path(path_below(self.image_root, picture, "image_root", self.anywhere)))
-        if isinstance(picture, dict):
-            cell = cast(dict[str, object], picture)
-            if not cell.get("bytes") and isinstance(cell.get("path"), str):
-                return cell | {"path": self._resolve_path(cell["path"])}
-        return picture
+        return [cell_below(self.image_root, picture, self.anywhere) for picture in pictures]
 
     def _boxes(self, row: Row, size: tuple[int, int]) -> Box | tuple[Box, ...]:
         found = self._require(row, "box")
@@ -147,6 +136,12 @@ class Layout:
         for box in boxes:
             _check_place(box, seen)
         return boxes[0] if single else boxes
+
+    def _raw_boxes(self, row: Row) -> list[list[float]]:
+        """The four numbers of each box of a row as they are written; those that cannot be read are left out."""
+        found = self._optional(row, "box")
+        items = found if isinstance(found, list | tuple) and not _is_single(found) else [found]
+        return [sides for item in cast(Sequence[object], items) if (sides := _sides(item)) is not None]
 
     def _box(self, item: object, space: Space, size: MediaSize) -> Box:
         label = cast(dict[str, object], item).get("label") if isinstance(item, dict) else None

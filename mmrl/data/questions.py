@@ -2,21 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
 from mmrl.answers.choices import LETTERS, parse_choices
-from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
+from mmrl.answers.questions import problem_type
 from mmrl.core.types import Prompt, Video
-from mmrl.data.files.paths import path_below
+from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import check_video
 from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, one_of
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens
+from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens
 
 Kind = Literal["auto", "choice", "number", "math", "text"]
 """The kind of an answer, by which the reward `by_type` compares; auto: guessed row by row."""
@@ -64,7 +64,7 @@ class Questions:
         pictures, clips = _as_list(row, *PICTURES), _as_list(row, *CLIPS)
         if pictures and clips:
             raise ValueError("the row has both pictures and clips, whose order a prompt would not know: keep one kind")
-        found = [self._resolve(picture) for picture in pictures]
+        found = [cell_below(self.image_root, picture, self.anywhere) for picture in pictures]
         videos = [self._video(clip) for clip in clips]
         for video in videos:
             check_video(video, min_frames=1, decode=self.decode)
@@ -103,8 +103,7 @@ class Questions:
         check_tokens(text)
         shown = tuple(item if isinstance(item, str | Video) else open_picture(item) for item in media)
         prompt = Prompt(name, text, shown, answer, columns)
-        if answer is not None:
-            _CHECKS[problem_type(prompt)](prompt)
+        check_answer(prompt, problem_type(prompt))
         self.seen[said] += 1
         return [prompt]
 
@@ -159,14 +158,6 @@ class Questions:
         form = self.template or ((LETTERS_WANTED if several else LETTER) if kind == "choice" else "{question}")
         return form.replace("{question}", asked)
 
-    def _resolve(self, picture: Cell) -> object:
-        """A path below image_root; a cell that holds bytes as it is."""
-        if isinstance(picture, str):
-            return str(Path(path_below(self.image_root, picture, "image_root", self.anywhere)))
-        if isinstance(picture, dict) and not picture.get("bytes") and isinstance(picture.get("path"), str):
-            return {**picture, "path": self._resolve(picture["path"])}
-        return picture
-
     def _video(self, clip: Cell) -> Video:
         if not isinstance(clip, str) or not clip:
             raise ValueError(f"a clip must be a path, not {str(clip)[:80]!r}")
@@ -193,16 +184,6 @@ def guess_kind(question: str, answer: Cell, options: Sequence[str] = ()) -> str:
     if _FRACTION.fullmatch(text) or (any(letter.isdigit() for letter in text) and _NUMBER.fullmatch(text)):
         return "number"
     return "math" if _MATH.search(text) else "text"
-
-
-_CHECKS: Mapping[str, Callable[[Prompt], object]] = {
-    "choice": true_letters,
-    "number": true_number,
-    "regression": true_number,
-    "math": true_text,
-    "text": true_text,
-    "ocr": true_text,
-}
 
 
 def _as_list(row: Row, *names: str) -> list[Cell]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from mmrl.answers.boxes.box import Box, check_inside
+from mmrl.answers.questions import true_letters, true_number, true_text
+from mmrl.answers.spans.attempts import true_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
@@ -35,6 +37,10 @@ BAD_ROW = (ValueError, OSError, OverflowError)
 """Errors that are one row's fault; others are ours."""
 FILE_ROW = "file_row"
 """The column of a prompt that says where it comes from: "boxes.jsonl:12"."""
+
+
+_TRUE = {"choice": true_letters, "number": true_number, "regression": true_number, "span": true_spans}
+"""Kind of a question -> what reads its answer; others are texts."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,13 @@ def check_new_id(prompt: Prompt, seen: set[str]) -> None:
     if prompt.id in seen:
         raise ValueError(f"id {prompt.id!r} was used before: ids must differ")
     seen.add(prompt.id)
+
+
+def check_answer(prompt: Prompt, kind: str) -> None:
+    """Raise ValueError for an answer that the reward for its kind cannot read; none is fine."""
+    true_of: Callable[[Prompt], object] = _TRUE.get(kind, true_text)
+    if prompt.answer is not None:
+        true_of(prompt)
 
 
 def check_markers(text: str, num_pictures: int, marker: str = "<image>", called: str = "pictures") -> None:

@@ -7,28 +7,18 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from mmrl.answers.choices import LETTERS
-from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
-from mmrl.answers.spans.attempts import true_spans
+from mmrl.answers.questions import problem_type
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.files.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
 from mmrl.data.readers import Row
-from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_new_id
+from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."
 ANSWER = "{question}\nWrite your answer as <answer>..</answer>."
-_CHECKS: Mapping[str, Callable[[Prompt], object]] = {
-    "choice": true_letters,
-    "number": true_number,
-    "regression": true_number,
-    "math": true_text,
-    "text": true_text,
-    "ocr": true_text,
-    "span": true_spans,
-}
 
 
 @dataclass(frozen=True)
@@ -163,8 +153,7 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
     prompt = Prompt(row.id, form.replace("{question}", row.question.strip() + listed), (media,), answer, columns)
     if not row.question.strip():
         raise ValueError("the question is empty")
-    if answer is not None:
-        _CHECKS[kind](prompt)
+    check_answer(prompt, kind)
     return prompt
 
 

@@ -24,7 +24,7 @@ from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
 from mmrl.data.layouts.fix import fix
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
-from mmrl.data.layouts.habits import WatchedReader
+from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import Source, foreign, open_source
 from mmrl.data.layouts.table import NAMES
@@ -75,10 +75,10 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
     data_set = BOXES if found is None else found.data_set
     opened = open_source(source, data_set, found and found.layout, columns, split, options.each)
     opened = opened if found is None else replace(opened, guess=found)
-    reader, is_told = _reader(opened, table, options.boxes)
+    reader, habits = _reader(opened, table, options.boxes)
     if options.fix is not None:
-        return f"{source}: {opened.guess}\n{fix(opened, reader, options.fix, is_told, show_progress)}"
-    return _report_text(opened, reader, source, is_told)
+        return f"{source}: {opened.guess}\n{fix(opened, reader, options.fix, habits, show_progress)}"
+    return _report_text(opened, reader, source, habits)
 
 
 def convert_file(
@@ -126,13 +126,13 @@ def _guess(source: str, columns: Mapping[str, str], name: str | None, split: str
         return None
 
 
-def _report_text(source: Source, reader: RowReader, name: str, is_told: bool) -> str:
+def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits | None) -> str:
     """The report of a check without problems; ValueError listing them otherwise."""
     report = read_prompts(str(source.path), source.rows, reader, source.rows_split, watch=show_progress)[1]
     report.note_if_empty()
     report.refuse_duplicates()
     report.source = f"{name} ({source.guess})"
-    suspicion = reader.habits.suspicion if isinstance(reader, WatchedReader) and not is_told else None
+    suspicion = None if habits is None else habits.suspicion
     if suspicion is not None and not report.ok:
         report.source += f"\n  {suspicion}"
     report.raise_if_bad()
@@ -149,8 +149,8 @@ def _refuse_options(options: CheckOptions, what: str) -> None:
             raise ValueError(f"{name} is for rows with boxes or questions, and not for {what}: leave it out")
 
 
-def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader, bool]:
-    """The reader of a source's rows with the settings of a command line, and whether these say how boxes are written.
+def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader, BoxHabits | None]:
+    """The reader of a source's rows with the settings of a command line, and what these leave open of how boxes are written.
 
     Pictures are decoded to their end.
     """
@@ -167,13 +167,13 @@ def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader,
     is_told = not {"box_format", "space"}.isdisjoint(table.values) or source.knows_boxes
     if kind is Questions or not source.is_own:
         table.values.pop("columns", None)
-    known = [f.name for f in fields(kind) if f.name != "seen"]
+    known = [f.name for f in fields(kind) if f.name not in ("seen", "habits")]
     check_keys(table.values, known, (), table)
     if kind is Questions:
-        return plain(Questions, table.values, (), table), True
+        return plain(Questions, table.values, (), table), None
     reader = plain(Layout, table.values, (), table)
     source.check_boxes(reader.space, reader.box_format)
-    return WatchedReader(reader), is_told
+    return reader, None if is_told else reader.habits
 
 
 def show_progress(rows: Iterable[T]) -> Iterable[T]:

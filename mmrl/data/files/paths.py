@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:\w+/")
 FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
@@ -70,6 +71,17 @@ def path_below(root: Path, name: str, setting: str, anywhere: bool = False) -> s
             f"really holds it, or the environment variable {FOLLOW_LINKS}=1 if the link is yours"
         )
     return path
+
+
+def cell_below(root: Path, cell: object, anywhere: bool) -> object:
+    """A path, or a Hugging Face cell that holds nothing but one, as a path below the root; any other picture as it is."""
+    if isinstance(cell, str):
+        return str(Path(path_below(root, cell, "image_root", anywhere)))
+    if isinstance(cell, dict):
+        held = cast(dict[str, object], cell)
+        if not held.get("bytes") and isinstance(held.get("path"), str):
+            return held | {"path": cell_below(root, held["path"], anywhere)}
+    return cell
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -12,7 +12,7 @@ from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, same
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
-from mmrl.data.layouts.habits import WatchedReader
+from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, check_rows
 from mmrl.data.layouts.source import Source
 from mmrl.data.layouts.write import LineWriter
@@ -46,14 +46,14 @@ class Fixed:
         return "\n  ".join([*lines, f"and {hidden} more"] if hidden > 0 else lines)
 
 
-def fix(source: Source, reader: RowReader, out: str | Path, is_told: bool, watch: Watch = same) -> Fixed:
+def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | None, watch: Watch = same) -> Fixed:
     """Write the rows of a file that are right, whole or not at all; boxes become corners in pixels.
 
     Rows that say exactly what one before them said are left out too.
 
     Args:
         out: the JSONL file to write; pictures that the source holds as bytes come into a folder beside it.
-        is_told: somebody said how boxes are written; else a file whose boxes look written otherwise is refused.
+        habits: of the reader, so that a file whose boxes look written otherwise is refused; None where somebody said how.
 
     Raises:
         ValueError: no row is right, the boxes look written otherwise, or `out` is the source.
@@ -63,12 +63,8 @@ def fix(source: Source, reader: RowReader, out: str | Path, is_told: bool, watch
         raise ValueError(f"--fix {out} is the file that is read: write another one")
     if out.suffix.lower() != ".jsonl":
         raise ValueError(f"--fix {out} is to be JSONL: call it {out.with_suffix('.jsonl').name}")
-    report, writer, lines, seen = (
-        Report(str(source.path), _ALL),
-        LineWriter(out, out.parent),
-        list[dict[str, Cell]](),
-        dict[object, str](),
-    )
+    report, writer = Report(str(source.path), _ALL), LineWriter(out, out.parent)
+    lines, seen = list[dict[str, Cell]](), dict[object, str]()
     for good in check_rows(source.rows, reader, report, source.rows_split, watch):
         with report.collecting(good.row.place):
             new = [prompt for prompt in good.prompts if _is_new(prompt, good.row.place, seen)]
@@ -76,12 +72,11 @@ def fix(source: Source, reader: RowReader, out: str | Path, is_told: bool, watch
                 raise ValueError("the row says exactly what one before it says")
             lines += [writer.line(line_of(prompt, good.row, source, out.parent)) for prompt in new]
     report.note_if_empty()
-    suspicion = reader.habits.suspicion if isinstance(reader, WatchedReader) else None
-    if suspicion is not None and not is_told:
-        raise ValueError(f"{source.path}: {suspicion}; nothing was written")
+    if habits is not None and habits.suspicion is not None:
+        raise ValueError(f"{source.path}: {habits.suspicion}; nothing was written")
     if not lines:
-        report.limit = SHOWN
-        raise ValueError(f"no row of {source.path} is right, so nothing was written\n{_short(report)}")
+        del report.problems[SHOWN:]
+        raise ValueError(f"no row of {source.path} is right, so nothing was written\n{report}")
     write_jsonl({out: lines})
     reasons = Counter(reason_of(problem.text) for problem in report.problems)
     return Fixed(out, report.num_rows, len(lines), reasons, tuple(report.problems), dict(report.notes))
@@ -108,14 +103,6 @@ def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str,
 def reason_of(text: str) -> str:
     """A problem without its details: `"picture a/7.png does not exist" -> "picture .. does not exist"`."""
     return re.sub(r"(\.\.[\s,]*){2,}", ".. ", _DETAIL.sub("..", text.partition("; ")[0]))[:100].strip()
-
-
-def _short(report: Report) -> str:
-    """The report with its first problems only."""
-    short = Report(report.source, SHOWN, report.num_rows)
-    for problem in report.problems:
-        short.add(problem.place, problem.text)
-    return str(short)
 
 
 def _is_new(prompt: Prompt, place: str, seen: dict[object, str]) -> bool:

@@ -1,24 +1,11 @@
 """How a file writes its boxes, judged by all of them together: one row may fit two spellings, a whole file seldom does."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
-
-from mmrl.core.types import Prompt
-from mmrl.data.layouts.read import Measured, RowReader
-from mmrl.data.readers import Row
+from dataclasses import dataclass
 
 FEW = 20
 """Boxes from which on their sizes alone make a file look normalised."""
 _SLACK = 1.0
 """Pixels by which a box may stick out of its picture."""
-
-
-@runtime_checkable
-class BoxReader(RowReader, Protocol):
-    """A reader of rows with boxes."""
-
-    def raw_boxes(self, row: Row) -> list[list[float]]: ...
 
 
 @dataclass
@@ -77,25 +64,3 @@ class BoxHabits:
                 "may be thousandths: give --boxes norm1000, or --boxes xyxy if they are pixels"
             )
         return None
-
-
-@dataclass(frozen=True)
-class WatchedReader:
-    """A reader of rows with boxes that notes how these are written."""
-
-    reader: BoxReader
-    habits: BoxHabits = field(default_factory=BoxHabits)
-
-    def measure(self, row: Row) -> Measured:
-        return self.reader.measure(row)
-
-    def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
-        """The reader's prompts; a row's boxes are counted also where the reader refuses them."""
-        media, sizes = self.reader.measure(row) if measured is None else measured()
-        if sizes and row.values.get("space") is None:
-            for box in self.reader.raw_boxes(row):
-                self.habits.add(box, sizes[0])
-        return self.reader.prompts(row, lambda: (media, sizes))
-
-    def split_of(self, row: Row) -> str:
-        return self.reader.split_of(row)
