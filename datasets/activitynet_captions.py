@@ -6,14 +6,14 @@ Spans are in seconds. A span that ends up to a second after its clip is cut ther
 Licence: that of ActivityNet and its videos; nothing is shipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.core.ranges import CountOrNone
+from mmrl.data.readers import Row
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import activitynet, activitynet_rows
-from mmrl.data.video_rows import read_videos
+from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of
 
 
 def load(
@@ -40,4 +40,28 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(activitynet_rows(file, report, labelled), activitynet, folder, report, template, max_bad)
+    return read_videos(_rows(file, report, labelled), _asked, folder, report, template, max_bad)
+
+
+def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
+    """Rows from `{"v_abc": {"timestamps": [[0.8, 19.9], ..], "sentences": ["A woman ..", ..]}, ..}`, one row per sentence.
+
+    Unlabelled, the timestamps are passed over.
+    """
+    for video, entry in object_of(path).items():
+        place = f"{path.name}:{video}"
+        times, sentences = (entry.get(key) if isinstance(entry, dict) else None for key in ("timestamps", "sentences"))
+        if not labelled and isinstance(sentences, list):
+            yield from (Row({"video": video, "sentence": one}, place, number) for number, one in enumerate(sentences, start=1))
+            continue
+        if not isinstance(times, list) or not isinstance(sentences, list) or len(times) != len(sentences):
+            report.num_rows += 1
+            report.add(place, "a video needs the lists timestamps and sentences, both of one length")
+            continue
+        for number, (pair, sentence) in enumerate(zip(times, sentences, strict=True), start=1):
+            yield Row({"video": video, "pair": pair, "sentence": sentence}, place, number)
+
+
+def _asked(row: Row) -> Iterator[VideoRow]:
+    video, span = row.values["video"], span_of(row.values["pair"]) if "pair" in row.values else None
+    yield VideoRow(f"{video}-{row.number}", video, str(row.values["sentence"]), "temporal grounding", span)

@@ -4,14 +4,19 @@ Spans are in seconds. A span that ends up to a second after its clip is cut ther
 Licence: that of Charades and Charades-STA; nothing is shipped.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.ranges import CountOrNone
+from mmrl.data.readers import Row, read_text
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import charades, charades_rows
-from mmrl.data.video_rows import read_videos
+from mmrl.data.video_rows import VideoRow, number_of, read_videos
+
+_LABELLED = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)\s*##(.*)")
+_UNLABELLED = re.compile(r"(\S+?)(?:\s+\S+\s+\S+?)?\s*##(.*)")
 
 
 def load(
@@ -38,4 +43,22 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    return read_videos(charades_rows(file, report, labelled), charades, folder, report, template, max_bad)
+    return read_videos(_rows(file, report, labelled), _asked, folder, report, template, max_bad)
+
+
+def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
+    """Rows from lines such as `AO8RW 0.0 6.9##a person is putting a book on a shelf.`; unlabelled, the times are passed over."""
+    pattern, keys = (_LABELLED, ("video", "start", "end", "sentence")) if labelled else (_UNLABELLED, ("video", "sentence"))
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        match = pattern.fullmatch(line.strip())
+        if match:
+            yield Row(dict(zip(keys, match.groups(), strict=True)), path.name, number)
+        elif line.strip():
+            report.num_rows += 1
+            report.add(f"{path.name}:{number}", f"{line.strip()[:60]!r} is not like 'AO8RW 0.0 6.9##a person sits down'")
+
+
+def _asked(row: Row) -> Iterator[VideoRow]:
+    values = row.values
+    span = Interval(number_of(values["start"], "start"), number_of(values["end"], "end")) if "start" in values else None
+    yield VideoRow(f"{values['video']}-{row.number}", values["video"], values["sentence"], "temporal grounding", span)

@@ -6,17 +6,18 @@
 NExT-QA's files, where the answer is an option's number, are read too. Licence: that of NExT-GQA; nothing is shipped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mmrl import Prompt
+from mmrl.answers.choices import LETTERS
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
-from mmrl.data.readers import csv_rows
+from mmrl.data.readers import Cell, Row, csv_rows
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import NextGqa
-from mmrl.data.video_rows import read_videos
+from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of, text_of
 
 
 def load(
@@ -48,9 +49,45 @@ def load(
     file = Path(path)
     report = Report(str(path))
     folder = file.parent if videos is None else Path(videos)
-    parse = with_inversion(NextGqa.of(None if spans is None else Path(spans), ask == "when"), invert)
+    if ask == "when" and spans is None:
+        raise ValueError("asking when needs the file of spans, such as gsub_val.json: set `spans`")
+    parse = with_inversion(_Questions({} if spans is None else object_of(Path(spans)), ask == "when"), invert)
     if invert and ask == "when":
         raise ValueError(
             f"invert is {invert}, but ask = 'when' asks for spans, which have no options: set invert = 0 or ask = 'which'"
         )
     return read_videos(csv_rows(file), parse, folder, report, template, max_bad)
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """Rows of NExT-GQA's CSV files with the spans of their gsub JSON: letters of five options, or the spans themselves."""
+
+    spans: Mapping[str, Cell]
+    """Video -> {"location": {question id: [[start, end], ..]}, ..}; empty for the training split, which has none."""
+    asks_when: bool = False
+
+    def __call__(self, row: Row) -> Iterator[VideoRow]:
+        video, question_id = (text_of(row, key) for key in ("video_id", "qid"))
+        options = tuple(text_of(row, f"a{i}") for i in range(5))
+        right = self._right(text_of(row, "answer"), options)
+        question, kind = text_of(row, "question"), row.values.get("type")
+        found = self.spans.get(video, {}).get("location", {}).get(question_id)
+        spans = None if found is None else tuple(map(span_of, found))
+        columns = {"question_kind": kind, "spans": spans}
+        name = f"{video}-{question_id}"
+        if not self.asks_when:
+            yield VideoRow(name, video, question, "multiple choice", LETTERS[right], options, columns)
+        elif spans is None:
+            raise ValueError(f"question {question_id} of video {video} has no span")
+        else:
+            asked = f"{question} Answer: {options[right]}"
+            yield VideoRow(name, video, asked, "temporal grounding", spans, (), {"question_kind": kind})
+
+    def _right(self, answer: str, options: tuple[str, ...]) -> int:
+        """The right option's place: NExT-GQA writes its words, NExT-QA its number."""
+        if answer in options:
+            return options.index(answer)
+        if answer.isdecimal() and int(answer) < len(options):
+            return int(answer)
+        raise ValueError(f"the answer {answer!r} is none of the options {', '.join(options)}")

@@ -7,16 +7,21 @@ Types: multiple choice, numerical, regression, OCR, free-form. The reward `by_ty
 the many collections its videos are from; nothing is shipped.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl import Prompt
+from mmrl.answers.block import answer_block
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
-from mmrl.data.readers import read_rows
+from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import Report
-from mmrl.data.video_layouts import VideoR1
-from mmrl.data.video_rows import read_videos
+from mmrl.data.video_rows import VideoRow, read_videos, text_of
+
+_LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
+_COLUMNS = ("problem_id", "problem", "problem_type", "options", "solution", "path", "data_type")
 
 
 def load(
@@ -49,5 +54,41 @@ def load(
     folder = file.parent if videos is None else Path(videos)
     rows = read_rows(file, report)
     return read_videos(
-        rows, with_inversion(VideoR1(columns or {}), invert), folder, report, template, max_bad, anywhere=videos is None
+        rows, with_inversion(_Questions(columns or {}), invert), folder, report, template, max_bad, anywhere=videos is None
     )
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """Rows of Video-R1: problem, problem_type, options ("A. a dog"), solution ("<answer>A</answer>"), path, data_type."""
+
+    columns: Mapping[str, str]
+    """Our name -> the file's, for those six and problem_id."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.columns) - set(_COLUMNS))
+        if unknown:
+            raise ValueError(f"columns maps {', '.join(unknown)}, which Video-R1's rows do not have: use {', '.join(_COLUMNS)}")
+
+    def __call__(self, row: Row) -> Iterator[VideoRow]:
+        options = tuple(_LETTERED.sub("", str(option), count=1) for option in self._get(row, "options") or ())
+        data_type, number = self._get(row, "data_type") or "video", self._get(row, "problem_id")
+        if data_type not in ("video", "image"):
+            raise ValueError(f"data_type is {data_type!r}: only video and image are understood")
+        used = {self.columns.get(key, key) for key in _COLUMNS[1:]}
+        yield VideoRow(
+            str(row.number if number is None else number),
+            self._text(row, "path"),
+            self._text(row, "problem"),
+            self._text(row, "problem_type"),
+            answer_block(str(self._get(row, "solution") or "")),
+            options,
+            {name: value for name, value in row.values.items() if name not in used},
+            data_type == "image",
+        )
+
+    def _get(self, row: Row, key: str) -> Cell:
+        return row.values.get(self.columns.get(key, key))
+
+    def _text(self, row: Row, key: str) -> str:
+        return text_of(row, self.columns.get(key, key))

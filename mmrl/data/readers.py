@@ -18,6 +18,9 @@ Cell = Any
 """A value of a row, as JSON, parquet or a Hugging Face data set give it: text, number, list, object, picture, nothing."""
 
 
+_NO_TEXT = "data file {} is no text in UTF-8 ({}): save it as UTF-8"
+
+
 @runtime_checkable
 class HfDataset(Protocol):
     """The part of a Hugging Face Dataset or IterableDataset that readers use."""
@@ -80,13 +83,15 @@ def read_text(path: Path) -> str:
     try:
         return existing(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"data file {path} is no text in UTF-8 ({error}): save it as UTF-8") from None
+        raise ValueError(_NO_TEXT.format(path, error)) from None
 
 
 def read_json(path: Path) -> Cell:
     """The value that a JSON file holds; FileNotFoundError, or ValueError naming the file."""
     try:
         return json.loads(existing(path).read_bytes())
+    except UnicodeDecodeError as error:
+        raise ValueError(_NO_TEXT.format(path, error)) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"data file {path} is not JSON: {error}") from None
 

@@ -3,22 +3,24 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 from mmrl.answers.choices import LETTERS
 from mmrl.answers.questions import problem_type
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.types import Prompt, Video
+from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.files.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
-from mmrl.data.readers import Row
+from mmrl.data.readers import Cell, Row, read_json
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."
 ANSWER = "{question}\nWrite your answer as <answer>..</answer>."
+_FACTS: FileMemory[VideoFacts] = FileMemory()
 
 
 @dataclass(frozen=True)
@@ -121,22 +123,6 @@ def read_videos(
     return prompts
 
 
-def facts_of(path: Path) -> VideoFacts:
-    """Length and frames of a video, looked at once per version of the file.
-
-    Raises FileNotFoundError or ValueError with the file's name, for a file that is missing, broken or no video.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"video {path} does not exist")
-    status = path.stat()
-    return _probe(str(path), status.st_mtime_ns, status.st_size)
-
-
-@cache
-def _probe(path: str, changed: int, size: int) -> VideoFacts:
-    return probe_video(path)
-
-
 def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None) -> Prompt:
     columns = {**row.columns, "question": row.question, "problem_type": row.problem_type, FILE_ROW: place}
     if row.options:
@@ -145,7 +131,7 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
     answer, media = row.answer, _picture(row, videos) if row.is_picture else None
     if media is None:
         path = videos.find(row.media)
-        facts = facts_of(path)
+        facts = _FACTS(path, lambda: probe_video(path))
         columns |= {"duration": facts.seconds, "fps": facts.fps}
         answer, media = _inside(row.answer, facts.seconds), Video(str(path))
     kind = problem_type(Prompt(row.id, columns=columns))
@@ -173,3 +159,36 @@ def _inside(answer: object, seconds: float) -> object:
     if cut is None or answer.end > seconds + SPAN_SLACK:
         raise ValueError(f"{answer} lies outside the clip, which lasts {seconds:.2f} seconds")
     return cut
+
+
+def text_of(row: Row, key: str) -> str:
+    """The text of a column, which numbers are too; ValueError where it is empty."""
+    value = row.values.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"column {key} is {value!r} (the row has {', '.join(map(str, row.values))})")
+    return value.strip()
+
+
+def span_of(pair: object) -> Interval:
+    """The span of two numbers of seconds; ValueError for anything else."""
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise ValueError(f"a span must be two numbers, not {pair!r}")
+    return Interval(number_of(pair[0], "start"), number_of(pair[1], "end"))
+
+
+def number_of(value: Cell, name: str) -> float:
+    """A number of seconds; ValueError, which calls it `name`, for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} is {value!r}, which is no number that a clip could have") from None
+
+
+def object_of(path: Path) -> dict[str, Cell]:
+    """What a JSON file holds by video; ValueError for a list."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ValueError(f"data file {path} must hold one object with a key per video, not {type(values).__name__}")
+    return values

@@ -1,6 +1,5 @@
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,6 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.inversion import LETTERS, Inversion
-from mmrl.data.readers import Row
-from mmrl.data.video_layouts import NextGqa
 from mmrl.data.video_rows import VideoRow
 
 OPTIONS = ("a dog", "a cat", "a cow", "a hen")
@@ -133,8 +130,8 @@ def test_spans_cannot_be_inverted(videos: Path):
         load("next_gqa", "datasets")(videos / "next_gqa.csv", spans=videos / "spans.json", ask="when", invert=0.5)
 
 
-def test_an_inverted_row_is_still_checked():
-    row = Row({"video_id": "v", "qid": "1", "question": "what is it", "answer": "none of these"}, "f.csv", 2)
-    row = replace(row, values={**row.values, **{f"a{i}": str(i) for i in range(5)}})
-    with pytest.raises(ValueError, match="is none of the options"):
-        list(map(Inversion(1.0), NextGqa({})(row)))
+def test_an_inverted_row_is_still_checked(videos: Path):
+    file = videos / "next_gqa.csv"
+    file.write_text(file.read_text().replace("holding,a cat", "holding,a bird"))
+    with pytest.raises(ValueError, match=r"next_gqa\.csv:2: the answer 'a bird' is none of the options"):
+        load("next_gqa", "datasets")(file, invert=1.0)
