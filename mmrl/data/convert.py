@@ -24,7 +24,7 @@ class Conversion:
     num_rows: int
     num_pictures: int
     missing_pictures: int
-    """Pictures of written rows that are not where `image_root` says; `check_file` names them."""
+    """Pictures of written rows that are not where `image_root` says; `mmrl data check` names them."""
     notes: Mapping[str, int]
     """Reason why something was left out or changed -> how often: {"annotations left out: crowd": 3}."""
     layout: str = ""

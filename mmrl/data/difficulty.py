@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, isnan
+from math import isnan
 
 from mmrl.core.types import Prompt
 
@@ -24,13 +24,6 @@ def success_share(scores: Sequence[float], success_at: float = 0.5) -> float:
     if not scores or any(isnan(score) for score in scores):
         raise ValueError(f"scores {list(scores)} must be numbers, at least one")
     return sum(score >= success_at for score in scores) / len(scores)
-
-
-def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of the n samples hold a right one (arXiv 2107.03374)."""
-    if not 0 <= num_right <= num_samples or not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} needs 0 <= right <= samples and 1 <= k <= samples, not {num_right} of {num_samples}")
-    return 1 - comb(num_samples - num_right, k) / comb(num_samples, k)
 
 
 def keep_learnable(

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
-from mmrl.data.files.ahead import Watch, same
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.layouts.habits import BoxHabits
-from mmrl.data.layouts.read import Measured, read_prompts
-from mmrl.data.readers import Cell, Row, read_rows
-from mmrl.data.validate import FILE_ROW, Report, check_markers, check_shape, check_tokens
+from mmrl.data.layouts.read import Measured
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
@@ -191,22 +189,6 @@ class Layout:
             there = ", ".join(row.values) or "no columns"
             raise ValueError(f"column {wanted} is missing or empty (the row has {there}): map it with columns = {{{key} = ..}}")
         return value
-
-
-def read_grounding(
-    path: str | Path, layout: Layout, split: str | None = None, limit: int = 20, watch: Watch = same
-) -> tuple[list[Prompt], Report]:
-    """All good prompts of a file with rows of our own, and a report on its bad rows; `watch` sees the rows go by."""
-    return read_prompts(str(path), partial(read_rows, path), layout, split, limit, watch)
-
-
-def check_file(path: str | Path, layout: Layout | None = None, limit: int = 20, watch: Watch = same) -> Report:
-    """Read every row of a grounding file and every picture to its end; paths are relative to the file by default."""
-    layout = layout or Layout(Path(path).parent, decode=True)
-    report = read_grounding(path, layout, limit=limit, watch=watch)[1]
-    report.note_if_empty()
-    report.refuse_duplicates()
-    return report
 
 
 def _is_single(found: object) -> bool:

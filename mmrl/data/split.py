@@ -13,7 +13,7 @@ from pathlib import Path
 from mmrl.data.files.paths import path_below, relative_to, write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.base import CLIPS, PICTURES
-from mmrl.data.layouts.source import foreign, open_foreign
+from mmrl.data.layouts.source import Source, foreign, open_foreign
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.validate import Report
@@ -64,17 +64,22 @@ def split(
     for name in parts:
         if name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
             raise ValueError(f"a part is named {name!r}, which cannot be the name of a file: use letters and digits")
-    rows, out_dir = _rows_with_pictures(path, image_root, columns, layout), Path(out_dir)
+    path, columns, out_dir = Path(path), columns or {}, Path(out_dir)
+    found = foreign(path, layout, columns)
+    source = None if found is None else open_foreign(path, found, columns)
+    root = Path(image_root) if image_root is not None else path.parent if source is None else source.root
+    reader = _Reader(path, source, root, image_root is None, columns)
+    rows = reader.rows()
     bundle_of = _bundles(rows)
     num_rows = Counter(bundle_of[row.pictures[0]] for row in rows)
     order = sorted(num_rows, key=lambda bundle: hashlib.sha256(f"{seed}:{bundle}".encode()).digest())
-    files, report = dict[Path, list[dict[str, object]]](), list[Part]()
+    files, report = dict[Path, list[Mapping[str, object]]](), list[Part]()
     for name, bundles in _deal(order, num_rows, parts).items():
         chosen = [row for row in rows if bundle_of[row.pictures[0]] in bundles]
         if not chosen:
             raise ValueError(f"part {name!r} would be empty: {path} has {len(order)} pictures for {len(parts)} parts")
         file = out_dir / f"{name}.jsonl"
-        files[file] = [row.row_for(file) for row in chosen]
+        files[file] = [reader.line(row, file) for row in chosen]
         num_pictures = len({picture for row in chosen for picture in row.pictures})
         report.append(Part(file, len(chosen), num_pictures))
     write_jsonl(files)
@@ -89,64 +94,53 @@ class _PictureRow:
     column: str
     cells: tuple[Cell, ...]
     """Pictures or clips: paths, or in rows of other layouts also the bytes of pictures."""
-    root: Path
     pictures: tuple[str, ...]
     """Hashes of the pixels, or of a clip's file, one per cell."""
-    is_own: bool
-
-    def row_for(self, file: Path) -> dict[str, object]:
-        """The row as it is to stand in a file, with the paths of its pictures as seen from there."""
-        if not self.is_own:
-            return {**LineWriter(file, self.root).line(self.row.values)}
-        moved = [relative_to(str(cell), self.root, file.parent) for cell in self.cells]
-        was_list = isinstance(self.row.values[self.column], list)
-        return {**self.row.values, self.column: moved if was_list else moved[0]}
-
-
-def _rows_with_pictures(
-    path: str | Path, image_root: str | Path | None, columns: Mapping[str, str] | None, layout: str | None
-) -> list[_PictureRow]:
-    path, columns, report = Path(path), columns or {}, Report(str(path))
-    found = foreign(path, layout, columns)
-    source = None if found is None else open_foreign(path, found, columns)
-    root = Path(image_root) if image_root is not None else path.parent if source is None else source.root
-    maker = _RowMaker(root, image_root is None, columns if source is None else {}, source is None)
-    rows = list[_PictureRow]()
-    for row in read_rows(path, report) if source is None else source.rows(report):
-        report.num_rows += 1
-        with report.collecting(row.place):
-            rows.append(maker.row(row))
-    report.raise_if_bad()
-    return rows
 
 
 @dataclass(frozen=True)
-class _RowMaker:
+class _Reader:
     """Looks for the pictures of rows, and hashes each once."""
 
+    path: Path
+    source: Source | None
+    """None: the rows are in our words."""
     root: Path
     anywhere: bool
     columns: Mapping[str, str]
-    is_own: bool
     hash_of: Callable[[str], str] = field(default_factory=lambda: cache(content_hash))
     file_hash_of: Callable[[str], str] = field(default_factory=lambda: cache(file_hash))
 
-    def row(self, row: Row) -> _PictureRow:
-        """ValueError or FileNotFoundError, without the row's place, for a row without picture and clip."""
+    def rows(self) -> list[_PictureRow]:
+        """All rows; ValueError listing those without a picture or clip."""
+        report, rows = Report(str(self.path)), list[_PictureRow]()
+        for row in read_rows(self.path, report) if self.source is None else self.source.rows(report):
+            report.num_rows += 1
+            with report.collecting(row.place):
+                rows.append(self._row(row))
+        report.raise_if_bad()
+        return rows
+
+    def line(self, row: _PictureRow, file: Path) -> Mapping[str, object]:
+        """The row as it is to be in a file, with the paths of its pictures as seen from there."""
+        if self.source is not None:
+            return LineWriter(file, self.root).line(row.row.values)
+        moved = [relative_to(str(cell), self.root, file.parent) for cell in row.cells]
+        was_list = isinstance(row.row.values[row.column], list)
+        return {**row.row.values, row.column: moved if was_list else moved[0]}
+
+    def _row(self, row: Row) -> _PictureRow:
         filled = [name for name in (*PICTURES, *CLIPS) if row.values.get(name) is not None]
-        column = self.columns.get("image") or (filled[0] if filled else "image")
+        column = (self.columns.get("image") if self.source is None else None) or (filled[0] if filled else "image")
         found: Cell = row.values.get(column)
         cells: tuple[Cell, ...] = tuple(found) if isinstance(found, list) else (found,)
-        if self.is_own and any(isinstance(cell, bytes | dict) for cell in cells):
+        if self.source is None and any(isinstance(cell, bytes | dict) for cell in cells):
             raise ValueError(
                 f"column {column!r} holds the bytes of pictures, and JSONL holds paths: write the pictures to files with "
                 "`mmrl data convert`, and split what it wrote"
             )
-        if (
-            not cells
-            or any(cell is None or cell == "" for cell in cells)
-            or (self.is_own and not all(isinstance(cell, str) for cell in cells))
-        ):
+        is_path = [isinstance(cell, str) and cell != "" for cell in cells]
+        if not cells or not all(is_path if self.source is None else (cell is not None and cell != "" for cell in cells)):
             raise ValueError(
                 f"column {column!r} must be the path of a picture, not {str(found)[:80]}: rows without picture and clip cannot "
                 "be dealt out"
@@ -156,7 +150,7 @@ class _RowMaker:
             hash_of(path_below(self.root, cell, "image_root", self.anywhere)) if isinstance(cell, str) else content_hash(cell)
             for cell in cells
         )
-        return _PictureRow(row, column, cells, self.root, pictures, self.is_own)
+        return _PictureRow(row, column, cells, pictures)
 
 
 def file_hash(path: str) -> str:

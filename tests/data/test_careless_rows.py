@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Prompt
-from mmrl.data.grounding import Layout, check_file, read_grounding
+from mmrl.data.grounding import Layout
 from mmrl.data.split import split
 from mmrl.data.validate import check
+from tests.support.grounding import check_file, read_grounding
 
 
 def problems(path, **layout):

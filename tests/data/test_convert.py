@@ -6,7 +6,7 @@ import pytest
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.convert import convert
-from mmrl.data.grounding import check_file
+from tests.support.grounding import check_file
 
 INSTANCES = {
     "images": [

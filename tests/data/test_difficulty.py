@@ -1,9 +1,7 @@
-from itertools import combinations
-
 import pytest
 
 from mmrl.core.types import Prompt
-from mmrl.data.difficulty import keep_learnable, pass_at_k, success_share
+from mmrl.data.difficulty import keep_learnable, success_share
 
 PROMPTS = [Prompt(name) for name in "abcd"]
 SCORES = {"a": [0.0, 0.2, 0.4, 0.1], "b": [0.5, 0.0, 0.0, 0.0], "c": [0.9, 0.9, 0.9, 0.2], "d": [1.0] * 4}
@@ -18,15 +16,6 @@ def test_always_and_never_right_leave():
     assert [prompt.id for prompt in keep_learnable(PROMPTS, SCORES, success_at=0.1).prompts] == ["a", "b"]
 
 
-def test_pass_at_k_equals_counting_draws():
-    for num_samples in range(1, 7):
-        for num_right in range(num_samples + 1):
-            right = [True] * num_right + [False] * (num_samples - num_right)
-            for k in range(1, num_samples + 1):
-                draws = list(combinations(right, k))
-                assert pass_at_k(num_samples, num_right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="'d' has no scores"):
         keep_learnable(PROMPTS, {name: SCORES[name] for name in "abc"})
@@ -36,5 +25,3 @@ def test_mistakes_are_named():
         success_share([])
     with pytest.raises(ValueError, match="numbers"):
         success_share([float("nan")])
-    with pytest.raises(ValueError, match="pass@5"):
-        pass_at_k(4, 2, 5)

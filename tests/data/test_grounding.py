@@ -6,8 +6,9 @@ import pytest
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.grounding import Layout, check_file
+from mmrl.data.grounding import Layout
 from mmrl.data.validate import FILE_ROW
+from tests.support.grounding import check_file
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The layout of a file or folder, guessed from its beginning: `guess_layout(Path("llava.json")) -> "llava"`."""
+"""The layout of a file or folder, guessed from its beginning: `guess("llava.json").layout == "llava"`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -29,11 +29,6 @@ class Guess:
     def __str__(self) -> str:
         how = "guessed, --as NAME says otherwise" if self.is_guess else "as you say"
         return f"read as {self.layout}: {self.summary}; {how}"
-
-
-def guess_layout(path: str | Path) -> str:
-    """The name of a file's layout, one of LAYOUTS; raises what `guess` raises."""
-    return guess(path).layout
 
 
 def guess(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import check
-from mmrl.data.layouts.guess import guess, guess_layout
+from mmrl.data.layouts.guess import guess
 
 R1 = {
     "problem_id": 1,
@@ -44,7 +44,7 @@ def test_layouts_are_recognised(tmp_path: Path, name: str):
         with pytest.raises(ValueError, match=r"has none of the layouts that are known|is not JSON"):
             guess(tmp_path / name)
         return
-    assert guess_layout(tmp_path / name) == known
+    assert guess(tmp_path / name).layout == known
     assert guess(tmp_path / name).data_set == ("grounding_jsonl" if known == "boxes" else known)
 
 

@@ -13,8 +13,9 @@ from mmrl.core.types import Prompt, Video
 from mmrl.data.files import pictures, videos
 from mmrl.data.files.ahead import DEPTH, FileMemory, ahead
 from mmrl.data.files.pictures import picture_size
-from mmrl.data.grounding import Layout, check_file, read_grounding
+from mmrl.data.grounding import Layout
 from mmrl.data.validate import Report, check, check_new_id
+from tests.support.grounding import check_file, read_grounding
 from tests.support.videos import even, write_video
 
 OLD = (1_000_000_000, 1_000_000_000)

@@ -9,8 +9,8 @@ from pyarrow import parquet
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.data import CheckOptions, check
 from mmrl.app.plugins.resolve import load
-from mmrl.data.grounding import check_file
 from mmrl.data.layouts.habits import BoxHabits
+from tests.support.grounding import check_file
 
 
 def lines(path):

@@ -12,8 +12,8 @@ from pyarrow import parquet
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.convert import convert
-from mmrl.data.grounding import check_file
-from mmrl.data.layouts.guess import guess, guess_layout
+from mmrl.data.layouts.guess import guess
+from tests.support.grounding import check_file
 
 IMAGE = {"id": 1, "file_name": "a.png", "width": 64, "height": 48}
 INSTANCES = {
@@ -99,7 +99,7 @@ PUBLISHED = {
 def test_refcoco_is_recognised_and_read(name, a_png, tmp_path):
     make, layout = PUBLISHED[name]
     path = make(tmp_path)
-    assert guess_layout(path) == layout and guess(path).data_set == "grounding_jsonl"
+    assert guess(path).layout == layout and guess(path).data_set == "grounding_jsonl"
     prompts = load("grounding_jsonl", "datasets")(path, image_root=tmp_path)
     assert [prompt.text for prompt in prompts] == ASKED
     assert all(prompt.answer == BOX for prompt in prompts)
@@ -211,7 +211,7 @@ def test_folders_of_pictures(a_png, tmp_path):
     [prompt] = load("qa_jsonl", "datasets")(tmp_path / "shapes", split="test")
     assert prompt.answer == "blue in test" and prompt.media == (str(tmp_path / "shapes/test/b.png"),)
     flat = tmp_path / "shapes/train"
-    assert guess_layout(flat) == "questions"
+    assert guess(flat).layout == "questions"
     (flat / "metadata.jsonl").unlink()
     (flat / "metadata.csv").write_text('file_name,question,answer\nb.png,"Which colour?",blue\n../a.png,Which?,red\n')
     with pytest.raises(ValueError, match=r"metadata\.csv:3: the path '\./\.\./a\.png' leads out of the folder"):

@@ -13,7 +13,7 @@ from mmrl.data.convert import convert
 from mmrl.data.layouts.base import DataLayout
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.files import look_at
-from mmrl.data.layouts.guess import candidates, guess, guess_layout
+from mmrl.data.layouts.guess import candidates, guess
 from mmrl.data.layouts.table import LAYOUTS, NAMES
 from tests.support.videos import even, write_video
 
@@ -99,7 +99,7 @@ def test_boxes_of_every_layout(name, suffix, picture, tmp_path):
     else:
         path.write_text(json.dumps([row] if suffix == "json" else row))
     found = guess(path)
-    assert (found.layout, found.data_set, guess_layout(path)) == (layout, "grounding_jsonl", layout)
+    assert (found.layout, found.data_set) == (layout, "grounding_jsonl")
     [prompt] = load("grounding_jsonl", "datasets")(path)
     assert (prompt.text, prompt.media, prompt.answer) == (text, (str(tmp_path / "cat.png"),), answer)
 
