@@ -114,14 +114,6 @@ def refuse_wide_text(path: Path) -> None:
         )
 
 
-def import_hf_datasets() -> ModuleType:
-    """Import the Hugging Face package `datasets`.
-
-    Without it, `import datasets` finds any folder of that name and yields an empty namespace; this raises ValueError instead.
-    """
-    return import_extra("datasets", "load_dataset")
-
-
 @overload
 def open_hf(name: str, split: str | None = None, streaming: Literal[False] = False) -> StoredHfDataset: ...
 @overload
@@ -132,7 +124,8 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
     Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
     there is one split or `split` names one.
     """
-    hf, path = import_hf_datasets(), Path(name)
+    # without the package, `import datasets` finds any folder of that name
+    hf, path = import_extra("datasets", "load_dataset"), Path(name)
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         data = _choose_saved_split(hf.load_from_disk(name), name, split)
         data = data.to_iterable_dataset() if streaming else data

@@ -12,7 +12,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
 from mmrl.data.layouts.load import StoredPrompts
-from mmrl.data.readers import import_hf_datasets, open_hf
+from mmrl.data.readers import import_extra, open_hf
 
 COLUMNS = {"question": "answer", "box": "bbox"}
 
@@ -118,7 +118,7 @@ def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):
     namespace.__path__ = [str(tmp_path)]
     monkeypatch.setitem(sys.modules, "datasets", namespace)
     with pytest.raises(ValueError, match=r"pip install 'mmrl\[data\]'.*only a folder"):
-        import_hf_datasets()
+        import_extra("datasets", "load_dataset")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"'datasets': pip install 'mmrl\[data\]'"):
-        import_hf_datasets()
+        import_extra("datasets", "load_dataset")
