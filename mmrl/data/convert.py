@@ -50,7 +50,7 @@ def convert(
     """Convert a data set and write `out`, whole or not at all. Pictures are not opened.
 
     Picture paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a
-    folder beside `out`.
+    folder next to `out`.
 
     Args:
         source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.

@@ -28,7 +28,7 @@ _USUAL_NAMES = {
     "id": ("id",),
     "split": ("split",),
 }
-"""The columns of a grounding row, and their names in files if nobody says otherwise."""
+"""The columns of a grounding row, and their names in files unless somebody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ class Layout:
             raise ValueError(f"{error}; as x, y, width, height it would fit the picture: give box_format = xywh") from None
 
     def _check_size(self, row: Row, real: tuple[int, int]) -> None:
-        told = self._optional(row, "size")
-        if told is not None and (not isinstance(told, list | tuple) or tuple(told) != real):
-            raise ValueError(f"the row says its picture has size {str(told)[:80]}, but it has {list(real)} (width, height)")
+        said = self._optional(row, "size")
+        if said is not None and (not isinstance(said, list | tuple) or tuple(said) != real):
+            raise ValueError(f"the row says its picture has size {str(said)[:80]}, but it has {list(real)} (width, height)")
 
     def _check_space(self, space: object) -> None:
         if space not in SPACES or space == "resized":

@@ -42,6 +42,6 @@ class Inversion:
 
 
 def with_inversion(parse: Callable[[Row], Iterable[VideoRow]], share: float) -> Callable[[Row], Iterable[VideoRow]]:
-    """A layout that inverts so many of the questions that can be inverted; ValueError for a share outside 0 to 1."""
+    """A layout that inverts this share of the questions that can be inverted; ValueError for a share outside 0 to 1."""
     invert = Inversion(share)
     return (lambda row: map(invert, parse(row))) if share else parse

@@ -1,4 +1,4 @@
-"""Rows of JSONL, JSON, parquet and Hugging Face data sets, each with the place it stands at."""
+"""Rows of JSONL, JSON, parquet and Hugging Face data sets, each with its place."""
 
 import csv
 import io

@@ -43,9 +43,9 @@ def split(
     """Write `<out_dir>/<part>.jsonl` for every part, all or none; the same call gives the same files.
 
     Rows in our words stay as they are; those of other people's layouts are written in our words, and pictures that such a file
-    holds itself become files beside the part.
+    holds itself become files next to the part.
 
-    Pictures, told apart by their pixels, are dealt out in an order that only the seed and the pixels decide, until each part
+    Pictures, compared by their pixels, are dealt out in an order that only the seed and the pixels decide, until each part
     has its share of the rows; pictures of one row stay together. Picture paths are rewritten to start at `out_dir`, or absolute
     outside it.
 

@@ -97,7 +97,7 @@ def read_videos(
         folder: where the videos are.
         report: gets the bad rows.
         template: the prompt's text, with {question} in it; one for the type of the question by default.
-        max_bad: so many bad rows are left out with a warning that names the first; one more is an error.
+        max_bad: up to this many bad rows are left out with a warning that names the first; one more is an error.
         anywhere: True lets rows name videos outside the folder, by absolute paths.
 
     Raises:
@@ -187,7 +187,7 @@ def number_of(value: Cell, name: str) -> float:
 
 
 def object_of(path: Path) -> dict[str, Cell]:
-    """What a JSON file holds by video; ValueError for a list."""
+    """The entries of a JSON file, by video; ValueError for a list."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"data file {path} must hold one object with a key per video, not {type(values).__name__}")

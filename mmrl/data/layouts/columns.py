@@ -10,7 +10,7 @@ from mmrl.data.readers import Cell, Row
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a layout hold: `Columns("problem")` reads {"problem": "1 + 1?", "solution": 2}."""
+    """The columns that hold question and answer: `Columns("problem")` reads {"problem": "1 + 1?", "solution": 2}."""
 
     question: str
     answers: tuple[str, ...] = ANSWERS

@@ -52,7 +52,7 @@ def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | 
     Rows that say exactly what one before them said are left out too.
 
     Args:
-        out: the JSONL file to write; pictures that the source holds as bytes come into a folder beside it.
+        out: the JSONL file to write; pictures that the source holds as bytes go into a folder next to it.
         habits: of the reader, so that a file whose boxes look written otherwise is refused; None where somebody said how.
 
     Raises:
@@ -108,7 +108,7 @@ def reason_of(text: str) -> str:
 def _is_new(prompt: Prompt, place: str, seen: dict[object, str]) -> bool:
     names = [str(media) if isinstance(media, str | Path | Video) else None for media in prompt.media]
     key = (prompt.text, tuple(names), repr(prompt.answer))
-    # a picture that a table holds is told apart by its pixels only, which nobody looked at
+    # only pixels tell pictures of a table apart, and they were not compared
     return None in names or seen.setdefault(key, f"{place} {prompt.id}") == f"{place} {prompt.id}"
 
 

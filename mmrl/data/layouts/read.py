@@ -44,7 +44,7 @@ def read_prompts(
         name: of the file, for the report.
         rows: gives the rows; those that cannot be read go into the report that it is called with.
         split: keeps the rows that belong to it.
-        limit: so many problems are listed.
+        limit: how many problems are listed.
     """
     report, prompts = Report(name, limit), list[Prompt]()
     for good in check_rows(rows, reader, report, split, watch):

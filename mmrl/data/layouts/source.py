@@ -40,7 +40,7 @@ class Source:
 
     @property
     def root(self) -> Path:
-        """Where the paths of pictures start if nobody says otherwise."""
+        """Where the paths of pictures start unless somebody says otherwise."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
@@ -178,7 +178,7 @@ def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO
     """The file as rows in our words.
 
     Raises:
-        ValueError: a data set of its own reads the layout, whose rows cannot be said in our words.
+        ValueError: only one data set reads the layout, whose rows cannot be said in our words.
     """
     if found.data_set not in NAMES:
         raise ValueError(

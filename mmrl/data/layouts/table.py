@@ -1,7 +1,7 @@
 """All layouts that are recognised, an entry each: what a file of it shows, which columns it has, and what says its rows.
 
-A layout whose columns only have other names than ours is `Columns`, one that keeps turns is `Conversation`; a function stands
-where a layout computes. One without either is read by the data set of its name.
+Rows whose columns only have other names than ours are read by `Columns`, those that hold turns by `Conversation`, and those that
+need computing by a function. A layout without any of these is read by the data set of its name.
 
     {"prompt": "How many cats?", "images": ["cats.jpg"], "answer": 2}                                                   trl
     {"image": "train2014/1.jpg", "problem": "Where is the left cat?", "solution": [1, 2, 30, 40]}                       problem
@@ -20,7 +20,7 @@ from mmrl.data.layouts.turns import Conversation
 
 MEDIA = (*PICTURES, *CLIPS)
 REST = (*MEDIA, *ANSWERS, "id", "split")
-"""Columns beside the one that asks."""
+"""The other columns of rows whose question is in one of their own."""
 COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
 GQA = {"video_id", "qid", "a0"}

@@ -1,4 +1,4 @@
-"""Rows in our words as lines of JSONL, with pictures that a table held written to files beside it."""
+"""Rows in our words as lines of JSONL, with the pictures of a table written to files next to it."""
 
 import hashlib
 import io
