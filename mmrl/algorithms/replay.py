@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores, Seen, StoredRow
+from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores, Seen, Segment, StoredRow
 
 UNKNOWN = Seen(0, 0.0, 0.0)
 
@@ -104,6 +104,7 @@ class RowBuffer:
             "logprobs": torch.tensor([x for row in rows for x in row.logprobs], dtype=torch.float32),
             "steps": [row.step for row in rows],
             "truncated": [row.truncated for row in rows],
+            "segments": [[(one.who, one.start, one.stop) for one in row.segments] for row in rows],
             "numbers": torch.tensor([numbers_of(row) for row in rows], dtype=torch.float64),
         }
 
@@ -124,13 +125,14 @@ def rows_of(state: State) -> Iterator[Kept]:
     """The rows of a state."""
     lengths: list[int] = state["lengths"]
     tokens, logprobs = (state[name].split(lengths) for name in ("tokens", "logprobs"))
-    beside = zip(state["prompts"], state["groups"], state["steps"], state["truncated"], strict=True)
-    for (prompt, group, step, truncated), mine, noted, numbers in zip(
+    beside = zip(state["prompts"], state["groups"], state["steps"], state["truncated"], state["segments"], strict=True)
+    for (prompt, group, step, truncated, parts), mine, noted, numbers in zip(
         beside, tokens, logprobs, state["numbers"].tolist(), strict=True
     ):
         reward, advantage, count, mean, deviation = numbers
         seen = Seen(int(count), mean, deviation) if count else None
-        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), step, reward, advantage, truncated, seen)
+        segments = tuple(Segment(*part) for part in parts)
+        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), step, reward, advantage, truncated, seen, segments)
         yield Kept(prompt, group, row)
 
 
@@ -149,8 +151,8 @@ def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) 
             continue
         logprobs = noted[i, : len(tokens)]
         if bool(logprobs.isfinite().all()):
-            row = StoredRow(tokens, tuple(map(float, logprobs)), step, total, advantages[i], sample.truncated, seen[group.id])
-            found.append(Kept(group.prompt.id, group.id, row))
+            facts = (step, total, advantages[i], sample.truncated, seen[group.id], sample.segments)
+            found.append(Kept(group.prompt.id, group.id, StoredRow(tokens, tuple(map(float, logprobs)), *facts)))
     return found
 
 

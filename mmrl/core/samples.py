@@ -3,7 +3,7 @@
 Imports the standard library only, so a reward may run in an environment of its own, without torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,10 @@ Role = Literal["policy", "injected", "replayed", "probe", "note"]
 """policy: sampled now; injected: given from outside, or written with help from outside; replayed: from an earlier step; probe:
 scored, never trained; note: written for the planner, neither scored nor trained."""
 
+
+Who = Literal["policy", "environment", "forced"]
+"""policy: sampled, or given and trained all the same; environment: what the world answered, and the chat template's marks around
+it; forced: given, and the policy went on from there."""
 
 Media = Any
 """A picture (a path or a PIL image), frames (an array) or a `Video`; their libraries are not imported here."""
@@ -87,10 +91,68 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """The tokens of a completion from `start` up to `stop`, and who wrote them: `Segment("policy", 0, 12)`."""
+
+    who: Who
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def segments_of(pieces: Iterable[tuple[Who, int]]) -> tuple[Segment, ...]:
+    """Segments end to end, from each piece's writer and number of tokens; pieces of one writer in a row become one segment."""
+    found: list[Segment] = []
+    for who, count in pieces:
+        start = stop = found[-1].stop if found else 0
+        if found and found[-1].who == who:
+            start = found.pop().start
+        if stop + count > start:
+            found.append(Segment(who, start, stop + count))
+    return tuple(found)
+
+
+def complete(segments: Sequence[Segment], tokens: Sequence[int] | None) -> tuple[Segment, ...]:
+    """The segments of a completion; without any, the policy wrote all of its tokens.
+
+    Raises:
+        ValueError: they do not cover the tokens one after the other, or end with what an environment wrote.
+    """
+    whole = segments_of([("policy", len(tokens or ()))])
+    if not segments:
+        return whole
+    if segments_of((one.who, len(one)) for one in segments) != tuple(segments) or segments[-1].stop != len(tokens or ()):
+        raise ValueError(f"the segments {list(segments)} do not cover the {len(tokens or ())} tokens one after the other")
+    if segments[-1].who == "environment":
+        raise ValueError(f"the segments {list(segments)} end with the environment's: the policy has the last word")
+    return tuple(segments)
+
+
+def turn_ids(segments: Sequence[Segment]) -> list[int]:
+    """The turn of each token: 0, 1, 2 .. where the policy wrote, one more after every environment; -1 where it did not."""
+    ids: list[int] = []
+    turn, is_over = -1, True
+    for one in segments:
+        if one.who == "policy":
+            turn, is_over = turn + is_over, False
+        is_over = is_over or one.who == "environment"
+        ids += [turn if one.who == "policy" else -1] * len(one)
+    return ids
+
+
+def last_turn(segments: Sequence[Segment]) -> int:
+    """The token at which the last turn begins: behind the last environment."""
+    return max((one.stop for one in segments if one.who == "environment"), default=0)
+
+
+@dataclass(frozen=True)
 class Sample:
     """One output of the policy, as a reward sees it."""
 
     text: str | None = None
+    """What was written in its last turn, which is all of it where no environment answers."""
     token_ids: tuple[int, ...] | None = None
     """The completion's tokens, the stop token included."""
     image: Media = None
@@ -104,12 +166,27 @@ class Sample:
     """Frames per second of `video`, where it is an array of frames (frames, height, width, 3) of bytes."""
     clips: tuple[ClipTime, ...] = ()
     """One per video of the prompt: needed to read spans in frames or shares of the clip."""
-    given: tuple[int, int] = (0, 0)
-    """Its tokens from the first number up to the second were given and do not train; the policy went on from there."""
+    segments: tuple[Segment, ...] = ()
+    """Who wrote which of its tokens, end to end; left out: the policy wrote all of them. Its own alone train."""
     temperature: float | None = None
     """What it was sampled at, where a planner asked for another temperature than the run's."""
     values: tuple[tuple[int, float], ...] = ()
     """Places in it, as numbers of its tokens, and the mean reward of what the policy went on with from there."""
+    earlier: str = ""
+    """The text in front of its last turn: earlier turns, and what the environment answered."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", complete(self.segments, self.token_ids))
+
+    @property
+    def num_written(self) -> int:
+        """How many of its tokens the policy wrote."""
+        return sum(len(one) for one in self.segments if one.who == "policy")
+
+    @property
+    def transcript(self) -> str | None:
+        """The text of all turns, and of what the environment answered."""
+        return None if self.text is None else self.earlier + self.text
 
 
 class Seen(NamedTuple):
@@ -138,6 +215,11 @@ class StoredRow:
     truncated: bool = False
     seen: Seen | None = None
     """What its group was like."""
+    segments: tuple[Segment, ...] = ()
+    """Who wrote which of its tokens, as `Sample.segments`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "segments", complete(self.segments, self.tokens))
 
 
 @dataclass(frozen=True)

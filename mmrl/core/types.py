@@ -20,6 +20,7 @@ from mmrl.core.samples import Role as Role
 from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
 from mmrl.core.samples import Seen as Seen
+from mmrl.core.samples import Segment as Segment
 from mmrl.core.samples import Status as Status
 from mmrl.core.samples import StoredRow as StoredRow
 from mmrl.core.samples import Video as Video

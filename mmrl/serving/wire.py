@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl.core.samples import Group, MediaSize, Prompt, Sample, Scored, Status, Video
+from mmrl.core.samples import Group, MediaSize, Prompt, Sample, Scored, Segment, Status, Video
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
@@ -28,7 +28,7 @@ PROTOCOL = 1
 HEADER_KEY = "mmrl"
 ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.interval"}
 """Answers that are imported only where they occur: a server may lack what their modules need."""
-HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Video": Video}
+HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment, "Video": Video}
 PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""

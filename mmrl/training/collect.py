@@ -249,7 +249,7 @@ def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Score
     """Remember the totals of rows that a planner drops from groups that stay, but of what went on from a given beginning."""
     if not revision.drop_samples:
         return
-    begun = [sample.given != (0, 0) for _, sample in rollouts.samples()]
+    begun = [any(one.who == "forced" for one in sample.segments) for _, sample in rollouts.samples()]
     rows = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), scores.total().tolist(), begun, strict=True)
     for group, sample, total, goes_on in rows:
         if (group, sample) in revision.drop_samples and not goes_on:

@@ -132,7 +132,7 @@ class Evaluator:
         metrics = {f"eval/{name}": mean(scores.values[:, k].tolist()) for k, name in enumerate(scores.names)}
         metrics |= {f"eval/{name}": mean([parts[name] for parts in found if name in parts]) for name in names}
         metrics["eval/total"] = mean(scores.total().tolist())
-        lengths = [float(len(sample.token_ids)) for sample in samples if sample.token_ids is not None]
+        lengths = [float(sample.num_written) for sample in samples if sample.token_ids is not None]
         spread = diversity(groups)
         return (
             metrics

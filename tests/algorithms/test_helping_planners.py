@@ -18,6 +18,7 @@ from mmrl.algorithms.presets.text_planners import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.exits import ExitDecay
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import segments_of
 from mmrl.core.types import Group, Prompt, Request, Revision, Sample, Scores
 from mmrl.training.collect import Collected
 from tests.support import fakes
@@ -192,11 +193,17 @@ def test_exits_are_cut_in_order_and_go_on():
     assert changes(told.scored(*[1.0] * 4)) == NOTHING
 
 
+def going_on(sample: Sample, start: int, stop: int) -> Sample:
+    """The sample with ten tokens, of which those from `start` up to `stop` were forced."""
+    pieces = segments_of([("policy", start), ("forced", stop - start), ("policy", 10 - stop)])
+    return replace(sample, token_ids=(1,) * 10, segments=pieces)
+
+
 def test_the_whole_answer_is_the_last_exit():
     rows = rollouts(torch.ones(5, 1), [0, 0, 0, 1, 1])
-    given = {0: [(0, 0), (0, 9), (0, 4)], 1: [(0, 0), (2, 5)]}
+    forced = {0: [(0, 0), (0, 9), (0, 4)], 1: [(0, 0), (2, 5)]}
     groups = tuple(
-        replace(g, samples=tuple(replace(s, given=at) for s, at in zip(g.samples, given[g.id], strict=True))) for g in rows.groups
+        replace(g, samples=tuple(going_on(s, *at) for s, at in zip(g.samples, forced[g.id], strict=True))) for g in rows.groups
     )
     found = ExitDecay()(scores(torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0]])), replace(rows, groups=groups), {})
     assert found.total().tolist() == [0.25, 0.5, 1.0, 1.0, 0.0]

@@ -19,6 +19,7 @@ from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
+from mmrl.core.samples import segments_of
 from mmrl.core.types import Credit, Group, Prompt, Revision, Rollouts, Sample, Seen, StoredRow
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
@@ -51,7 +52,7 @@ def test_a_buffer_keeps_the_newest_rows():
 
 def test_a_buffer_comes_back_as_it_was():
     buffer, again = RowBuffer(8), RowBuffer(8)
-    rows = [kept("a", 1), Kept("b", 2, StoredRow((3,), (), 2, 0.5, -1.0, True))]
+    rows = [kept("a", 1), Kept("b", 2, StoredRow((3,), (), 2, 0.5, -1.0, True, segments=segments_of([("forced", 1)])))]
     rows = [rows[0], rows[1]._replace(row=replace(rows[1].row, logprobs=(-0.125,)))]
     buffer.begin(prompts(), "letters")
     buffer.add(rows, 2)

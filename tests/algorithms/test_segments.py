@@ -12,6 +12,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Group, Prompt, Rollouts, Sample
 from tests.support import flow_fakes
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -23,6 +24,11 @@ PLANNER = SegmentValues(interval=2, continuations=3)
 
 def collected(function: Any = None, planner: SegmentValues = PLANNER) -> Any:
     return make_trainer(replace(PRESETS["spo_segment"], planner=planner), function).collect()
+
+
+def begun_at(kept: int, length: int) -> tuple[Segment, ...]:
+    """Of a row of `length` letters that goes on behind `kept` forced ones."""
+    return segments_of([("forced", kept), ("policy", length - kept)])
 
 
 def worth(group: Group) -> list[float]:
@@ -40,7 +46,7 @@ def test_values_are_means_over_what_goes_on_from_each_cut():
             for kept, value in sample.values:
                 mine = behind[:3]
                 assert {(one.token_ids or ())[:kept] for one in mine} == {(sample.token_ids or ())[:kept]}
-                assert {one.given for one in mine} == {(0, kept)}
+                assert {tuple(one.segments) for one in mine} <= {begun_at(kept, length) for length in range(kept, 20)}
                 assert value == pytest.approx(sum(rewards[:3]) / 3)
                 behind, rewards, num_cuts = behind[3:], rewards[3:], num_cuts + 1
         assert not behind and not any(one.values for one in group.samples[8:])
@@ -59,7 +65,7 @@ def test_cuts_lie_before_unlikely_letters():
 def test_what_went_on_is_not_what_a_group_was_like():
     """Only continuations of nothing are samples of the prompt."""
     for group in collected().rollouts.groups:
-        from_nothing = [one for one in group.samples[8:] if one.given == (0, 0)]
+        from_nothing = [one for one in group.samples[8:] if all(part.who == "policy" for part in one.segments)]
         assert group.seen is not None and group.seen.size == 8 + len(from_nothing)
 
 
@@ -81,7 +87,8 @@ def test_a_failed_reward_leaves_its_continuation_out():
 def with_values(rows: Rollouts, probabilities: list[list[float]], values: tuple[tuple[int, float], ...]) -> Rollouts:
     (group,) = rows.groups
     samples = tuple(
-        replace(one, token_ids=(1,) * len(row), values=values) for one, row in zip(group.samples, probabilities, strict=True)
+        replace(one, token_ids=(1,) * len(row), segments=(), values=values)
+        for one, row in zip(group.samples, probabilities, strict=True)
     )
     return replace(
         rows, groups=(replace(group, samples=samples),), recorded={ROLLOUT_LOGPROBS: torch.tensor(probabilities).log()}

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import save
 
 from mmrl import Box, Group, Prompt, Sample, Scored
-from mmrl.core.samples import MediaSize, Status, Video
+from mmrl.core.samples import MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
 
 
@@ -24,6 +24,9 @@ def picture(seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> Ima
     channels = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
     array = np.random.default_rng(seed).integers(0, 256, (*reversed(size), *channels), dtype=np.uint8)
     return Image.fromarray(array, mode)
+
+
+SEGMENTS = segments_of([("policy", 1), ("environment", 1), ("policy", 1)])
 
 
 def round_trip(group: Group, folder: Path) -> Group:
@@ -35,6 +38,7 @@ def a_group(**changes: Any) -> Group:
     samples = (
         Sample("one", (1, 2), truncated=True, media_sizes=(MediaSize(10, 20, 28, 56),)),
         Sample("two", role="injected", image=picture(1)),
+        Sample("four", (1, 2, 3), segments=SEGMENTS, earlier="and?"),
     )
     values = {"id": 7, "prompt": prompt, "samples": samples, "probes": {"shuffled": (Sample("three"),)}}
     return Group(**(values | changes))
@@ -44,7 +48,7 @@ def test_everything_a_reward_sees_arrives(tmp_path: Path):
     group = a_group()
     back = round_trip(group, tmp_path)
     assert (back.id, back.prompt, back.probes) == (group.id, group.prompt, group.probes)
-    assert back.samples[0] == group.samples[0]
+    assert back.samples[0] == group.samples[0] and back.samples[2] == group.samples[2]
     assert back.samples[1].role == "injected"
     assert np.array_equal(np.asarray(back.samples[1].image), np.asarray(picture(1)))
 

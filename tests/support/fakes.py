@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import Segment, segments_of
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
 from mmrl.policies.text.read.divergence import disagreement
@@ -172,7 +173,7 @@ class FakeTextPolicy:
                 tuple(row[: sum(kept)]),
                 truncated="." not in text,
                 role=request.role,
-                given=(0, len(given)),
+                segments=self._segments(request, len(given), sum(kept)),
                 temperature=request.temperature,
             )
             if request.role == "probe":
@@ -184,6 +185,19 @@ class FakeTextPolicy:
         groups = tuple(Group(i, prompts[i], tuple(own), probes[i], tuple(notes.get(i, ()))) for i, own in samples.items())
         ids = torch.tensor([request.group_id for request, _ in rows], dtype=torch.long)
         return groups, ids, torch.tensor(sample_ids, dtype=torch.long)
+
+    def _segments(self, request: Request, num_given: int, length: int) -> tuple[Segment, ...]:
+        """Who wrote a row of `length` letters, of which the first were given.
+
+        Of a forced text that has no room, the last given letter is left.
+        """
+        if request.stored is not None:
+            return request.stored.segments
+        prefix, given = request.prefix, min(num_given, length)
+        trained = prefix is not None and prefix.trained
+        kept = min(given - bool(prefix.forced), len(kept_letters(prefix))) if prefix and trained and given else 0
+        forced = given - kept
+        return segments_of([("policy", kept), ("forced", forced), ("policy", length - kept - forced)])
 
     def note(self, text: str, request: Request) -> str:
         """What was written for the planner."""

@@ -9,12 +9,17 @@ from torch import Tensor
 
 from mmrl.algorithms.shaping.video import ReadsNothing, instead
 from mmrl.core.ranges import Number, check_ranges
-from mmrl.core.types import Reading, Rollouts, Scores
+from mmrl.core.types import Reading, Rollouts, Sample, Scores
 
 
 def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
     """2^-(k - 1) for the k-th right one, in the order given, 0 for wrong ones."""
     return torch.where(right, 0.5 ** (right.cumsum(0) - 1), 0.0)
+
+
+def exit_of(sample: Sample) -> int:
+    """The token at which it leaves its thought: behind what was forced; a large number where nothing was."""
+    return max((one.stop for one in sample.segments if one.who == "forced"), default=2**62)
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class ExitDecay(ReadsNothing):
     __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        exits = torch.tensor([sample.given[1] or 2**62 for _, sample in rollouts.samples()], dtype=torch.long)
+        exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)
 
         def decay(accuracy: Tensor) -> Tensor:
             values = torch.zeros_like(accuracy)

@@ -209,7 +209,7 @@ def sample_verdicts(
         if index is not None and i != index:
             continue
         line = noted.get((drawn.group.id, i))
-        text = [f"    {part}" for part in (sample.text or "").splitlines()]
+        text = [f"    {part}" for part in (sample.transcript or "").splitlines()]
         shown = sample.image if sample.video is None else strip_of(sample.video)
         if isinstance(shown, Image.Image) and out is not None:
             text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', shown)}")
@@ -237,8 +237,9 @@ def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
     """Is it what was noted, and if not, where does it begin to differ?"""
     if line is None:
         return Verdict(None, "the run noted no such sample (samples_every, or its group was dropped)")
-    if sample.text is not None and sample.text != line["completion"]:
-        return Verdict(False, f"differs {first_letter(line['completion'], sample.text)}")
+    was = line.get("earlier", "") + (line["completion"] or "")
+    if sample.transcript is not None and sample.transcript != was:
+        return Verdict(False, f"differs {first_letter(was, sample.transcript)}")
     if line.get("digest") is not None:
         if line["digest"] == digest(sample):
             return Verdict(True, "identical to what the run noted")

@@ -35,7 +35,13 @@ class Row:
 
     @property
     def text(self) -> str:
+        """The last turn of the completion, where its answer is looked for."""
         return self.line["completion"] or ""
+
+    @property
+    def transcript(self) -> str:
+        """All turns and what the environment answered; what the model wrote where no environment did."""
+        return self.line.get("earlier", "") + self.text
 
     @property
     def total(self) -> float:

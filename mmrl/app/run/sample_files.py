@@ -1,11 +1,12 @@
 """samples/<split>-<step>.jsonl: one line per sample, and the pictures beside them, small and each stored once.
 
-A line holds step, split, group, sample, prompt (its id), source, text, completion, total (null when no weighted reward
-answered), scores and status by reward name, parts ("<reward>/<part>" by name), truncated, role, answer, answer_boxes
-([x1, y1, x2, y2, label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted
-spans of time, null where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what
-`mmrl sample` compares), media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width,
-seen_height]), image and video (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the strip).
+A line holds step, split, group, sample, prompt (its id), source, text, completion (its last turn), earlier (the text in front
+of it), segments ([policy, environment or forced, start, stop] of its tokens), total (null when no weighted reward answered),
+scores and status by reward name, parts ("<reward>/<part>" by name), truncated, role, answer, answer_boxes ([x1, y1, x2, y2,
+label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted spans of time, null
+where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares),
+media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and
+video (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the strip).
 """
 
 import dataclasses
@@ -82,6 +83,8 @@ def sample_lines(
             yield shared | {
                 "sample": index,
                 "completion": sample.text,
+                "earlier": sample.earlier,
+                "segments": [[one.who, one.start, one.stop] for one in sample.segments],
                 "total": total if math.isfinite(total) else None,
                 "scores": {
                     n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)

@@ -15,13 +15,16 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mmrl.answers.boxes.box import Box
+from mmrl.app.commands.sample import verdict
 from mmrl.app.report.data import all_changes, load
-from mmrl.app.run.folder import RunDir, also_split
+from mmrl.app.report.rows import Row
+from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
+from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
@@ -70,6 +73,19 @@ def test_samples_lines_hold_scores_status_and_totals(tmp_path: Path) -> None:
         (4, 1, "p0", True),
         (9, 0, "p1", False),
     ]
+
+
+def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
+    run, segments = RunDir.create(tmp_path), segments_of([("policy", 2), ("environment", 3), ("policy", 1)])
+    sample = Sample("now", (5, 6, 7, 8, 9, 4), segments=segments, earlier="then? ")
+    scores = Scores(("a",), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.long), torch.ones(1))
+    JsonlTracker(run).samples(1, [Group(0, Prompt("p"), (sample, Sample("now", (4,))))], scores, "eval")
+    several, one = read_lines(run.samples_file("eval", 1)).lines
+    assert Row(several, None).transcript == sample.transcript and Row(several, None).text == "now"
+    assert tuple(Segment(*part) for part in several["segments"]) == segments
+    assert Row(one, None).transcript == "now" and one["segments"] == [["policy", 0, 1]]
+    assert verdict(sample, several, run).is_same
+    assert "from letter 1 on: noted 'then? now', now 'when? now'" in verdict(replace(sample, earlier="when? "), several, run).text
 
 
 def test_samples_lines_hold_what_json_can_say_of_prompts(tmp_path: Path) -> None:

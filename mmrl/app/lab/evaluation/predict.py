@@ -51,7 +51,7 @@ def prediction_rows(ready: Ready, place: EvaluationDir, step: int, way: str, pai
         yield line | {
             "way": way,
             "parsed": Row(line, ready.box_space).value,
-            "tokens": None if sample.token_ids is None else len(sample.token_ids),
+            "tokens": None if sample.token_ids is None else sample.num_written,
             "diversity": spread[0] if spread else None,
         }
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
+from mmrl.core.samples import Segment, turn_ids
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.text.check.audit_positions import check_positions, frames_of
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file
 from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.write.rollout import split_turns
 from mmrl.policies.video.input import videos_of
 
 KEPT = 0.9
@@ -54,7 +56,6 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
         except ValueError as error:
             raise ValueError(f"{name_of(prompt)}: {error}") from None
     mask = rollouts.action_mask
-    proper = torch.arange(mask.shape[1]) < trace.lengths[:, None]
     for row, (group, sample) in enumerate(rollouts.samples()):
         prompt = trace.prompts[int(trace.prompt_index[row])]
         place = f"{name_of(prompt)}, sample {int(rollouts.sample_ids[row])} of group {group.id}"
@@ -62,19 +63,25 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
             raise ValueError(f"{place}: the row answers prompt {group.prompt.id!r}, but its record shows the model another one")
         tokens = trace.tokens[row, : trace.lengths[row]].tolist()
         check_sample(policy, place, sample, tokens)
-        start, stop = sample.given
-        proper[row, start:stop] = False
-        if not torch.equal(mask[row], proper[row]):
-            given = f" but for the {stop - start} given ones from place {start} on" if stop > start else ""
+        own = [turn >= 0 for turn in turn_ids(sample.segments)]
+        if mask[row].tolist() != own + [False] * (mask.shape[1] - len(own)):
             raise ValueError(
-                f"{place}: the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}{given}, "
-                "where the completion's tokens stand: masks must not be shifted or padded at their start"
+                f"{place}: the action mask is True at {int(mask[row].sum())} places, not at the first {len(tokens)}"
+                f"{but_for(sample.segments)}, where the completion's tokens stand: masks must not be shifted or padded at their "
+                "start"
             )
 
 
 def name_of(prompt: Encoded) -> str:
     """The prompt by its id, and its place where that is known."""
     return f"prompt {prompt.prompt_id!r}" if prompt.prompt is None else name_in_file(prompt.prompt)
+
+
+def but_for(segments: Sequence[Segment]) -> str:
+    """Which tokens do not train, in words; empty where all do."""
+    words = {"forced": "given ones", "environment": "of the environment"}
+    others = [f"the {len(one)} {words[one.who]} from place {one.start} on" for one in segments if one.who != "policy"]
+    return f" but for {' and '.join(others)}" if others else ""
 
 
 def check_sample(policy: TextHost, place: str, sample: Sample, tokens: Sequence[int]) -> None:
@@ -86,10 +93,10 @@ def check_sample(policy: TextHost, place: str, sample: Sample, tokens: Sequence[
         raise ValueError(f"{place}: the completion holds the tokens {never}, which no completion may hold")
     if sample.role == "injected":
         return
-    ended = bool(tokens) and tokens[-1] in policy.eos_token_ids
-    (text,) = policy.decode([list(tokens[:-1] if ended else tokens)])
-    if text != sample.text:
-        raise ValueError(f"{place}: its tokens read {text[:60]!r}, but rewards saw {(sample.text or '')[:60]!r}")
+    halves = policy.decode(list(split_turns(tokens, sample.segments, policy.eos_token_ids)))
+    for text, seen in zip(halves, (sample.earlier, sample.text or ""), strict=True):
+        if text != seen:
+            raise ValueError(f"{place}: its tokens read {text[:60]!r}, but rewards saw {seen[:60]!r}")
 
 
 def check_text(policy: TextHost, encoded: Encoded) -> None:

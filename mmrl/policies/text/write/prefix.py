@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmrl.core.samples import segments_of
 from mmrl.core.types import Prefix
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
@@ -72,7 +73,9 @@ def fill_given(row: Row, host: TextHost) -> None:
         row.restore(request.stored)
     elif request.text is not None:
         row.tokens = tokens_of(request, host.tokenizer, host.eos_token_ids[0], host.banned)
+        row.segments = segments_of([("policy", len(row.tokens))])
     elif request.prefix is not None:
         kept = tokens_to_keep(request.prefix, host.decode, host.eos_token_ids)
-        row.begun = (*kept, *tokens_to_force(request.prefix, host.tokenizer, host.banned, request.prompt.id))
-        row.num_trained = len(kept) if request.prefix.trained else 0
+        forced = tokens_to_force(request.prefix, host.tokenizer, host.banned, request.prompt.id)
+        row.begun = (*kept, *forced)
+        row.segments = segments_of([("policy" if request.prefix.trained else "forced", len(kept)), ("forced", len(forced))])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
 from mmrl.core.tensors import stack_ragged
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow
 from mmrl.policies.text.families import Family
@@ -34,26 +35,22 @@ class Row:
     """The prompt that is shown while sampling."""
     begun: tuple[int, ...] = ()
     """The tokens that it begins with."""
-    num_trained: int = 0
-    """So many of them, the first ones, train."""
+    segments: tuple[Segment, ...] = ()
+    """Who wrote which of its tokens so far."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Of all tokens: NaN for given ones that train, 0 for others."""
+    """Of all tokens: NaN for given ones that train, 0 for others that were not sampled."""
     stopped: bool = True
 
     def write(self, completions: Completions, i: int, longest: int) -> None:
         """Take a completion over, of which `longest` tokens are wanted in all, and one behind the given ones at least."""
         written = int(completions.lengths[i])
         length = min(written, max(1, longest - len(self.begun)))
-        given = [math.nan] * self.num_trained + [0.0] * (len(self.begun) - self.num_trained)
+        given = [math.nan if turn >= 0 else 0.0 for turn in turn_ids(self.segments)]
+        self.segments = segments_of([*((one.who, len(one)) for one in self.segments), ("policy", length)])
         self.tokens = [*self.begun, *completions.tokens[i, :length].tolist()]
         self.logprobs = [*given, *completions.logprobs[i, :length].tolist()]
         self.stopped = bool(completions.stopped[i]) and length == written
-
-    @property
-    def given(self) -> tuple[int, int]:
-        """Its tokens from..to that were given and do not train."""
-        return (self.num_trained, len(self.begun)) if len(self.begun) > self.num_trained else (0, 0)
 
     @property
     def is_recorded(self) -> bool:
@@ -66,6 +63,7 @@ class Row:
     def restore(self, stored: StoredRow) -> None:
         """Take up a row of an earlier step, token by token."""
         self.tokens, self.logprobs, self.stopped = list(stored.tokens), list(stored.logprobs), not stored.truncated
+        self.segments = stored.segments
 
 
 @dataclass
@@ -200,21 +198,28 @@ def by_weights(
     return found
 
 
-def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[str]:
-    """The texts that rewards read: without the token that ended them; given text stays as it was given."""
-    plain = [row.tokens[:-1] if row.tokens and row.tokens[-1] in stops else row.tokens for row in rows]
-    texts = decode(plain) if rows else []
-    return [text if row.request.text is None else row.request.text for text, row in zip(texts, rows, strict=True)]
+def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[tuple[str, str]]:
+    """The text in front of each row's last turn, and that of its last turn; given text stays as it was given."""
+    halves = [split_turns(row.tokens, row.segments, stops) for row in rows]
+    texts = decode([half for pair in halves for half in pair]) if rows else []
+    given = [row.request.text for row in rows]
+    return [(before, last if own is None else own) for before, last, own in zip(texts[::2], texts[1::2], given, strict=True)]
 
 
-def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
+def split_turns(tokens: Sequence[int], segments: Sequence[Segment], stops: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The tokens in front of the last turn, and those of the last turn without the one that ended it."""
+    start, stop = last_turn(segments), len(tokens) - (len(tokens) > 0 and tokens[-1] in stops)
+    return list(tokens[:start]), list(tokens[start:stop])
+
+
+def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
     """Groups in order of their first request, and the sample id of every row (-1 for probes and notes)."""
     samples: dict[int, list[Sample]] = {}
     probes: dict[int, dict[str, list[Sample]]] = {}
     notes: dict[int, list[str]] = {}
     owners: dict[int, Prompt] = {}
     sample_ids: list[int] = []
-    for row, text in zip(rows, texts, strict=True):
+    for row, (earlier, text) in zip(rows, texts, strict=True):
         request = row.request
         owners.setdefault(request.group_id, request.prompt)
         mine = samples.setdefault(request.group_id, [])
@@ -231,8 +236,9 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -
             media_sizes=prompts[row.prompt].sizes,
             role=request.role,
             clips=prompts[row.prompt].clips,
-            given=row.given,
+            segments=row.segments,
             temperature=request.temperature,
+            earlier=earlier,
         )
         is_probe = request.role == "probe"
         sample_ids.append(-1 if is_probe else len(mine))
@@ -246,7 +252,7 @@ def groups_of(rows: Sequence[Row], texts: Sequence[str], prompts: PromptCache) -
 
 def assemble(
     rows: Sequence[Row],
-    texts: Sequence[str],
+    texts: Sequence[tuple[str, str]],
     prompts: PromptCache,
     family: Family,
     media_token_ids: frozenset[int],
@@ -262,9 +268,9 @@ def assemble(
     lengths = integer_tensor(len(row.tokens) for row in kept)
     tokens = stack_ragged([torch.tensor(row.tokens) for row in kept]) if kept else torch.zeros(0, 0, dtype=torch.long)
     logprobs = torch.zeros(tokens.shape)
-    mask = torch.arange(tokens.shape[1]) < lengths[:, None]
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
     for noted, trains, row in zip(logprobs, mask, kept, strict=True):
-        trains[slice(*row.given)] = False
+        trains[: len(row.tokens)] = torch.tensor(turn_ids(row.segments)) >= 0
         if row.is_recorded:
             noted[: len(row.logprobs)] = torch.tensor(row.logprobs)
         else:

@@ -12,7 +12,7 @@ from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.views import Hint
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import Video
+from mmrl.core.samples import Sample, Video, segments_of
 from mmrl.core.types import Prefix, Prompt, Request, Rollouts
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
@@ -26,6 +26,11 @@ FAMILIES = ("qwen2_5_vl", "smolvlm", "gemma3")
 """Positions on three axes and on one, and tokens that say what kind they are."""
 HINT = Hint("It is blue.")
 LONG = Sampling(max_new_tokens=8)
+
+
+def forced(sample: Sample) -> tuple[int, int]:
+    """From where to where its tokens were given and do not train."""
+    return next(((one.start, one.stop) for one in sample.segments if one.who == "forced"), (0, 0))
 
 
 def recorded(rollouts: Rollouts) -> torch.Tensor:
@@ -83,7 +88,7 @@ def test_greedy_completions_go_on_as_they_began(tiny: Tiny, family: str, prefix:
     rollouts = policy.rollout(again, greedy)
     audit_rollouts(policy, rollouts)
     assert torch.equal(text_trace(rollouts.trace).tokens, text_trace(whole.trace).tokens)
-    starts = [sample.given[1] for group in rollouts.groups for sample in group.samples]
+    starts = [forced(sample)[1] for group in rollouts.groups for sample in group.samples]
     assert min(starts) >= 3
     proper = whole.action_mask & (torch.arange(8) >= torch.tensor(starts)[:, None])
     assert torch.equal(rollouts.action_mask, proper)
@@ -107,7 +112,7 @@ def test_forced_text_never_trains_and_kept_tokens_train_if_asked(tiny: Tiny):
     policy = make(tiny("qwen2_5_vl"), sampling=LONG)
     prompt = prompts()[0]
     tokens = tuple(policy.tokenizer("so it is </think> blue", add_special_tokens=False)["input_ids"])
-    forced = len(policy.tokenizer("END", add_special_tokens=False)["input_ids"])
+    end = len(policy.tokenizer("END", add_special_tokens=False)["input_ids"])
     rollouts = policy.rollout(
         [
             asked(prompt, prefix=Prefix(tokens, before="</think>", forced="END")),
@@ -117,14 +122,12 @@ def test_forced_text_never_trains_and_kept_tokens_train_if_asked(tiny: Tiny):
     )
     audit_rollouts(policy, rollouts)
     masked, trained = (group.samples[0] for group in rollouts.groups)
-    kept = trained.given[0]
+    kept = forced(trained)[0]
     assert text_of(trained).startswith("so it is END") or text_of(trained).startswith("so it isEND")
-    assert masked.given == (0, kept + forced) and trained.given == (kept, kept + forced) and kept > 0
-    assert len(ids_of(masked)) == kept + forced + 1, "one token at least is sampled, beyond max_new_tokens"
-    assert (
-        rollouts.action_mask.tolist()
-        == [[False] * (kept + forced) + [True]] * 2 + [[True] * kept + [False] * forced + [True]] * 2
-    )
+    assert masked.segments == segments_of([("forced", kept + end), ("policy", 1)]) and kept > 0
+    assert trained.segments == segments_of([("policy", kept), ("forced", end), ("policy", 1)])
+    assert len(ids_of(masked)) == kept + end + 1, "one token at least is sampled, beyond max_new_tokens"
+    assert rollouts.action_mask.tolist() == [[False] * (kept + end) + [True]] * 2 + [[True] * kept + [False] * end + [True]] * 2
     assert recorded(rollouts)[2:, :kept].isnan().all() and not recorded(rollouts)[:2].isnan().any()
 
 
@@ -148,7 +151,7 @@ def test_segments_are_valued_by_what_goes_on_from_their_ends(tiny: Tiny, family:
         valued = [(group.samples[i], *cut) for i in range(2) for cut in revision.values[group.id, i]]
         for k, (sample, kept, value) in enumerate(valued):
             for other in group.samples[2 + 2 * k : 4 + 2 * k]:
-                assert ids_of(other)[:kept] == ids_of(sample)[:kept] and other.given == (0, kept)
+                assert ids_of(other)[:kept] == ids_of(sample)[:kept] and forced(other) == (0, kept)
             assert value == pytest.approx(sum(mine[2 * k : 2 * k + 2]) / 2)
         assert 2 * len(valued) == len(mine)
     assert revision.drop_samples == {(g.id, i) for g in both.groups for i in range(2, len(g.samples))}

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Heat, Request, StoredRow
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.audit import audit_rollouts
@@ -34,6 +35,28 @@ def test_a_stored_row_is_the_same_row_again(policy: Any):
     length = len(ids_of(after))
     assert torch.equal(again.recorded[ROLLOUT_LOGPROBS][0, :length], first.recorded[ROLLOUT_LOGPROBS][1, :length])
     assert torch.allclose(logprobs(policy, again)[0, :length], logprobs(policy, first)[1, :length], atol=2e-5)
+
+
+def test_a_stored_row_keeps_its_turns(policy: Any):
+    """A question from outside between two turns is read, and does not train."""
+    first = policy.rollout(mixed())
+    request = stored(first, 1)
+    asked, row = tuple(policy.tokenizer(" sure?", add_special_tokens=False)["input_ids"]), request.stored
+    assert row is not None
+    segments = segments_of([("policy", len(row.tokens)), ("environment", len(asked)), ("policy", len(row.tokens))])
+    tokens, noted = (*row.tokens, *asked, *row.tokens), (*row.logprobs, *[0.0] * len(asked), *row.logprobs)
+    again = policy.rollout([replace(request, stored=replace(row, tokens=tokens, logprobs=noted, segments=segments))])
+    audit_rollouts(policy, again)
+    ((_, sample),) = again.samples()
+    (_, before) = list(first.samples())[1]
+    assert sample.text == before.text and sample.segments == segments
+    assert sample.transcript == policy.decode([list(row.tokens) + list(asked)])[0] + before.text
+    assert again.action_mask.tolist() == [[turn >= 0 for turn in turn_ids(segments)]]
+    read = logprobs(policy, again).detach()[0, : len(row.tokens)]
+    torch.testing.assert_close(read, torch.tensor(row.logprobs), atol=FP32_BOUND, rtol=0)
+    late = replace(again, action_mask=torch.ones_like(again.action_mask))
+    with pytest.raises(ValueError, match=rf"but for the {len(asked)} of the environment from place {len(row.tokens)} on, where"):
+        audit_rollouts(policy, late)
 
 
 def test_without_its_record_a_stored_row_is_unknown(policy: Any):
