@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl.core.samples import Group, MediaSize, Prompt, Sample, Scored, Segment, Status, Video
+from mmrl.core.samples import ClipTime, Group, MediaSize, Prompt, Sample, Scored, Segment, Status, Video
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
@@ -158,6 +158,8 @@ def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
         return number if math.isfinite(number) else {"$float": str(number)}
     if isinstance(value, MediaSize):
         return {"$type": "MediaSize", "sizes": list(value)}
+    if isinstance(value, ClipTime):
+        return {"$type": "ClipTime", "times": [_encode(time, arrays, place) for time in value]}
     if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE}:
         return {"$type": type(value).__name__} | _fields(value, arrays, place)
     if isinstance(value, list | tuple):
@@ -252,6 +254,9 @@ def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None
     name = value["$type"]
     if name == "MediaSize":
         return MediaSize(*map(int, value["sizes"]))
+    if name == "ClipTime":
+        seconds, fps, frames = _decode(value["times"], arrays, folder)
+        return ClipTime(float(seconds), float(fps), int(frames))
     if name in ELSEWHERE:
         cls = getattr(import_module(ELSEWHERE[name]), name)
     elif name in HERE:

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import save
 
 from mmrl import Box, Group, Prompt, Sample, Scored
-from mmrl.core.samples import MediaSize, Status, Video, segments_of
+from mmrl.core.samples import ClipTime, MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
 
 
@@ -36,7 +36,7 @@ def round_trip(group: Group, folder: Path) -> Group:
 def a_group(**changes: Any) -> Group:
     prompt = Prompt("p1", "where?", columns={"kind": "seven", "tags": ("a", "b"), "nested": {"x": [1, None, True], 3: "three"}})
     samples = (
-        Sample("one", (1, 2), truncated=True, media_sizes=(MediaSize(10, 20, 28, 56),)),
+        Sample("one", (1, 2), truncated=True, media_sizes=(MediaSize(10, 20, 28, 56),), clips=(ClipTime(2.0, 4.0, 8),)),
         Sample("two", role="injected", image=picture(1)),
         Sample("four", (1, 2, 3), segments=SEGMENTS, earlier="and?"),
     )
@@ -49,6 +49,7 @@ def test_everything_a_reward_sees_arrives(tmp_path: Path):
     back = round_trip(group, tmp_path)
     assert (back.id, back.prompt, back.probes) == (group.id, group.prompt, group.probes)
     assert back.samples[0] == group.samples[0] and back.samples[2] == group.samples[2]
+    assert back.samples[0].clips[0].seconds == 2.0
     assert back.samples[1].role == "injected"
     assert np.array_equal(np.asarray(back.samples[1].image), np.asarray(picture(1)))
 
