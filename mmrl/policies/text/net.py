@@ -130,7 +130,7 @@ class TextNet(nn.Module):
         return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
 
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
-        """Hidden states of all tokens of a packed row whose prompts have these media.
+        """Hidden states of all tokens of a packed row whose prompts and completions have these media.
 
         Raises:
             RuntimeError: layers that take the row for one text.
@@ -143,7 +143,7 @@ class TextNet(nn.Module):
                 position_ids=axes(row.positions),
                 use_cache=False,
                 **self.types(row.type_ids),
-                **self.vision(media, range(len(media))),
+                **self.vision(media, row.media),
             )
         return out.last_hidden_state[0]
 
@@ -183,15 +183,15 @@ class TextNet(nn.Module):
         """Pictures of one prompt on the device of the model."""
         return {name: x.to(self.device) for name, x in media.items()}
 
-    def vision(self, media: Sequence[Media], rows: Sequence[int]) -> Mapping[str, object]:
-        """Forward arguments that show row i the media of prompt rows[i]; the vision tower sees each prompt once."""
+    def vision(self, media: Sequence[Media], shown: Sequence[int]) -> Mapping[str, object]:
+        """Forward arguments that show media[k] for every k in `shown`, in that order; the vision tower sees each once."""
         if not any(media):
             return {}
         outputs: dict[str, object] = {}
         if self.features is not None:
             looked = self.features.look(self.core, media, self.device)
             for kind in ("image", "video"):
-                if chosen := [looked[i][kind] for i in rows if kind in looked[i]]:
+                if chosen := [looked[i][kind] for i in shown if kind in looked[i]]:
                     outputs[kind] = joined(chosen).output()
             return {"mm_encoder_outputs": outputs}
         split = [self.family.kinds(one) for one in media]
@@ -199,11 +199,11 @@ class TextNet(nn.Module):
             own = [kinds.get(kind, {}) for kinds in split]
             counts = [self.family.entries(one, kind) for one in media]
             if None in counts:
-                return self.collate([media[i] for i in rows])
+                return self.collate([media[i] for i in shown])
             if any(own):
                 features = self.family.look(self.core, kind, [self.on_device(one) for one in own])
                 starts = torch.tensor([0, *counts]).cumsum(0).tolist()
-                index = [entry for i in rows for entry in range(starts[i], starts[i + 1])]
+                index = [entry for i in shown for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)
         return {"mm_encoder_outputs": outputs}
 

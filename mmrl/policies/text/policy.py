@@ -158,7 +158,7 @@ class TextPolicy:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
         drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
-        for row in rows:
+        for row in filter(lambda row: row.is_given, rows):
             fill_given(row, self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
@@ -281,7 +281,7 @@ class TextPolicy:
         place = {key: i for i, key in enumerate(used)}
         sampling = at_temperature(sampling, rows)
         completions = self.generator.write(
-            [append(show(prompts[i], view, self), begun) for i, view, begun in used],
+            [begin(prompts[i], view, begun, self) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             sampling,
@@ -331,6 +331,12 @@ def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
         return sampling
     sampling = sampling if request.temperature is None else replace(sampling, temperature=request.temperature)
     return sampling if request.heat is None else HotSampling(**vars(sampling), heat=request.heat)
+
+
+def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:
+    """The prompt under a view, with the beginning of a completion behind it."""
+    shown = show(prompt, view, policy)
+    return append(shown, begun) if begun else shown
 
 
 def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:

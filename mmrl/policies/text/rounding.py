@@ -47,7 +47,9 @@ class TextRounding:
         """Decoded token after token from the cache; one row at a time. NaN after the first MOST_TOKENS tokens."""
         trace = rollouts.trace
         assert isinstance(trace, TextTrace)
-        begun = replace(trace, tokens=trace.tokens[:, :MOST_TOKENS], lengths=trace.lengths.clamp(max=MOST_TOKENS))
+        cut = replace(trace, tokens=trace.tokens[:, :MOST_TOKENS], lengths=trace.lengths.clamp(max=MOST_TOKENS))
+        # A picture within a completion cannot be cut.
+        begun = trace if trace.insets else cut
         again = Again(self.policy, rollouts, begun, trace.prompts)
         late = torch.arange(rollouts.action_mask.shape[1]) >= MOST_TOKENS
         for read in (partial(again, single=True), again.one_by_one):

@@ -2,14 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.tensors import pad_actions
-from mmrl.policies.text.families import Family
+from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.prompt.encode import Encoded
+
+
+@dataclass(frozen=True)
+class Inset:
+    """The tokens of a completion, from its token `start` on, that show pictures or clips."""
+
+    start: int
+    media: Media
+    positions: Int[Tensor, "a k"]
+    """Counted from the first of them; the token that follows is read behind the largest."""
+    type_ids: Int[Tensor, " k"] | None = None
+    """As `Encoded.type_ids`."""
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.positions.shape[1]
+
+
+Insets = tuple[tuple[Inset, ...], ...]
+"""Row -> those of its completion, in order; empty where no row has any."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +52,8 @@ class TextTrace:
     packed: bool = False
     """Rows of a prompt are read behind it in one packed row. It is settled for a whole rollout, so that old, new and reference
     log-probabilities are rounded alike however rows are cut into parts."""
+    insets: Insets = ()
+    """Pictures and clips within completions; those of a prompt, which come before, are in its `Encoded.media`."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -45,6 +68,7 @@ class TextTrace:
             tokens=self.tokens[rows],
             lengths=self.lengths[rows],
             temperature=self.temperature[rows],
+            insets=take_insets(self.insets, torch.arange(len(self))[rows].tolist()),
         )
 
     def at(self, temperature: float | None) -> "TextTrace":
@@ -71,6 +95,7 @@ def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace
         tokens=torch.full((1, 1), token),
         lengths=torch.ones(1, dtype=torch.long),
         temperature=torch.ones(1),
+        insets=(),
     )
 
 
@@ -94,4 +119,51 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),
         lengths=torch.cat([trace.lengths for trace in traces]),
         temperature=torch.cat([trace.temperature for trace in traces]),
+        insets=join_insets([(trace.insets, len(trace)) for trace in traces]),
     )
+
+
+def offsets_of(insets: Insets, shape: Sequence[int], device: torch.device | None = None) -> Int[Tensor, "a n t"]:
+    """How far behind its completion's first token each token is read, on every axis."""
+    offsets = torch.arange(shape[-1], device=device).expand(tuple(shape))
+    if not insets:
+        return offsets
+    offsets = offsets.clone()
+    for i, row in enumerate(insets):
+        for one in row:
+            offsets[:, i, one.stop :] += one.positions.max() + 1 - one.positions.shape[1]
+            offsets[:, i, one.start : one.stop] = offsets[:, i, one.start, None] + one.positions.to(offsets)
+    return offsets
+
+
+def types_of(insets: Insets, shape: Sequence[int], device: torch.device | None = None) -> Int[Tensor, "n t"]:
+    """0 text, 1 image, 2 video: what each token of each completion is."""
+    types = torch.zeros(tuple(shape), dtype=torch.long, device=device)
+    for i, row in enumerate(insets):
+        for one in row:
+            if one.type_ids is not None:
+                types[i, one.start : one.stop] = one.type_ids.to(types)
+    return types
+
+
+def media_of(insets: Insets) -> tuple[Media, ...]:
+    """The media of all rows, row after row."""
+    return tuple(one.media for row in insets for one in row)
+
+
+def numbers_of(insets: Insets, rows: int, first: int) -> list[range]:
+    """Row -> the numbers of its media, where those of all rows are counted from `first` on."""
+    counts = [len(row) for row in insets] or [0] * rows
+    return [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=first))]
+
+
+def take_insets(insets: Insets, rows: Sequence[int]) -> Insets:
+    """Those of some rows; empty where none of these has any."""
+    some = tuple(insets[i] for i in rows) if insets else ()
+    return some if any(some) else ()
+
+
+def join_insets(parts: Sequence[tuple[Insets, int]]) -> Insets:
+    """Those of several traces, from each one's insets and number of rows."""
+    whole = tuple(row for insets, rows in parts for row in insets or [()] * rows)
+    return whole if any(whole) else ()

@@ -30,8 +30,17 @@ def audit(trace: TextTrace) -> None:
         except ValueError as error:
             raise ValueError(f"{name_of(prompt)}: {error}") from None
     forbidden = {trace.family.image_token_id, *trace.media_token_ids}
-    for place, tokens, length in zip(trace.prompt_index.tolist(), trace.tokens.tolist(), trace.lengths.tolist(), strict=True):
-        found = sorted(forbidden & set(tokens[:length]))
+    insets = trace.insets or [()] * len(trace)
+    rows = zip(trace.prompt_index.tolist(), trace.tokens, trace.lengths.tolist(), insets, strict=True)
+    for place, tokens, length, shown in rows:
+        is_text = torch.arange(len(tokens)) < length
+        for one in shown:
+            is_text[one.start : one.stop] = False
+            try:
+                check_media(trace.family, tokens[one.start : one.stop], one.media)
+            except ValueError as error:
+                raise ValueError(f"{name_of(trace.prompts[place])}: from token {one.start} of a completion on, {error}") from None
+        found = sorted(forbidden & set(tokens[is_text].tolist()))
         if found:
             raise ValueError(
                 f"{name_of(trace.prompts[place])}: a completion holds the media tokens {found}, "
@@ -88,7 +97,8 @@ def check_sample(policy: TextHost, place: str, sample: Sample, tokens: Sequence[
     """Raise ValueError unless the tokens that train are those of the text that rewards saw."""
     if tuple(tokens) != sample.token_ids:
         raise ValueError(f"{place}: the tokens that train are not those of the sample that was scored: look for mixed-up rows")
-    never = sorted(set(tokens) & policy.banned)
+    own = [token for one in sample.segments if one.who != "environment" for token in tokens[one.start : one.stop]]
+    never = sorted(set(own) & policy.banned)
     if never:
         raise ValueError(f"{place}: the completion holds the tokens {never}, which no completion may hold")
     if sample.role == "injected":

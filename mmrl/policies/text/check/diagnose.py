@@ -139,9 +139,11 @@ class Again:
 
 
 class Replay(Evaluation):
-    """Evaluates as sampling does: the prompt once, then token after token from the cache."""
+    """Evaluates as sampling does: the prompt once, then token after token from the cache; pictures within rows are read whole."""
 
     def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+        if self.insets:
+            return super().after_repeated_prompts(net)
         last, cache = net.prefill(self.prompts)
         hidden = [last.index_select(0, self.prompt_index)[:, None]]
         cache.reorder_cache(self.prompt_index)

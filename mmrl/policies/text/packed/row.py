@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmrl.policies.text.packed.attention import PackedGroup
 from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.trace import Insets, numbers_of, offsets_of, types_of
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,12 @@ class PackedRow:
     token_ids: Int[Tensor, "1 s"]
     positions: Int[Tensor, "a 1 s"]
     type_ids: Int[Tensor, "1 s"] | None
-    """0 text, 1 image, 2 video, where the model wants to know; completions are text."""
+    """0 text, 1 image, 2 video, where the model wants to know."""
     groups: tuple[PackedGroup, ...]
     place: Int[Tensor, "n t"]
     """Where in the row each token of each completion is predicted; 0 where there is none."""
+    media: tuple[int, ...]
+    """The media in their order in the row: prompt k's have number k, those of completions follow, row after row."""
 
     def to(self, device: torch.device) -> "PackedRow":
         """The row on another device."""
@@ -34,13 +37,21 @@ class PackedRow:
 
 
 def pack_row(
-    prompts: Sequence[Encoded], prompt_index: Int[Tensor, " n"], tokens: Int[Tensor, "n t"], lengths: Int[Tensor, " n"]
+    prompts: Sequence[Encoded],
+    prompt_index: Int[Tensor, " n"],
+    tokens: Int[Tensor, "n t"],
+    lengths: Int[Tensor, " n"],
+    insets: Insets = (),
 ) -> PackedRow:
     """The row of these prompts, in order, and of completions that answer them: row i answers prompt `prompt_index[i]`."""
     place = torch.zeros_like(tokens)
     ids: list[Tensor] = []
     positions: list[Tensor] = []
+    types: list[Tensor] = []
     groups: list[PackedGroup] = []
+    media: list[int] = []
+    numbers = numbers_of(insets, len(tokens), len(prompts))
+    offsets, own_types = offsets_of(insets, (len(prompts[0].positions), *tokens.shape)), types_of(insets, tokens.shape)
     at = 0
     for index, prompt in enumerate(prompts):
         rows = sorted((prompt_index == index).nonzero()[:, 0].tolist(), key=lambda row: -int(lengths[row]))
@@ -49,21 +60,15 @@ def pack_row(
         at += len(prompt)
         ids.append(prompt.token_ids)
         positions.append(prompt.positions)
+        types.append(torch.zeros_like(prompt.token_ids) if prompt.type_ids is None else prompt.type_ids)
+        media.append(index)
         for row, count in zip(rows, fed, strict=True):
             place[row, :1] = groups[-1].middle - 1
             place[row, 1 : count + 1] = torch.arange(at, at + count)
             ids.append(tokens[row, :count])
-            positions.append(prompt.positions[:, -1:] + 1 + torch.arange(count))
+            positions.append(prompt.positions[:, -1:] + 1 + offsets[:, row, :count])
+            types.append(own_types[row, :count])
+            media += numbers[row]
             at += count
-    return PackedRow(torch.cat(ids)[None], torch.cat(positions, 1)[:, None], types_of(prompts, groups), tuple(groups), place)
-
-
-def types_of(prompts: Sequence[Encoded], groups: Sequence[PackedGroup]) -> Int[Tensor, "1 s"] | None:
-    """The types of all tokens of a row; None where no prompt has any."""
-    if all(prompt.type_ids is None for prompt in prompts):
-        return None
-    types = torch.zeros(1, groups[-1].end, dtype=torch.long)
-    for prompt, group in zip(prompts, groups, strict=True):
-        if prompt.type_ids is not None:
-            types[0, group.start : group.middle] = prompt.type_ids
-    return types
+    typed = None if all(prompt.type_ids is None for prompt in prompts) else torch.cat(types)[None]
+    return PackedRow(torch.cat(ids)[None], torch.cat(positions, 1)[:, None], typed, tuple(groups), place, tuple(media))

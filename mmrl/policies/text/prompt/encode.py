@@ -23,7 +23,7 @@ TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 
 @dataclass(frozen=True)
 class Encoded:
-    """One prompt as the model is fed it. Media belong to the prompt, never to a row, so no selection of rows can mix them up."""
+    """One prompt as the model is fed it, with its media: no selection of rows can mix up whose they are."""
 
     prompt_id: str
     token_ids: Int[Tensor, " p"]

@@ -6,17 +6,18 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.core.tensors import pad_actions
+from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.divergence import group_divergence
 from mmrl.policies.text.read.token_values import token_values
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 
@@ -41,10 +42,12 @@ class Evaluation:
     row: PackedRow | None = None
     """None: prompts are repeated."""
     chunk: int = 512
+    insets: Insets = ()
+    """Pictures and clips within completions."""
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
         # In the order of processes that do have pictures: the vision part first.
-        idle = net.idle_vision(self.prompts.media)
+        idle = net.idle_vision(self.media)
         hidden, place = self.read(net)
         chosen = self.mask
         if not bool(chosen.any()):
@@ -69,6 +72,11 @@ class Evaluation:
         return tuple(name for name in self.quantities if name != "group_divergence")
 
     @property
+    def media(self) -> tuple[Media, ...]:
+        """Those of the prompts, then those within completions, row after row."""
+        return (*self.prompts.media, *media_of(self.insets))
+
+    @property
     def fed(self) -> Int[Tensor, "n r"]:
         """The tokens that predict another one: all but the last."""
         return self.tokens[:, :-1]
@@ -85,12 +93,13 @@ class Evaluation:
         return torch.cat([self.prompts.attention[self.prompt_index], (steps < self.lengths[:, None]).long()], dim=1)
 
     def positions(self) -> Int[Tensor, "a n r"]:
-        return self.prompts.next_positions[:, self.prompt_index] + torch.arange(self.fed.shape[1], device=self.fed.device)
+        begin = self.prompts.next_positions[:, self.prompt_index]
+        return begin + offsets_of(self.insets, (len(begin), *self.fed.shape), begin.device)
 
     def read(self, net: TextNet) -> tuple[Float[Tensor, "s d"], Int[Tensor, "n t"]]:
         """Hidden states, and which of them predicts each token."""
         if self.row is not None:
-            return net.read_packed(self.row, self.prompts.media), self.row.place
+            return net.read_packed(self.row, self.media), self.row.place
         hidden = self.after_repeated_prompts(net)
         places = torch.arange(self.tokens.numel(), device=hidden.device)
         return hidden.flatten(0, 1), places.reshape(self.tokens.shape)
@@ -98,14 +107,16 @@ class Evaluation:
     def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
         """Hidden states that predict each token; the first one's is the end of the prompt."""
         index, prompts = self.prompt_index, self.prompts
-        types = prompts.type_ids
+        types, own = prompts.type_ids, types_of(self.insets, self.fed.shape, self.fed.device)
+        numbers = numbers_of(self.insets, len(index), len(prompts.media))
+        shown = [number for prompt, within in zip(index.tolist(), numbers, strict=True) for number in (prompt, *within)]
         out = net.core(
             input_ids=torch.cat([prompts.token_ids[index], self.fed], dim=1),
             attention_mask=self.attention(),
             position_ids=axes(torch.cat([prompts.positions[:, index], self.positions()], dim=2)),
             use_cache=False,
-            **net.types(None if types is None else nn.functional.pad(types[index], (0, self.fed.shape[1]))),
-            **net.vision(prompts.media, index.tolist()),
+            **net.types(None if types is None else torch.cat([types[index], own], dim=1)),
+            **net.vision(self.media, shown),
         )
         return out.last_hidden_state[:, prompts.token_ids.shape[1] - 1 :]
 
@@ -145,8 +156,9 @@ def evaluation_of(
         temperature=trace.temperature.to(device),
         mask=pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]].to(device),
         quantities=quantities,
-        row=pack_row(prompts, trace.prompt_index, tokens, trace.lengths).to(device) if trace.packed else None,
+        row=pack_row(prompts, trace.prompt_index, tokens, trace.lengths, trace.insets).to(device) if trace.packed else None,
         chunk=max(1, logits // len(net.banned)),
+        insets=trace.insets,
     )
 
 

@@ -48,8 +48,6 @@ def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prom
 
 def append(prompt: Encoded, begun: Sequence[int]) -> Encoded:
     """The prompt with the beginning of a completion behind it, at the positions where training reads it."""
-    if not begun:
-        return prompt
     steps = torch.arange(1, len(begun) + 1)
     types = None if prompt.type_ids is None else nn.functional.pad(prompt.type_ids, (0, len(begun)))
     return replace(

@@ -53,6 +53,12 @@ class Row:
         self.stopped = bool(completions.stopped[i]) and length == written
 
     @property
+    def is_given(self) -> bool:
+        """Does its request give some or all of its tokens?"""
+        request = self.request
+        return request.stored is not None or request.text is not None or request.prefix is not None
+
+    @property
     def is_recorded(self) -> bool:
         """Were its tokens sampled behind the prompt as training reads it, at the run's temperature?"""
         if self.request.stored is not None:

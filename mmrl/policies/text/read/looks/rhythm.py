@@ -56,12 +56,12 @@ class RhythmEvaluation(Evaluation):
         length = work.tokens.shape[1] + 1
         tokens, mask = pad_actions(work.tokens, length), pad_actions(work.mask, length)
         rows = work.prompts, work.prompt_index, tokens, work.lengths, work.temperature, mask
-        return cls(*rows, (DISTANCE, INFLUENCE), None, work.chunk)
+        return cls(*rows, (DISTANCE, INFLUENCE), None, work.chunk, work.insets)
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
         """Raises RuntimeError for a model whose layers do not compute attention by transformers' interface."""
-        net.idle_vision(self.prompts.media)
+        net.idle_vision(self.media)
         count = net.core.config.get_text_config().num_hidden_layers
         with record(net.model, middle_layers(count), self.prompts.token_ids.shape[1]) as recording:
             self.after_repeated_prompts(net)
