@@ -7,7 +7,6 @@ from typing import Any, ForwardRef, Literal
 
 import pytest
 import torch
-from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
 from jaxtyping import Float, TypeCheckError
 
 from mmrl.answers.boxes.box import Box
@@ -32,7 +31,7 @@ def test_fields_of_arrays_have_their_shapes():
 
 
 def test_plain_fields_have_their_types():
-    with pytest.raises(BeartypeCallHintParamViolation):
+    with pytest.raises(TypeError, match="violates type hint"):
         Box(WRONG, 0, 1, 1)
 
 
@@ -40,7 +39,7 @@ def test_what_is_returned_is_checked():
     def wrong() -> int:
         return WRONG
 
-    with pytest.raises(BeartypeCallHintReturnViolation):
+    with pytest.raises(TypeError, match="violates type hint"):
         checked(wrong)()
 
 

@@ -21,7 +21,7 @@ ARRAYS = {"Bool", "Float", "Float64", "Int", "UInt8"}
 """The kinds of arrays that mmrl's annotations name."""
 CHECK = "_checked"
 """The name that modules know `checked` by."""
-VERSION = "checked2"
+VERSION = "checked3"
 """Part of the names of compiled files; another one wherever this file compiles modules otherwise."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -31,17 +31,19 @@ def checked(thing: T) -> T:
 
     What beartype cannot read is left to pyright.
     """
-    from beartype import beartype
+    from beartype import BeartypeConf, beartype
     from beartype.roar import BeartypeException
     from jaxtyping import jaxtyped
 
+    # jaxtyping's errors are TypeErrors as well
+    check = beartype(conf=BeartypeConf(violation_type=TypeError))
     if any(names_array(hint) for hint in inspect.get_annotations(thing).values()):
         return jaxtyped(typechecker=beartype)(thing)
     try:
         if not isinstance(thing, type):
-            return beartype(thing)
+            return check(thing)
         if "__init__" in vars(thing):
-            setattr(thing, "__init__", beartype(thing.__init__))  # noqa: B010 - pyright knows no such assignment
+            setattr(thing, "__init__", check(thing.__init__))  # noqa: B010 - pyright knows no such assignment
     except BeartypeException:
         pass
     return thing
