@@ -12,6 +12,7 @@ from mmrl.engine.generator import VllmGenerator
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
 from tests.engine.servers import build_wide, environment, family, own_server, policy_of, prompts, server_of
+from tests.policies.conftest import tiny as tiny
 
 
 @pytest.fixture(scope="session")
