@@ -11,6 +11,7 @@ from mmrl.engine.environment import WORKER, find_environment
 from mmrl.engine.facts import serving_rank
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.secrets import read_secret
 
 SERVED = "policy"
 """The name under which a server that mmrl starts serves the model."""
@@ -103,5 +104,5 @@ def variables(engine: EngineConfig, on_cpu: bool) -> dict[str, str]:
     }
     found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {}
     found |= {"CUDA_VISIBLE_DEVICES": engine.devices} if engine.devices else {}
-    token = os.environ.get(engine.token_env, "") if engine.token_env else ""
+    token = read_secret(engine.token_env) if engine.token_env else None
     return found | ({"VLLM_API_KEY": token} if token else {})

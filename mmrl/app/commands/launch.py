@@ -21,7 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.engine.command import LAUNCHERS
 from mmrl.engine.server import free_port
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.serving.secrets import HIDDEN
+from mmrl.runtime.secrets import HIDDEN
 from mmrl.training.checkpoints.save import Checkpoints
 
 REWARD_TOKEN = "MMRL_REWARD_TOKEN"
