@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.engine.environment import WORKER, find_environment
 from mmrl.engine.facts import serving_rank
+from mmrl.engine.venv import WORKER, find_venv
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.secrets import read_secret
@@ -57,9 +57,9 @@ def serve_command(
     Raises:
         ValueError: there is no environment of vLLM, or another version than mmrl was tried with.
     """
-    environment = find_environment(Path(engine.environment).expanduser() if engine.environment else None)
-    on_cpu = "cpu" in environment.version
-    words = [str(environment.program), "serve", policy.model, "--host", host, "--port", str(port)]
+    venv = find_venv(Path(engine.environment).expanduser() if engine.environment else None)
+    on_cpu = "cpu" in venv.version
+    words = [str(venv.program), "serve", policy.model, "--host", host, "--port", str(port)]
     words += ["--served-model-name", SERVED, "--dtype", engine_dtype(policy, engine)]
     words += ["--max-num-seqs", str(engine.max_rows), "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     words += ["--no-mm-device-do-normalize", "--generation-config", "vllm"]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
-from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.run import Resolved, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
@@ -65,7 +65,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
 
 
 def read_rewards(
-    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
+    rewards: Sequence[UnweightedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
 ) -> list[Callable[[], PlugIn]]:
     """A list of rewards; equal entries are one object, which `known` remembers."""
     found: list[Callable[[], PlugIn]] = []
@@ -98,7 +98,7 @@ def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
     return remembered
 
 
-def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
+def read_reward(reward: UnweightedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
     """A reward of a config, its own fields aside from those by which it is called."""
     own = [f.name for f in fields(reward) if f.name != "args"]
     return reward_of(reward.use, reward.args, path, table, own)

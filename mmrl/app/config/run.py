@@ -47,7 +47,7 @@ class SamplerConfig:
 
 
 @dataclass(frozen=True)
-class WatchedReward:
+class UnweightedReward:
     """A reward that is only looked at: which plug-in, how it is called, and its own fields."""
 
     use: str
@@ -76,7 +76,7 @@ class WatchedReward:
 
 
 @dataclass(frozen=True)
-class RewardConfig(WatchedReward):
+class RewardConfig(UnweightedReward):
     """A reward to train on, and how much it counts."""
 
     weight: Number = 1.0
@@ -108,7 +108,7 @@ class EvaluationConfig(EvaluationSettings):
 
     data: DataConfig | None = None
     """None: nothing is evaluated."""
-    reward: tuple[WatchedReward, ...] = ()
+    reward: tuple[UnweightedReward, ...] = ()
     """Held-out rewards, for watching only: what the run does not train on but might ruin."""
     sampling: Sampling | None = None
     """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.data import DataConfig, MixedData, data_tables
-from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.run import Resolved, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_kind
 from mmrl.app.inspect.settings import REQUIRED, field_notes, settings_of
 from mmrl.app.plugins.foreign_rewards import split
@@ -57,7 +57,7 @@ def unset_fields(part: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
             yield from unset_fields(item[1] if isinstance(item, tuple) and len(item) == 2 else item, (*path, str(i)))
 
 
-def unset_of_reward(reward: WatchedReward, path: KeyPath) -> list[Row]:
+def unset_of_reward(reward: UnweightedReward, path: KeyPath) -> list[Row]:
     style, use = split(reward.use)
     if style:
         return []

@@ -27,8 +27,8 @@ LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
-class Watched:
-    """One process of this machine: `Watched("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
+class Supervised:
+    """One process of this machine: `Supervised("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
 
     name: str
     words: Sequence[str]
@@ -85,7 +85,7 @@ class Watched:
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """All processes of one machine.
 
     Args:
@@ -96,8 +96,8 @@ class Watch:
         tell: where lines for people go.
     """
 
-    servers: Sequence[Watched]
-    trainers: Watched
+    servers: Sequence[Supervised]
+    trainers: Supervised
     wait_for: Sequence[str]
     patience_s: float
     tell: Callable[[str], None]
@@ -151,7 +151,7 @@ class Watch:
             time.sleep(POLL_S)
         return code
 
-    def _look_after(self, server: Watched) -> None:
+    def _look_after(self, server: Supervised) -> None:
         code = server.code()
         if code is None or server.running is None:
             return
