@@ -16,11 +16,10 @@ from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
-from mmrl.app.toml.keys import check_keys, check_slip
-from mmrl.app.toml.objects import fields_of, read, refuse_missing, settings, typed_value
+from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
+from mmrl.core.ranges import hints_of
 from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, join_sources
 from mmrl.core.types import Prompt
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -139,7 +138,7 @@ def reward_of(
 
 def is_for_a_reward(function: PlugIn, key: str) -> bool:
     """Is a setting of a reward another reward?"""
-    hint = fields_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
+    hint = hints_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
     return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
 
 

@@ -9,7 +9,7 @@ from mmrl.app.config.run import RunConfig
 from mmrl.app.config.slots import check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.toml.objects import RESERVED
+from mmrl.app.toml.reader import RESERVED
 from mmrl.app.toml.tables import KeyPath, dotted_key
 from mmrl.core.ranges import Range, ranges_of
 from mmrl.serving.reward_client import RemoteReward, is_url

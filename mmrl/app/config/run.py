@@ -23,8 +23,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import NONE, RESERVED, make
+from mmrl.app.toml.reader import NONE, RESERVED, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
-from mmrl.app.toml.objects import RESERVED
+from mmrl.app.toml.reader import RESERVED
 
 WIDTH = 80
 """Columns of a terminal that every line fits."""

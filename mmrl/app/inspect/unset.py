@@ -11,7 +11,7 @@ from mmrl.app.config.slots import SLOTS, check_kind
 from mmrl.app.inspect.settings import REQUIRED, field_notes, settings_of
 from mmrl.app.plugins.foreign_rewards import split
 from mmrl.app.plugins.resolve import load
-from mmrl.app.toml.objects import RESERVED
+from mmrl.app.toml.reader import RESERVED
 from mmrl.app.toml.tables import KeyPath, dotted_key
 from mmrl.serving.reward_client import RemoteReward, is_url
 
