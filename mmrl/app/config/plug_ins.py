@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
+from mmrl.app.config.needed_rewards import rewards_in
 from mmrl.app.config.run import Resolved, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
@@ -114,7 +115,7 @@ def reward_of(
         FileNotFoundError: no such plug-in file.
         ValueError: no such reward, or a setting that it does not know; the message names place and key.
     """
-    inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if has_reward(value)}
+    inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if rewards_in(value)}
     given = {key: value for key, value in args.items() if key not in inside}
     if is_url(use):
         check_keys(args, [*beside, *SERVED], path, table)
@@ -128,8 +129,10 @@ def reward_of(
     for key, value in given.items():
         if isinstance(value, Mapping) and is_for_a_reward(function, key):
             check_slip(value, "use", (*path, key), table)
-    values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
-    check_keys(inside, known_keys(function), path, table)
+    # a function's first argument is the group
+    skip = 0 if inspect.isclass(function) else 1
+    values = settings(function, given, path, table, skip=skip, beside=[*beside, *inside])
+    check_keys(inside, [*inspect.signature(function).parameters][skip:], path, table)
     if inspect.isclass(function):
         refuse_missing(function, [*values, *inside], path, table)
         return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
@@ -140,11 +143,6 @@ def is_for_a_reward(function: PlugIn, key: str) -> bool:
     """Is a setting of a reward another reward?"""
     hint = hints_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
     return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
-
-
-def known_keys(function: PlugIn) -> list[str]:
-    """The settings of a reward: a function's first argument is the group."""
-    return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
 def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
@@ -180,13 +178,6 @@ def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], o
 
 def values_inside(entries: Mapping[str, Callable[[], object]]) -> dict[str, object]:
     return {key: make() for key, make in entries.items()}
-
-
-def has_reward(value: object) -> bool:
-    """Does a setting hold a table with a `use`, at any depth?"""
-    if isinstance(value, list):
-        return any(map(has_reward, value))
-    return isinstance(value, Mapping) and (isinstance(value.get("use"), str) or any(map(has_reward, value.values())))
 
 
 def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Prompts]:

@@ -63,14 +63,14 @@ def unset_fields(part: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 def fields_below(part: object, path: KeyPath) -> Iterator[tuple[KeyPath, type, str, Any]]:
     """Path, class, name and value of every field of a dataclass, and of the dataclasses in it."""
-    part = part.algorithm if isinstance(part, Assembly) else part.sources if isinstance(part, MixedData) else part
-    if is_dataclass(part) and not isinstance(part, type):
-        for f in fields(part):
+    whole: Any = part.algorithm if isinstance(part, Assembly) else part.sources if isinstance(part, MixedData) else part
+    if is_dataclass(whole) and not isinstance(whole, type):
+        for f in fields(whole):
             at = (*path, f"{f.name}_" if f.name in RESERVED and path[:1] == TOP else f.name)
-            yield at, type(part), f.name, getattr(part, f.name)
-            yield from fields_below(getattr(part, f.name), at)
-    elif isinstance(part, list | tuple):
-        for i, entry in enumerate(part):
+            yield at, type(whole), f.name, getattr(whole, f.name)
+            yield from fields_below(getattr(whole, f.name), at)
+    elif isinstance(whole, list | tuple):
+        for i, entry in enumerate(whole):
             # an entry of the objective is a coefficient and a term
             yield from fields_below(entry[1] if path == OBJECTIVE else entry, (*path, str(i)))
 
