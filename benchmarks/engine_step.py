@@ -223,8 +223,7 @@ def main() -> None:
     args = arguments()
     # before torch: the server inherits it
     os.environ["OMP_NUM_THREADS"] = "1"
-    from mmrl.engine.folder import engine_folder
-    from mmrl.engine.venv import find_venv
+    from mmrl.engine.venv import engine_folder, find_venv
 
     folder = args.environment or engine_folder()
     try:

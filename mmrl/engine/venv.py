@@ -2,13 +2,18 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmrl.engine.folder import TRIED, VERSION, engine_folder
+from mmrl.runtime.cache import cache_folder
 
+VERSION = "0.32.0"
+"""The version of vLLM that `mmrl engine install` makes an environment of, and that mmrl was tried with."""
+TRIED = re.compile(r"0\.32(\.\d+)?(\+\w+)?")
+"""Versions whose answers mmrl knows: others may name, or leave out, what it checks."""
 Accelerator = Literal["cpu", "cuda"]
 MARKER = "mmrl-engine.json"
 """Lies in an environment that mmrl makes, from before the first file on; says at the end that it is whole."""
@@ -33,6 +38,11 @@ class Venv:
     def program(self) -> Path:
         """The command `vllm`."""
         return self.folder / "bin" / "vllm"
+
+
+def engine_folder() -> Path:
+    """The folder of vLLM's own environment: `engines/vllm-0.32.0` in the cache, which is never cleared to make room."""
+    return cache_folder() / "engines" / f"vllm-{VERSION}"
 
 
 def find_venv(folder: Path | None = None) -> Venv:

@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from mmrl.app.commands import engine as command
 from mmrl.app.commands.cache import listing
 from mmrl.engine import install, venv
-from mmrl.engine.folder import VERSION, engine_folder
 from mmrl.engine.install import RECIPES, Recipe, make_venv
-from mmrl.engine.venv import MARKER, WORKER, find_venv
+from mmrl.engine.venv import MARKER, VERSION, WORKER, engine_folder, find_venv
 from mmrl.runtime.cache import note_new
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +99,7 @@ def kill_an_install(recipe: Recipe) -> str:
     """Kill one as soon as it has said its first word; what is said of the folder then."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
-        "from mmrl.engine.folder import engine_folder\n"
+        "from mmrl.engine.venv import engine_folder\n"
         f"recipe = install.Recipe('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
         "install.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
     )

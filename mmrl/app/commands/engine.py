@@ -8,7 +8,6 @@ import typer
 from typer import Option
 
 from mmrl.app.commands.cache import size
-from mmrl.engine.folder import VERSION, engine_folder
 from mmrl.engine.install import (
     RECIPES,
     Recipe,
@@ -20,8 +19,10 @@ from mmrl.engine.install import (
     num_packages,
 )
 from mmrl.engine.venv import (
+    VERSION,
     WORKER,
     Accelerator,
+    engine_folder,
     find_venv,
     num_bytes,
     remove_venv,

@@ -295,10 +295,9 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     Raises:
         ValueError: [evaluation] has a key of another modality, or is not like this.
     """
-    modality, found = modality_of(policy), dict[str, object]()
-    given = table.values.get("evaluation", {})
+    modality, given = modality_of(policy), table.values.get("evaluation", {})
     if not isinstance(given, Mapping):
-        return found
+        return {}
     for other in MODALITIES.values():
         for key in other.evaluation_keys if other is not modality else ():
             if given.get(key) not in (None, [], (), NONE):
@@ -309,7 +308,7 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     usual = EvaluationConfig(**modality.evaluation_defaults(policy))
     data = read_data_tables(given.get("data"), ("evaluation", "data"), table, draws=False)
     ready = {} if data is None else {"data": data}
-    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual, ready=ready)}
+    return {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual, ready=ready)}
 
 
 def as_table(config: RunConfig) -> Values:
