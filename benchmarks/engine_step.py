@@ -223,12 +223,11 @@ def main() -> None:
     args = arguments()
     # before torch: the server inherits it
     os.environ["OMP_NUM_THREADS"] = "1"
-    from mmrl.engine.environment import find_environment
-    from mmrl.engine.folder import engine_folder
+    from mmrl.engine.venv import engine_folder, find_venv
 
     folder = args.environment or engine_folder()
     try:
-        find_environment(folder)
+        find_venv(folder)
     except ValueError as error:
         print(not_measured(folder, error))
         return

@@ -35,7 +35,7 @@ WATCHED = {
         "mmrl.app.config.run",
         "mmrl.app.toml.tables",
         "mmrl.app.config.algorithm",
-        "mmrl.app.toml.keys",
+        "mmrl.app.toml.reader",
         "mmrl.app.modality.base",
     ],
     "wire": ["mmrl.serving.wire"],

@@ -103,8 +103,12 @@ def faults(hint: object, value: object) -> Iterator[str]:
 
 def ranges_of(part: Callable[..., object]) -> dict[str, str]:
     """Field of a dataclass, or argument of a function -> its range in words, of all that have one."""
-    found = {name: next(ranges_in(hint), None) for name, hint in hints_of(part).items()}
-    return {name: one.words for name, one in found.items() if one is not None}
+    return {name: words for name, hint in hints_of(part).items() if (words := range_words(hint))}
+
+
+def range_words(hint: object) -> str:
+    """The ranges inside a type in words; empty where it has none."""
+    return " or ".join(dict.fromkeys(one.words for one in ranges_in(hint)))
 
 
 def ranges_in(hint: object) -> Iterator[Range]:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mmrl.engine.fleet import Fleet
-from mmrl.engine.questions import question_of
 from mmrl.engine.wire.answer import Expected, read_answer
 from mmrl.engine.wire.request import Ask, sampling_params
+from mmrl.engine.wire_prompts import wire_prompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.generate import LocalGenerator
@@ -24,13 +24,13 @@ def first_logprobs(host: TextHost, fleet: Fleet) -> list[float]:
         EngineDownError, EngineMismatchError: a server does not answer, or reads the picture otherwise.
     """
     assert fleet.update is not None
-    question = question_of(host, host.stand_in())
+    prompt = wire_prompt(host, host.stand_in())
     params = sampling_params(FIRST_TOKEN, host.banned, host.eos_token_ids)
     found: list[float] = []
     for member in fleet.members:
-        body = Ask(0, (0,), 0).body(question, fleet.sync.model(member.facts.served, fleet.update), params)
+        body = Ask(0, (0,), 0).body(prompt, fleet.sync.model(member.facts.served, fleet.update), params)
         version = fleet.sync.version(member.facts.weight_version, fleet.update)
-        (written,) = read_answer(member.client.generate(body), question, 1, Expected(version, host.banned, 1), member.client.url)
+        (written,) = read_answer(member.client.generate(body), prompt, 1, Expected(version, host.banned, 1), member.client.url)
         found.append(written.logprobs[0])
     return found
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmrl.engine.sync import TYPES, Update, checkpoint_weights
-from mmrl.engine.wire.client import CONNECT_S, EngineClient, EngineDownError, EngineRefusedError
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
     Card,
@@ -28,8 +28,8 @@ from mmrl.engine.worker.weight_group import (
     own_address,
     tensors_as_json,
 )
-from mmrl.policies.text.engine_settings import HERE
 from mmrl.policies.text.host import TextHost
+from mmrl.runtime.fetch import CONNECT_S, is_local
 
 log = logging.getLogger("mmrl")
 JOIN_S = 60.0
@@ -194,7 +194,7 @@ def address_toward(url: str) -> str:
     """
     parts = urlsplit(url)
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
-    if host in HERE:
+    if is_local(host):
         return "127.0.0.1"
     try:
         return own_address(host, port, CONNECT_S)

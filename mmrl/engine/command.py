@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.engine.environment import WORKER, find_environment
 from mmrl.engine.facts import serving_rank
+from mmrl.engine.venv import WORKER, find_venv
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.secrets import read_secret
 
 SERVED = "policy"
 """The name under which a server that mmrl starts serves the model."""
@@ -56,9 +57,9 @@ def serve_command(
     Raises:
         ValueError: there is no environment of vLLM, or another version than mmrl was tried with.
     """
-    environment = find_environment(Path(engine.environment).expanduser() if engine.environment else None)
-    on_cpu = "cpu" in environment.version
-    words = [str(environment.program), "serve", policy.model, "--host", host, "--port", str(port)]
+    venv = find_venv(Path(engine.environment).expanduser() if engine.environment else None)
+    on_cpu = "cpu" in venv.version
+    words = [str(venv.program), "serve", policy.model, "--host", host, "--port", str(port)]
     words += ["--served-model-name", SERVED, "--dtype", engine_dtype(policy, engine)]
     words += ["--max-num-seqs", str(engine.max_rows), "--logprobs-mode", "processed_logprobs", "--enable-scale-out"]
     words += ["--no-mm-device-do-normalize", "--generation-config", "vllm"]
@@ -103,5 +104,5 @@ def variables(engine: EngineConfig, on_cpu: bool) -> dict[str, str]:
     }
     found |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {}
     found |= {"CUDA_VISIBLE_DEVICES": engine.devices} if engine.devices else {}
-    token = os.environ.get(engine.token_env, "") if engine.token_env else ""
+    token = read_secret(engine.token_env) if engine.token_env else None
     return found | ({"VLLM_API_KEY": token} if token else {})

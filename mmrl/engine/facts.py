@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.engine.folder import TRIED, VERSION
+from mmrl.engine.venv import TRIED, VERSION
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 
 PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"

@@ -13,7 +13,7 @@ from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import Sync, Update
 from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
-from mmrl.engine.wire.request import Ask, Question
+from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.policies.text.engine_settings import EngineConfig
 
 log = logging.getLogger("mmrl")
@@ -82,7 +82,7 @@ class Fleet:
         return "" if held else f"{member.client.url} does not have the weights that it was given"
 
     def write(
-        self, asks: Sequence[Ask], questions: Sequence[Question], params: dict[str, object], expected: "Limits"
+        self, asks: Sequence[Ask], prompts: Sequence[WirePrompt], params: dict[str, object], expected: "Limits"
     ) -> list[list[Written]]:
         """The completions of all requests, in their order.
 
@@ -93,14 +93,14 @@ class Fleet:
         if not asks:
             return []
         with ThreadPoolExecutor(min(len(asks), THREADS * len(self.members))) as pool:
-            jobs = [pool.submit(self._ask, i, ask, questions[ask.prompt], params, expected) for i, ask in enumerate(asks)]
+            jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, expected) for i, ask in enumerate(asks)]
             try:
                 return [job.result() for job in jobs]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _ask(self, place: int, ask: Ask, question: Question, params: dict[str, object], limits: "Limits") -> list[Written]:
+    def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: "Limits") -> list[Written]:
         """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
         assert self.update is not None
         aborted = failed = 0
@@ -109,8 +109,8 @@ class Fleet:
             model = self.sync.model(member.facts.served, self.update)
             expected = Expected(self.sync.version(member.facts.weight_version, self.update), limits.banned, limits.most)
             try:
-                answer = member.client.generate(ask.body(question, model, params))
-                return read_answer(answer, question, len(ask.rows), expected, member.client.url)
+                answer = member.client.generate(ask.body(prompt, model, params))
+                return read_answer(answer, prompt, len(ask.rows), expected, member.client.url)
             except AbortedError as error:
                 aborted += 1
                 if aborted > self.settings.retries:

@@ -21,12 +21,12 @@ from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import PROBE, Wanted, ask_facts, refuse_other
 from mmrl.engine.fleet import Fleet, Limits, Member
-from mmrl.engine.questions import question_of, untold_clip
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.wire.answer import EngineMismatchError, Written
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import sampling_params, share_rows
+from mmrl.engine.wire_prompts import untold_clip, wire_prompt
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -154,12 +154,12 @@ class VllmGenerator:
         """The completions of these rows by the servers."""
         assert self.fleet is not None
         used = sorted({prompt_index[i] for i in rows})
-        questions = [question_of(self.host, prompts[place]) for place in used]
+        sent = [wire_prompt(self.host, prompts[place]) for place in used]
         # Greedy completions are all alike, and vLLM writes one of them per request.
         most = {"most": 1} if sampling.temperature == 0 else {}
         asks = share_rows([used.index(prompt_index[i]) for i in rows], [seeds[i] for i in rows], **most)
         params = sampling_params(sampling, self.host.banned, self.host.eos_token_ids)
-        answers = self.fleet.write(asks, questions, params, Limits(self.host.banned, sampling.max_new_tokens))
+        answers = self.fleet.write(asks, sent, params, Limits(self.host.banned, sampling.max_new_tokens))
         found = {row: one for ask, written in zip(asks, answers, strict=True) for row, one in zip(ask.rows, written, strict=True)}
         return [found[row] for row in range(len(rows))]
 

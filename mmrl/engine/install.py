@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrl.engine.environment import (
+from mmrl.engine.venv import (
     MARKER,
     WORKER,
     Accelerator,
-    Environment,
+    Venv,
     note_begun,
     note_whole,
-    read_environment,
-    remove_environment,
+    read_venv,
+    remove_venv,
 )
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def accelerator_here() -> Accelerator:
 
 def is_made(folder: Path, recipe: Recipe) -> bool:
     """True where the environment is whole and of this very recipe."""
-    found = read_environment(folder)
+    found = read_venv(folder)
     return found is not None and found.recipe == recipe.hash
 
 
@@ -94,7 +94,7 @@ def disk_free(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def make_environment(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Environment:
+def make_venv(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Venv:
     """Make an environment; what an earlier, broken one left is removed first. `say` hears each stage.
 
     Raises:
@@ -103,7 +103,7 @@ def make_environment(folder: Path, recipe: Recipe, say: Callable[[str], None]) -
     check_place(folder, recipe)
     with only_one(folder):
         if (folder / MARKER).exists():
-            remove_environment(folder)
+            remove_venv(folder)
         note_begun(folder)
         say(f"making {folder}")
         run([sys.executable, "-m", "venv", str(folder)], "Python cannot make an environment")
@@ -116,7 +116,7 @@ def make_environment(folder: Path, recipe: Recipe, say: Callable[[str], None]) -
         version, device = look(folder)
         if device != recipe.accelerator:
             raise ValueError(f"vLLM in {folder} runs on {device!r}, wanted is {recipe.accelerator!r}: choose with --accelerator")
-        made = Environment(folder, version, recipe.accelerator, "{}.{}".format(*sys.version_info[:2]), recipe.hash)
+        made = Venv(folder, version, recipe.accelerator, "{}.{}".format(*sys.version_info[:2]), recipe.hash)
         note_whole(made)
     return made
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mmrl.engine.command import ServeCommand
@@ -22,7 +22,7 @@ START_S = 1200.0
 """A large model is read from disk, and kernels are compiled, before a server answers."""
 POLL_S = 0.2
 TAIL = 12
-"""Lines of the server's log in a message."""
+"""Lines of a log in a message."""
 
 
 class EngineServer:
@@ -77,9 +77,8 @@ class EngineServer:
             return False
         kill_group(self.process)
         if self.restarts <= 0:
-            self.failed = (
-                f"the engine died again (exit code {code}), and policy.engine.retries allows no further start{self.tail()}"
-            )
+            over = "and policy.engine.retries allows no further start"
+            self.failed = f"the engine died again (exit code {code}), {over}{tail(self.log_file)}"
             return False
         self.restarts -= 1
         log.warning("the engine died (exit code %s): it is started again and given the weights of this step", code)
@@ -95,24 +94,8 @@ class EngineServer:
         self._ready.set()
         return True
 
-    def tail(self) -> str:
-        """The last lines of its log, for a message."""
-        try:
-            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        except OSError:
-            lines = []
-        return "".join(f"\n  {line}" for line in lines)
-
     def _launch(self) -> "subprocess.Popen[bytes]":
-        with self.log_file.open("ab") as log_file:
-            return subprocess.Popen(
-                [sys.executable, "-I", str(WATCHDOG), *self.command.words],
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=subprocess.STDOUT,
-                env=self.command.full_environment(),
-                start_new_session=True,
-            )
+        return start_below_watchdog(self.command.words, self.command.full_environment(), self.log_file)
 
     def _wait_until_healthy(self) -> None:
         client, until = EngineClient(self.url), time.monotonic() + START_S
@@ -120,10 +103,10 @@ class EngineServer:
             while not client.is_healthy():
                 if self.process.poll() is not None:
                     raise EngineDownError(
-                        f"the engine ended with exit code {self.process.returncode} before it answered{self.tail()}"
+                        f"the engine ended with exit code {self.process.returncode} before it answered{tail(self.log_file)}"
                     )
                 if time.monotonic() > until:
-                    raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{self.tail()}")
+                    raise EngineDownError(f"the engine did not answer within {START_S:.0f} s{tail(self.log_file)}")
                 time.sleep(POLL_S)
         finally:
             client.close()
@@ -141,6 +124,32 @@ def watch(reference: "weakref.ref[EngineServer]") -> None:
         server = reference()
         if server is None or not server.start_again(code):
             return
+
+
+def start_below_watchdog(words: Sequence[str], environment: Mapping[str, str], log: Path | None) -> "subprocess.Popen[bytes]":
+    """The watchdog, whose child is the process: it ends with the watchdog and with this program, however that dies.
+
+    Args:
+        log: where its output is added; None: it goes to the terminal.
+    """
+    with contextlib.nullcontext() if log is None else log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-I", str(WATCHDOG), *words],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=None if out is None else subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+
+def tail(log: Path | None) -> str:
+    """The last lines of a log, for a message; empty where there is none."""
+    try:
+        lines = [] if log is None else log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return "".join(f"\n  {line}" for line in lines[-TAIL:])
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:

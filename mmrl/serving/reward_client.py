@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from mmrl.core.ranges import CountOrNone, Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
+from mmrl.runtime.fetch import SCHEMES, Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
+from mmrl.runtime.secrets import Json, hide, read_secret
 from mmrl.serving import wire
-from mmrl.serving.fetch import SCHEMES, Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
-from mmrl.serving.secrets import Json, hide, read_secret
 
 log = logging.getLogger("mmrl")
 AGAIN = (408, 425, 429, 502, 503, 504)

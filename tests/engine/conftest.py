@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from mmrl.core.types import Prompt
-from mmrl.engine.environment import find_environment
 from mmrl.engine.generator import VllmGenerator
+from mmrl.engine.venv import find_venv
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
 from tests.engine.servers import build_wide, environment, family, own_server, policy_of, prompts, server_of
+from tests.policies.conftest import tiny as tiny
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def owner(model: str) -> Iterator[TextPolicy]:
     """The policy that has started the server."""
-    find_environment(environment())
+    find_venv(environment())
     policy = policy_of(model, own_server())
     try:
         policy.rollout([])

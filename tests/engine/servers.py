@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.engine.facts import FIRST
-from mmrl.engine.folder import engine_folder
 from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.venv import engine_folder
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

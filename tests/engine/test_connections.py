@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from mmrl.engine.wire import client as wire
-from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
+from tests.support.rude_servers import drips, echoes, floods, rude
 
 
 class HangingUp:
@@ -74,3 +75,30 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
 
 def test_it_is_given_up_before_the_server_does():
     assert wire.IDLE_S < 5.0, "vLLM's server hangs up after 5 seconds"
+
+
+def test_a_call_of_a_server_that_drips_is_over_by_the_clock():
+    with rude(drips(b"HTTP/1.1 200 OK\r\n\r\n", b" ")) as server:
+        client = EngineClient(server.url)
+        with pytest.raises(EngineDownError, match="/load gave no answer within 1 s"):
+            client.get("/load", 0.6)
+        client.close()
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "MOST_BYTES", 2**20)
+    with rude(floods(b"HTTP/1.1 200 OK\r\n\r\n", b" ")) as server:
+        client = EngineClient(server.url)
+        with pytest.raises(EngineDownError, match="/load answered more than 1 MiB"):
+            client.get("/load")
+        client.close()
+
+
+def test_a_token_that_a_server_repeats_is_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("A_TOKEN", "sesame")
+    with rude(echoes(403)) as server:
+        client = EngineClient(server.url, token_env="A_TOKEN")
+        with pytest.raises(EngineRefusedError, match=r"answered 403: .*\[the key\]") as refused:
+            client.get("/load")
+        client.close()
+    assert "sesame" not in str(refused.value)

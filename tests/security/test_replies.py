@@ -17,7 +17,8 @@ import pytest
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.samples import RewardUnavailableError, Status
-from mmrl.serving import fetch, reward_client, wire
+from mmrl.runtime import fetch
+from mmrl.serving import reward_client, wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError

@@ -9,13 +9,13 @@ import pytest
 
 from mmrl import Scored
 from mmrl.core.samples import Status
+from mmrl.runtime.fetch import LEAST_PAUSE_S, retry_delay
+from mmrl.runtime.secrets import hide_in_json, read_secret
 from mmrl.serving import reward_client, wire
-from mmrl.serving.fetch import LEAST_PAUSE_S, retry_delay
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.judges.verdicts import json_object
 from mmrl.serving.reward_client import RemoteReward
-from mmrl.serving.secrets import hide_in_json, read_secret
 from tests.attacks.__main__ import carry_out
 from tests.attacks.client import ATTACKS, COMPLETION, REPLY, WRONG_ADDRESSES
 from tests.serving.test_reward_server import group_of

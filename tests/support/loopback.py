@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.app.cluster.watch import descendants
+from mmrl.app.cluster.supervise import descendants
 from tests.support.fake_engines import make_environment
 
 REWARD = """

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.engine.environment import environments
+from mmrl.engine.venv import venvs
 from mmrl.runtime.cache import BOUND, bound, cache_folder, entries, remove
 
 cache = typer.Typer(no_args_is_help=True)
@@ -39,7 +39,7 @@ def listing() -> str:
     ]
     most = f"at most {size(bound())} ({BOUND})" if bound() else f"without a bound ({BOUND})"
     total = f"{len(found)} entries, {size(sum(entry.num_bytes for entry in found))}, {most}"
-    apart = [f"  {name}  {size(num_bytes)}, not counted: mmrl engine remove" for name, num_bytes in environments()]
+    apart = [f"  {name}  {size(num_bytes)}, not counted: mmrl engine remove" for name, num_bytes in venvs()]
     return "\n".join([f"{cache_folder()}", *lines, *apart, total, "models of the Hugging Face hub are kept by it: hf cache ls"])
 
 

@@ -15,9 +15,8 @@ from mmrl.app.errors import Terminal
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import look_at
-from mmrl.app.toml.keys import check_keys
+from mmrl.app.toml.reader import check_keys, plain
 from mmrl.app.toml.tables import COMMAND_LINE, Table
-from mmrl.app.toml.values import plain
 from mmrl.data.convert import convert
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts import files

@@ -8,14 +8,6 @@ import typer
 from typer import Option
 
 from mmrl.app.commands.cache import size
-from mmrl.engine.environment import (
-    WORKER,
-    Accelerator,
-    find_environment,
-    num_bytes,
-    remove_environment,
-)
-from mmrl.engine.folder import VERSION, engine_folder
 from mmrl.engine.install import (
     RECIPES,
     Recipe,
@@ -23,8 +15,17 @@ from mmrl.engine.install import (
     check_place,
     disk_free,
     is_made,
-    make_environment,
+    make_venv,
     num_packages,
+)
+from mmrl.engine.venv import (
+    VERSION,
+    WORKER,
+    Accelerator,
+    engine_folder,
+    find_venv,
+    num_bytes,
+    remove_venv,
 )
 
 engine = typer.Typer(no_args_is_help=True)
@@ -49,7 +50,7 @@ def engine_install(
     check_place(place, recipe)
     typer.echo(cost(place, recipe))
     ask("Make it?", yes)
-    made = make_environment(place, recipe, lambda text: typer.echo(f"  {text}"))
+    made = make_venv(place, recipe, lambda text: typer.echo(f"  {text}"))
     typer.echo(f'vLLM {made.version} is ready, {size(num_bytes(place))}: [policy.engine] kind = "vllm" in a config uses it')
 
 
@@ -64,7 +65,7 @@ def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
     """Remove it, whole or half made; `mmrl engine install` makes it again."""
     place = (folder or engine_folder()).absolute()
     ask(f"Remove {place}?", yes)
-    typer.echo(f"removed {place}, {size(remove_environment(place))}")
+    typer.echo(f"removed {place}, {size(remove_venv(place))}")
 
 
 def cost(folder: Path, recipe: Recipe) -> str:
@@ -98,7 +99,7 @@ def status(folder: Path) -> str:
     Raises:
         ValueError: the environment is not there, half made, or of another version.
     """
-    found = find_environment(folder)
+    found = find_venv(folder)
     by = f"made by mmrl for {found.accelerator}, Python {found.python}" if found.accelerator else "not made by mmrl"
     lines = [f"{folder}", f"  vLLM {found.version}, {by}, {size(num_bytes(folder))}"]
     if found.accelerator and found.recipe != RECIPES[found.accelerator].hash:

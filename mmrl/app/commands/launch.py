@@ -10,7 +10,7 @@ import typer
 
 from mmrl.app.cluster.placement import HERE, Placement, Process, place
 from mmrl.app.cluster.slurm import batch_script
-from mmrl.app.cluster.watch import Watch, Watched
+from mmrl.app.cluster.supervise import Supervised, Supervisor
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import printable
@@ -21,7 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.engine.command import LAUNCHERS
 from mmrl.engine.server import free_port
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.serving.secrets import HIDDEN
+from mmrl.runtime.secrets import HIDDEN
 from mmrl.training.checkpoints.save import Checkpoints
 
 REWARD_TOKEN = "MMRL_REWARD_TOKEN"
@@ -131,14 +131,14 @@ def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> in
     cards = own_cards(max((max(process.gpus, default=-1) for process in mine), default=-1) + 1)
     folder = log_folder(config, given)
     folder.mkdir(parents=True, exist_ok=True)
-    servers = [watched(process, cards, folder, config.cluster.restarts) for process in mine if process.url]
-    trainers = next(watched(process, cards) for process in mine if not process.url)
+    servers = [to_supervise(process, cards, folder, config.cluster.restarts) for process in mine if process.url]
+    trainers = next(to_supervise(process, cards) for process in mine if not process.url)
     for server in servers:
         tell(f"{server.name}: {server.url}, its log is {server.log}")
     urls = [process.url for process in placement.servers]
-    watch = Watch(servers, trainers, urls, config.cluster.patience_s, tell)
-    code = watch.run()
-    if code or watch.asked_by:
+    supervisor = Supervisor(servers, trainers, urls, config.cluster.patience_s, tell)
+    code = supervisor.run()
+    if code or supervisor.asked_by:
         tell(f"the trainers ended with exit code {code}{how_to_go_on(config, given)}")
     return code
 
@@ -197,14 +197,14 @@ def own_cards(wanted: int) -> list[str]:
     return found
 
 
-def watched(process: Process, cards: Sequence[str], folder: Path | None = None, restarts: int = 0) -> Watched:
+def to_supervise(process: Process, cards: Sequence[str], folder: Path | None = None, restarts: int = 0) -> Supervised:
     """The process with its whole environment: this program's, without variables of a launcher around it."""
     environment = {name: value for name, value in os.environ.items() if not (process.url and LAUNCHERS.fullmatch(name))}
     if process.kind == "reward server" and "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     environment |= dict(process.environment) | {CARDS: ",".join(cards[i] for i in process.gpus)}
     log = None if folder is None else folder / f"{process.name.replace(' ', '-')}.log"
-    return Watched(process.name, process.words, environment, process.url, log, restarts)
+    return Supervised(process.name, process.words, environment, process.url, log, restarts)
 
 
 def log_folder(config: RunConfig, given: LaunchArguments) -> Path:

@@ -14,10 +14,8 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, 
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.keys import check_keys, check_slip
-from mmrl.app.toml.objects import RESERVED, make, read, refuse_missing, settings
+from mmrl.app.toml.reader import RESERVED, check_keys, check_slip, make, plain, read, refuse_missing, settings
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
-from mmrl.app.toml.values import plain
 
 TOP: KeyPath = ("algorithm",)
 DEFAULT_PRESET = "grpo"

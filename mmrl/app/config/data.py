@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.keys import check_slip
-from mmrl.app.toml.objects import make
+from mmrl.app.toml.reader import check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.ranges import PositiveShare, check_ranges
 

@@ -45,5 +45,13 @@ def names_in(use: str, args: Mapping[str, object]) -> Iterator[str]:
     yield default_name(use)
     yield Path(use.partition(":")[0]).stem
     for value in args.values():
-        if isinstance(value, Mapping) and isinstance(value.get("use"), str):
-            yield from names_in(value["use"], {key: item for key, item in value.items() if key != "use"})
+        for inner, own in rewards_in(value):
+            yield from names_in(inner, own)
+
+
+def rewards_in(value: object) -> list[tuple[str, Mapping[str, object]]]:
+    """Name and settings of every reward in a setting, at any depth; those inside of these are in their settings."""
+    if isinstance(value, Mapping) and isinstance(value.get("use"), str):
+        return [(value["use"], {key: item for key, item in value.items() if key != "use"})]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [found for item in items for found in rewards_in(item)]

@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
-from mmrl.app.config.run import Resolved, SamplerConfig, WatchedReward
+from mmrl.app.config.needed_rewards import rewards_in
+from mmrl.app.config.run import Resolved, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
-from mmrl.app.toml.keys import check_keys, check_slip
-from mmrl.app.toml.objects import fields_of, read, refuse_missing, settings, typed_value
+from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
+from mmrl.core.ranges import hints_of
 from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, join_sources
 from mmrl.core.types import Prompt
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -65,7 +65,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
 
 
 def read_rewards(
-    rewards: Sequence[WatchedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
+    rewards: Sequence[UnweightedReward], path: KeyPath, table: Table, known: dict[str, Callable[[], PlugIn]]
 ) -> list[Callable[[], PlugIn]]:
     """A list of rewards; equal entries are one object, which `known` remembers."""
     found: list[Callable[[], PlugIn]] = []
@@ -98,7 +98,7 @@ def once(make: Callable[[], PlugIn]) -> Callable[[], PlugIn]:
     return remembered
 
 
-def read_reward(reward: WatchedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
+def read_reward(reward: UnweightedReward, path: KeyPath, table: Table) -> Callable[[], PlugIn]:
     """A reward of a config, its own fields aside from those by which it is called."""
     own = [f.name for f in fields(reward) if f.name != "args"]
     return reward_of(reward.use, reward.args, path, table, own)
@@ -115,7 +115,7 @@ def reward_of(
         FileNotFoundError: no such plug-in file.
         ValueError: no such reward, or a setting that it does not know; the message names place and key.
     """
-    inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if has_reward(value)}
+    inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if rewards_in(value)}
     given = {key: value for key, value in args.items() if key not in inside}
     if is_url(use):
         check_keys(args, [*beside, *SERVED], path, table)
@@ -129,8 +129,10 @@ def reward_of(
     for key, value in given.items():
         if isinstance(value, Mapping) and is_for_a_reward(function, key):
             check_slip(value, "use", (*path, key), table)
-    values = settings(function, given, path, table, skip=0 if inspect.isclass(function) else 1, beside=[*beside, *inside])
-    check_keys(inside, known_keys(function), path, table)
+    # a function's first argument is the group
+    skip = 0 if inspect.isclass(function) else 1
+    values = settings(function, given, path, table, skip=skip, beside=[*beside, *inside])
+    check_keys(inside, [*inspect.signature(function).parameters][skip:], path, table)
     if inspect.isclass(function):
         refuse_missing(function, [*values, *inside], path, table)
         return lambda: instance(function, values | values_inside(inside), path, table, is_checked=not inside)
@@ -139,13 +141,8 @@ def reward_of(
 
 def is_for_a_reward(function: PlugIn, key: str) -> bool:
     """Is a setting of a reward another reward?"""
-    hint = fields_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
+    hint = hints_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
     return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
-
-
-def known_keys(function: PlugIn) -> list[str]:
-    """The settings of a reward: a function's first argument is the group."""
-    return [*inspect.signature(function).parameters][0 if inspect.isclass(function) else 1 :]
 
 
 def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
@@ -181,13 +178,6 @@ def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], o
 
 def values_inside(entries: Mapping[str, Callable[[], object]]) -> dict[str, object]:
     return {key: make() for key, make in entries.items()}
-
-
-def has_reward(value: object) -> bool:
-    """Does a setting hold a table with a `use`, at any depth?"""
-    if isinstance(value, list):
-        return any(map(has_reward, value))
-    return isinstance(value, Mapping) and (isinstance(value.get("use"), str) or any(map(has_reward, value.values())))
 
 
 def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Prompts]:

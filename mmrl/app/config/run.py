@@ -23,8 +23,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.keys import check_keys
-from mmrl.app.toml.objects import NONE, RESERVED, make
+from mmrl.app.toml.reader import NONE, RESERVED, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
@@ -47,7 +46,7 @@ class SamplerConfig:
 
 
 @dataclass(frozen=True)
-class WatchedReward:
+class UnweightedReward:
     """A reward that is only looked at: which plug-in, how it is called, and its own fields."""
 
     use: str
@@ -76,7 +75,7 @@ class WatchedReward:
 
 
 @dataclass(frozen=True)
-class RewardConfig(WatchedReward):
+class RewardConfig(UnweightedReward):
     """A reward to train on, and how much it counts."""
 
     weight: Number = 1.0
@@ -108,7 +107,7 @@ class EvaluationConfig(EvaluationSettings):
 
     data: DataConfig | None = None
     """None: nothing is evaluated."""
-    reward: tuple[WatchedReward, ...] = ()
+    reward: tuple[UnweightedReward, ...] = ()
     """Held-out rewards, for watching only: what the run does not train on but might ruin."""
     sampling: Sampling | None = None
     """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
@@ -296,10 +295,9 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     Raises:
         ValueError: [evaluation] has a key of another modality, or is not like this.
     """
-    modality, found = modality_of(policy), dict[str, object]()
-    given = table.values.get("evaluation", {})
+    modality, given = modality_of(policy), table.values.get("evaluation", {})
     if not isinstance(given, Mapping):
-        return found
+        return {}
     for other in MODALITIES.values():
         for key in other.evaluation_keys if other is not modality else ():
             if given.get(key) not in (None, [], (), NONE):
@@ -310,7 +308,7 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     usual = EvaluationConfig(**modality.evaluation_defaults(policy))
     data = read_data_tables(given.get("data"), ("evaluation", "data"), table, draws=False)
     ready = {} if data is None else {"data": data}
-    return found | {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual, ready=ready)}
+    return {"evaluation": make(EvaluationConfig, given, ("evaluation",), table, usual, ready=ready)}
 
 
 def as_table(config: RunConfig) -> Values:

@@ -10,9 +10,10 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from mmrl.app.toml.objects import RESERVED
+from mmrl.app.toml.reader import RESERVED
+from mmrl.core.ranges import range_words
 
 WIDTH = 80
 """Columns of a terminal that every line fits."""
@@ -37,14 +38,6 @@ COMMON: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Package -> the words for fields of its classes that mean the same in all of them and have no words of their own."""
-
-
-@runtime_checkable
-class HasWords(Protocol):
-    """A mark beside a type that says which values are allowed."""
-
-    @property
-    def words(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -135,13 +128,6 @@ def type_words(hint: object) -> str:
     if name == "Callable" or (inspect.isclass(hint) and getattr(hint, "_is_protocol", False)):
         return "a table with `use`"
     return f"table {name}" if inspect.isclass(hint) and is_dataclass(hint) else name
-
-
-def range_words(hint: object) -> str:
-    """The ranges that marks beside a type, or inside it, say in words."""
-    found = [mark.words for mark in get_args(hint)[1:] if isinstance(mark, HasWords)] if get_origin(hint) is Annotated else []
-    found += [words for one in get_args(hint) if (words := range_words(one))]
-    return " or ".join(dict.fromkeys(found))
 
 
 def toml_text(value: object) -> str:

@@ -10,10 +10,9 @@ from typing import Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.method_facts import changes, costs, needs
-from mmrl.app.config.ranges import ranges_below, ranges_of_config
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
+from mmrl.app.inspect.options import ranges_below, ranges_of_config, unset_rows
 from mmrl.app.inspect.things import all_names, things_called
-from mmrl.app.inspect.unset import unset_rows
 from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.did_you_mean import nearest

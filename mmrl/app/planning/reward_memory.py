@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mmrl.app.config.reward_models import models_of
-from mmrl.app.config.run import Resolved, WatchedReward
+from mmrl.app.config.run import Resolved, UnweightedReward
 from mmrl.app.planning.memory import Memory
 from mmrl.serving.scorers.sizes import ModelSize
 
@@ -53,7 +53,7 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
     return RewardMemory(stays if on_card else {**stays, **host}, host if on_card else {}, tuple(dict.fromkeys(unknown)))
 
 
-def label_of(reward: WatchedReward) -> str:
+def label_of(reward: UnweightedReward) -> str:
     return f"reward {reward.label}"
 
 

@@ -17,7 +17,7 @@ import torch
 from mmrl import __version__
 from mmrl.algorithms.planners.base import ChecksPrompts
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind
-from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, WatchedReward, as_table
+from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
@@ -176,7 +176,7 @@ def reward_runners(
 
 
 def named_reward(
-    reward: WatchedReward,
+    reward: UnweightedReward,
     function: Any,
     space: str | None,
     modality: AnyModality = MODALITIES["text"],

@@ -1,1 +1,1 @@
-"""TOML tables, keys and values; knows nothing of mmrl."""
+"""TOML tables and the objects made of them; knows nothing of mmrl but the ranges of numbers."""

@@ -1,23 +1,31 @@
 """One vLLM server as its client sees it: JSON over HTTP, and errors that say whether asking again may help."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import urlsplit
 
-from mmrl.policies.text.engine_settings import HERE
+from mmrl.runtime.fetch import (
+    CONNECT_S,
+    AnswerError,
+    DeadlineError,
+    Request,
+    UnreachableError,
+    close_client,
+    fetch,
+    open_client,
+    words,
+)
+from mmrl.runtime.secrets import hide, read_secret
 
-CONNECT_S = 5.0
 ASK_S = 60.0
 """Seconds for what a server answers at once."""
 IDLE_S = 2.0
 """Seconds after which an idle connection is not used again: the server hangs up after 5."""
 GENERATE = "/inference/v1/generate"
-MOST_WORDS = 300
-"""Characters of a server's words in a message."""
+MOST_BYTES = 2**30
+"""The largest answer that is read: completions come with their tokens and what these were worth."""
 CACHES = ("prefix", "encoder", "mm")
 """What a server remembers of weights or pictures: keys and values, features of the vision tower, tensors of the processor."""
 
@@ -47,42 +55,37 @@ class EngineClient:
 
     @cached_property
     def http(self) -> Any:
-        """httpx's client, which keeps connections open; proxies of the environment are for other machines only."""
-        import httpx
+        """httpx's client, which keeps connections open."""
+        return open_client(self.url, self.connections, IDLE_S)
 
-        token = os.environ.get(self.token_env, "") if self.token_env else ""
-        return httpx.Client(
-            base_url=self.url.rstrip("/"),
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(
-                max_connections=self.connections, max_keepalive_connections=self.connections, keepalive_expiry=IDLE_S
-            ),
-            trust_env=urlsplit(self.url).hostname not in HERE,
-        )
+    @property
+    def token(self) -> str | None:
+        return read_secret(self.token_env) if self.token_env else None
 
     def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S) -> Any:
         """The answer as JSON, or as text where it is none."""
-        import httpx
-
         content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if content is not None else {}
         # vLLM hangs up after an error of its own, and a later call on the same connection would look like a server that is gone.
         headers |= {} if path == GENERATE else {"Connection": "close"}
-        limits = httpx.Timeout(seconds, connect=min(CONNECT_S, seconds))
+        token, address = self.token, f"{self.url.rstrip('/')}{path}"
+        headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            answer = self.http.request(method, path, content=content, headers=headers, timeout=limits)
-        except httpx.TimeoutException:
+            answer = fetch(Request(method, address, headers, content), seconds, MOST_BYTES, self.http)
+        except DeadlineError:
             raise EngineDownError(f"{self.url}{path} gave no answer within {seconds:.0f} s") from None
-        except httpx.TransportError as error:
-            raise EngineDownError(f"{self.url}{path} cannot be reached ({type(error).__name__}: {shorten(str(error))})") from None
-        if answer.status_code >= 500:
-            raise EngineDownError(f"{self.url}{path} answered {answer.status_code}: {words_of(answer.text)}")
-        if answer.status_code >= 300:
-            raise EngineRefusedError(f"{self.url}{path} answered {answer.status_code}: {words_of(answer.text)}")
+        except UnreachableError as error:
+            raise EngineDownError(f"{self.url}{path} cannot be reached ({hide(str(error), token)})") from None
+        except AnswerError as error:
+            raise EngineDownError(f"{self.url}{path} {hide(str(error), token)}") from None
+        text = answer.content.decode(errors="replace")
+        if answer.status >= 300:
+            refused = EngineDownError if answer.status >= 500 else EngineRefusedError
+            raise refused(f"{self.url}{path} answered {answer.status}: {words_of(hide(text, token))}")
         try:
-            return json.loads(answer.content)
-        except ValueError:
-            return answer.text
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
 
     def post(self, path: str, body: object = None, seconds: float = ASK_S) -> Any:
         return self.call("POST", path, {} if body is None else body, seconds)
@@ -102,7 +105,7 @@ class EngineClient:
         """The server's answer to a request for completions."""
         answer = self.post(GENERATE, body, self.timeout_s)
         if not isinstance(answer, Mapping):
-            raise EngineDownError(f"{self.url} answered a request for completions with {shorten(str(answer))!r}")
+            raise EngineDownError(f"{self.url} answered a request for completions with {words(hide(str(answer), self.token))!r}")
         return answer
 
     def weight_version(self) -> str:
@@ -155,7 +158,7 @@ class EngineClient:
 
     def close(self) -> None:
         if "http" in self.__dict__:
-            self.http.close()
+            close_client(self.http)
 
 
 def words_of(text: str) -> str:
@@ -164,12 +167,6 @@ def words_of(text: str) -> str:
         found = json.loads(text)
         error = found.get("error", found.get("detail", found))
         text = str(error.get("message", error) if isinstance(error, Mapping) else error)
-    except (ValueError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         pass
-    return shorten(text)
-
-
-def shorten(text: str) -> str:
-    """A server's words as one printable line of a message."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 8 * MOST_WORDS]).split())
-    return line if len(line) <= MOST_WORDS else line[: MOST_WORDS - 4] + " ..."
+    return words(text)

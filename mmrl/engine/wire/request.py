@@ -26,17 +26,17 @@ class Ask:
     """Places in the step's list of rows."""
     seed: int
 
-    def body(self, question: "Question", model: str, sampling: Mapping[str, object]) -> bytes:
+    def body(self, prompt: "WirePrompt", model: str, sampling: Mapping[str, object]) -> bytes:
         """The request as JSON."""
         given = {"n": len(self.rows), "seed": self.seed, **sampling}
-        if question.begun:
-            given["max_tokens"] = max(1, int(str(sampling["max_tokens"])) - question.begun)
+        if prompt.begun:
+            given["max_tokens"] = max(1, int(str(sampling["max_tokens"])) - prompt.begun)
         told = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
-        return json.dumps(told | {"token_ids": list(question.token_ids)}).encode()[:-1] + question.tail
+        return json.dumps(told | {"token_ids": list(prompt.token_ids)}).encode()[:-1] + prompt.tail
 
 
 @dataclass(frozen=True)
-class Question:
+class WirePrompt:
     """A prompt as it is sent: token ids with one placeholder per picture or clip, and the media beside them."""
 
     token_ids: Sequence[int]

@@ -5,9 +5,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from mmrl.core.ranges import Count, CountOrNone, Positive, PositiveShare, Range, check_ranges
-
-HERE = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Host names that mean this machine."""
+from mmrl.runtime.fetch import is_local
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class EngineConfig:
                 f"policy.engine.{idle[0]} is for a server that mmrl starts, and policy.engine.url names servers that others run: "
                 "remove one of them"
             )
-        far = [url for url in self.url if urlsplit(url).hostname not in HERE]
+        far = [url for url in self.url if not is_local(urlsplit(url).hostname or "")]
         if far and not self.folder and self.sync != "broadcast":
             raise ValueError(
                 f"policy.engine.url names {far[0]}, which is another machine, and policy.engine.folder is empty, so new weights "

@@ -14,9 +14,9 @@ from PIL import Image
 
 from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
-from mmrl.serving.fetch import Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
+from mmrl.runtime.fetch import Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
+from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
 from mmrl.serving.media import PictureFormat, data_url
-from mmrl.serving.secrets import Json, hide, hide_in_json, read_secret
 
 log = logging.getLogger("mmrl")
 RETRIED = frozenset({408, 409, 425, 429})

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmrl.serving.fetch import words
+from mmrl.runtime.fetch import words
+from mmrl.runtime.secrets import Json
 from mmrl.serving.judges.judge import JudgeError, Reply
-from mmrl.serving.secrets import Json
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 

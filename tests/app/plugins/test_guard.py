@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmrl.app.config.plug_ins import read_data, read_rewards, reward_of
-from mmrl.app.config.run import DataConfig, WatchedReward
+from mmrl.app.config.run import DataConfig, UnweightedReward
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.packages import is_installed
 from mmrl.app.plugins.resolve import load
@@ -77,7 +77,7 @@ class Mine:
 def test_a_reward_that_does_so_when_it_is_made(body: str, message: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text(CLASS.format(body=body))
     table = Table.of({"reward": [{"use": str(tmp_path / "mine.py")}]}, "a.toml")
-    [make] = read_rewards([WatchedReward(str(tmp_path / "mine.py"))], ("reward",), table, {})
+    [make] = read_rewards([UnweightedReward(str(tmp_path / "mine.py"))], ("reward",), table, {})
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -14,7 +14,7 @@ from mmrl.engine.facts import serving_rank
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.media import clip_part, picture_part
-from mmrl.engine.wire.request import Ask, Question, row_seed, sampling_params, share_rows
+from mmrl.engine.wire.request import Ask, WirePrompt, row_seed, sampling_params, share_rows
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -43,15 +43,15 @@ def test_many_rows_go_in_several_requests():
 
 
 def test_a_request_says_everything():
-    question = Question([1, 9, 2], [picture_part(Image.fromarray(NOISE[0]))], [1, 9, 9, 2], "p")
+    prompt = WirePrompt([1, 9, 2], [picture_part(Image.fromarray(NOISE[0]))], [1, 9, 9, 2], "p")
     params = sampling_params(Sampling(max_new_tokens=7, stop=("</a>",)), {9, 4}, (5, 6))
-    body = json.loads(Ask(0, (0, 1), 11).body(question, "step-3", params))
+    body = json.loads(Ask(0, (0, 1), 11).body(prompt, "step-3", params))
     told = body["sampling_params"]
     assert (body["model"], body["token_ids"], body["return_token_ids"]) == ("step-3", [1, 9, 2], True)
     assert (told["n"], told["seed"], told["max_tokens"], told["stop"], told["stop_token_ids"]) == (2, 11, 7, ["</a>"], [5, 6])
     assert told["logit_bias"] == {"4": -100.0, "9": -100.0} and told["logprobs"] == 0 and told["output_kind"] == 2
     assert told["repetition_penalty"] == 1.0, "a model's own generation_config must not change what is sampled"
-    assert "content_parts" not in json.loads(Ask(0, (0,), 1).body(Question([1]), "m", params))
+    assert "content_parts" not in json.loads(Ask(0, (0,), 1).body(WirePrompt([1]), "m", params))
 
 
 def test_pictures_and_frames_keep_every_pixel():

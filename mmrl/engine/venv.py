@@ -1,14 +1,19 @@
-"""The environment of vLLM's own that a server runs in: is it there, is it whole, which version. Standard library only."""
+"""vLLM's virtual environment, which its servers run in: is it there, is it whole, which version. Standard library only."""
 
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from mmrl.engine.folder import TRIED, VERSION, engine_folder
+from mmrl.runtime.cache import cache_folder
 
+VERSION = "0.32.0"
+"""The version of vLLM that `mmrl engine install` makes an environment of, and that mmrl was tried with."""
+TRIED = re.compile(r"0\.32(\.\d+)?(\+\w+)?")
+"""Versions whose answers mmrl knows: others may name, or leave out, what it checks."""
 Accelerator = Literal["cpu", "cuda"]
 MARKER = "mmrl-engine.json"
 """Lies in an environment that mmrl makes, from before the first file on; says at the end that it is whole."""
@@ -17,8 +22,8 @@ WORKER = Path(__file__).parent / "worker"
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A whole environment: `Environment(Path("~/.cache/mmrl/engines/vllm-0.32.0"), "0.32.0+cpu", "cpu", "3.11")`."""
+class Venv:
+    """A whole environment: `Venv(Path("~/.cache/mmrl/engines/vllm-0.32.0"), "0.32.0+cpu", "cpu", "3.11")`."""
 
     folder: Path
     version: str
@@ -35,14 +40,19 @@ class Environment:
         return self.folder / "bin" / "vllm"
 
 
-def find_environment(folder: Path | None = None) -> Environment:
+def engine_folder() -> Path:
+    """The folder of vLLM's own environment: `engines/vllm-0.32.0` in the cache, which is never cleared to make room."""
+    return cache_folder() / "engines" / f"vllm-{VERSION}"
+
+
+def find_venv(folder: Path | None = None) -> Venv:
     """The environment in a folder (default: where `mmrl engine install` makes it), mmrl's or one that its user made.
 
     Raises:
         ValueError: there is none, it is half made, or its vLLM is none of the versions that were tried.
     """
     folder = folder or engine_folder()
-    found = read_environment(folder)
+    found = read_venv(folder)
     if found is None and (folder / MARKER).exists():
         raise ValueError(f"the environment {folder} is half made: run `mmrl engine install`, which makes it anew")
     if found is None:
@@ -55,7 +65,7 @@ def find_environment(folder: Path | None = None) -> Environment:
     return found
 
 
-def read_environment(folder: Path) -> Environment | None:
+def read_venv(folder: Path) -> Venv | None:
     """The environment in a folder; None where there is none, or half of one."""
     if not (folder / "bin" / "vllm").is_file():
         return None
@@ -63,12 +73,12 @@ def read_environment(folder: Path) -> Environment | None:
         noted = json.loads((folder / MARKER).read_text())
     except FileNotFoundError:
         version = installed_version(folder)
-        return Environment(folder, version) if version else None
+        return Venv(folder, version) if version else None
     except ValueError:
         return None
     if not noted.pop("whole", False):
         return None
-    return Environment(folder, **noted)
+    return Venv(folder, **noted)
 
 
 def installed_version(folder: Path) -> str:
@@ -83,16 +93,16 @@ def note_begun(folder: Path) -> None:
     (folder / MARKER).write_text('{"whole": false}\n')
 
 
-def note_whole(environment: Environment) -> None:
+def note_whole(venv: Venv) -> None:
     """Mark an environment as whole, at once or not at all."""
-    noted = {name: value for name, value in asdict(environment).items() if name != "folder"} | {"whole": True}
-    marker = environment.folder / MARKER
+    noted = {name: value for name, value in asdict(venv).items() if name != "folder"} | {"whole": True}
+    marker = venv.folder / MARKER
     written = marker.with_suffix(".new")
     written.write_text(json.dumps(noted) + "\n")
     written.replace(marker)
 
 
-def remove_environment(folder: Path) -> int:
+def remove_venv(folder: Path) -> int:
     """Remove an environment that mmrl made, whole or not; the bytes that it had.
 
     Raises:
@@ -113,7 +123,7 @@ def num_bytes(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
 
 
-def environments() -> list[tuple[str, int]]:
+def venvs() -> list[tuple[str, int]]:
     """Name and bytes of each environment in mmrl's cache, half made ones too."""
     place = engine_folder().parent
     found = sorted(place.iterdir()) if place.is_dir() else []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.cluster.watch import Watch, Watched, answers, children, training_processes
+from mmrl.app.cluster.supervise import Supervised, Supervisor, answers, children, training_processes
 from tests.support.loopback import free_ports
 
 SERVER = """
@@ -56,18 +56,18 @@ def script(*words: object) -> tuple[str, ...]:
     return (sys.executable, "-c", *map(str, words))
 
 
-def server(folder: Path, restarts: int = 0, code: str = SERVER) -> Watched:
+def server(folder: Path, restarts: int = 0, code: str = SERVER) -> Supervised:
     port = free_ports(1)
     log = folder / "server.log"
-    return Watched("engine 0", script(code, port), dict(os.environ), f"http://127.0.0.1:{port}", log, restarts)
+    return Supervised("engine 0", script(code, port), dict(os.environ), f"http://127.0.0.1:{port}", log, restarts)
 
 
-def trainers(*words: object) -> Watched:
-    return Watched("trainers", script(*words), dict(os.environ))
+def trainers(*words: object) -> Supervised:
+    return Supervised("trainers", script(*words), dict(os.environ))
 
 
-def watch(servers: Sequence[Watched], trainer: Watched, told: list[str], patience_s: float = 60.0) -> Watch:
-    return Watch(servers, trainer, [one.url for one in servers], patience_s, told.append)
+def watch(servers: Sequence[Supervised], trainer: Supervised, told: list[str], patience_s: float = 60.0) -> Supervisor:
+    return Supervisor(servers, trainer, [one.url for one in servers], patience_s, told.append)
 
 
 def meanwhile(act: Callable[[], None], done: Path | None = None) -> threading.Thread:
@@ -199,10 +199,10 @@ def test_nothing_outlives_a_launch_that_is_killed(tmp_path: Path):
     code = f"""
 import os, sys
 from pathlib import Path
-from mmrl.app.cluster.watch import Watch, Watched
-server = Watched("engine 0", (sys.executable, "-c", {SERVER!r}, "{port}"), dict(os.environ), "{url}", Path({log!r}))
-trainers = Watched("trainers", (sys.executable, "-c", {UNTIL!r}, {str(file)!r}, "0"), dict(os.environ))
-Watch([server], trainers, [server.url], 60.0, print).run()
+from mmrl.app.cluster.supervise import Supervisor, Supervised
+server = Supervised("engine 0", (sys.executable, "-c", {SERVER!r}, "{port}"), dict(os.environ), "{url}", Path({log!r}))
+trainers = Supervised("trainers", (sys.executable, "-c", {UNTIL!r}, {str(file)!r}, "0"), dict(os.environ))
+Supervisor([server], trainers, [server.url], 60.0, print).run()
 """
     with subprocess.Popen([sys.executable, "-c", code]) as program:
         wait_until((tmp_path / "never.started").exists)

@@ -7,7 +7,7 @@ from PIL import Image
 from mmrl.core.types import Prompt
 from mmrl.engine.facts import Facts
 from mmrl.engine.wire.media import clip_part, picture_part
-from mmrl.engine.wire.request import Question
+from mmrl.engine.wire.request import WirePrompt
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
@@ -18,13 +18,13 @@ CLOSE_S = 0.02
 """Seconds that a frame may stand elsewhere than the server takes it to."""
 
 
-def question_of(host: TextHost, encoded: Encoded) -> Question:
+def wire_prompt(host: TextHost, encoded: Encoded) -> WirePrompt:
     """The prompt with one placeholder per picture or clip, and the media beside it, as the model's processor gets them."""
     prompt = encoded.prompt
     assert prompt is not None
     parts = [part for media in prompt.media for part in media_parts(host, media, prompt)]
     ids = [*short_ids(host, prompt), *encoded.begun]
-    return Question(ids, parts, encoded.token_ids.tolist(), prompt.id, len(encoded.begun))
+    return WirePrompt(ids, parts, encoded.token_ids.tolist(), prompt.id, len(encoded.begun))
 
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:

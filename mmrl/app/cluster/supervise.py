@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmrl.engine.server import WATCHDOG, kill_group
+from mmrl.engine.server import kill_group, start_below_watchdog, tail
 from mmrl.engine.wire.client import EngineClient
 
 POLL_S = 0.2
 GRACE_S = 15.0
 """A server may take this long to end."""
-TAIL = 12
-"""Lines of a server's log in a message."""
 LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass
-class Watched:
-    """One process of this machine: `Watched("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
+class Supervised:
+    """One process of this machine: `Supervised("engine 0", ("vllm", "serve", ...), {"CUDA_VISIBLE_DEVICES": "7"}, url=...)`."""
 
     name: str
     words: Sequence[str]
@@ -40,19 +37,10 @@ class Watched:
     restarts: int = 0
     """How often it may still be started again."""
     running: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
-    """The watchdog; the process is its child, and ends with it and with this program, however that dies."""
+    """The watchdog, whose child it is."""
 
     def start(self) -> None:
-        with contextlib.ExitStack() as files:
-            out = None if self.log is None else files.enter_context(self.log.open("ab"))
-            self.running = subprocess.Popen(
-                [sys.executable, "-I", str(WATCHDOG), *self.words],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=None if out is None else subprocess.STDOUT,
-                env=dict(self.environment),
-                start_new_session=True,
-            )
+        self.running = start_below_watchdog(self.words, self.environment, self.log)
 
     def code(self) -> int | None:
         """The exit code, or 128 and the number of the signal that ended it; None while it runs."""
@@ -61,13 +49,6 @@ class Watched:
             # of the watchdog itself, or of its child, whose negative code it ended with
             return 128 + (-code if code < 0 else 256 - code)
         return code
-
-    def tail(self) -> str:
-        """The last lines of its log, for a message."""
-        if self.log is None or not self.log.is_file():
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        return "".join(f"\n  {line}" for line in lines)
 
     def ask_to_end(self) -> None:
         if self.running is not None and self.running.stdin is not None:
@@ -85,7 +66,7 @@ class Watched:
 
 
 @dataclass
-class Watch:
+class Supervisor:
     """All processes of one machine.
 
     Args:
@@ -96,8 +77,8 @@ class Watch:
         tell: where lines for people go.
     """
 
-    servers: Sequence[Watched]
-    trainers: Watched
+    servers: Sequence[Supervised]
+    trainers: Supervised
     wait_for: Sequence[str]
     patience_s: float
     tell: Callable[[str], None]
@@ -128,7 +109,7 @@ class Watch:
             waiting = [url for url in waiting if not answers(url)]
             for server in self.servers:
                 if (code := server.code()) is not None:
-                    where = f"look into {server.log}{server.tail()}"
+                    where = f"look into {server.log}{tail(server.log)}"
                     raise ValueError(f"{server.name} ended with exit code {code} before the trainers started: {where}")
             if waiting and time.monotonic() > until:
                 raise ValueError(
@@ -151,7 +132,7 @@ class Watch:
             time.sleep(POLL_S)
         return code
 
-    def _look_after(self, server: Watched) -> None:
+    def _look_after(self, server: Supervised) -> None:
         code = server.code()
         if code is None or server.running is None:
             return
@@ -159,7 +140,7 @@ class Watch:
         kill_group(server.running)
         server.running = None
         if server.restarts <= 0:
-            self.tell(f"{server.name} died (exit code {code}) and stays down: cluster.restarts are used up{server.tail()}")
+            self.tell(f"{server.name} died (exit code {code}) and stays down: cluster.restarts are used up{tail(server.log)}")
             return
         server.restarts -= 1
         self.tell(f"{server.name} died (exit code {code}): it is started again, {server.restarts} more time(s) after this")

@@ -1,6 +1,7 @@
 """One HTTP request that ends: an answer within bounds of wall-clock time and size, or an error. Imports no torch."""
 
 import asyncio
+import contextlib
 import email.utils
 import ipaddress
 import logging
@@ -11,9 +12,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import isfinite, nan
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmrl.runtime.loops import loop
+
+if TYPE_CHECKING:
+    from httpx import AsyncClient
 
 SCHEMES = ("http://", "https://")
 CONNECT_S = 5.0
@@ -29,6 +34,10 @@ MOST_WORDS = 300
 
 class UnreachableError(Exception):
     """No whole answer came: no connection, a broken one, nonsense instead of HTTP, or the time was over."""
+
+
+class DeadlineError(UnreachableError):
+    """The time was over."""
 
 
 class AnswerError(Exception):
@@ -59,14 +68,15 @@ class Answer:
         return words(self.content.decode(errors="replace"))
 
 
-def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES) -> Answer:
-    """Send a request and return the answer. Redirects are not followed; proxies of the environment serve other machines only.
+def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client: "AsyncClient | None" = None) -> Answer:
+    """Send a request and return the answer. Redirects are not followed.
 
     Args:
         seconds: of wall-clock time, for everything together: whatever the server drips, the call is over then.
+        client: of `open_client`, whose connections are used; None: the request has a connection that ends with it.
 
     Raises:
-        UnreachableError: no whole answer in that time; asking again may help.
+        UnreachableError: no whole answer in that time (a DeadlineError), or at all; asking again may help.
         AnswerError: an answer above `most_bytes`, or one that is compressed.
         ValueError: the address is none.
     """
@@ -75,25 +85,47 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES) -> Ans
         # at DEBUG it writes down all headers of an answer, and a server may repeat the key in one
         transport.setLevel(logging.INFO)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
-    future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes), loop("http-loop"))
+    future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
     try:
         return future.result(seconds)
     except TimeoutError:
-        raise UnreachableError(f"no whole answer within {seconds:.3g} s") from None
+        raise DeadlineError(f"no whole answer within {seconds:.3g} s") from None
     finally:
         # the loop closes the connection on its own, without anybody waiting for it
         future.cancel()
 
 
-async def _exchange(request: Request, most_bytes: int) -> Answer:
-    from httpx import AsyncClient, InvalidURL, Timeout, TransportError
+def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncClient":
+    """Connections to a server that stay open between requests; proxies of the environment serve other machines only.
 
-    is_here = is_local(urlsplit(request.url).hostname or "")
+    Args:
+        idle_s: seconds after which an idle connection is not used again.
+    """
+    from httpx import AsyncClient, Limits, Timeout
+
+    return AsyncClient(
+        timeout=Timeout(None, connect=CONNECT_S),
+        limits=Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=idle_s),
+        trust_env=not is_local(urlsplit(url).hostname or ""),
+        verify=certificates(),
+    )
+
+
+def close_client(client: "AsyncClient") -> None:
+    """Close its connections."""
+    asyncio.run_coroutine_threadsafe(client.aclose(), loop("http-loop")).result(CONNECT_S)
+
+
+async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
+    from httpx import InvalidURL, TransportError
+
     # an answer that unfolds could fill the memory
     headers = {"Accept-Encoding": "identity", **request.headers}
-    client = AsyncClient(timeout=Timeout(None, connect=CONNECT_S), trust_env=not is_here, verify=certificates())
     try:
-        async with client, client.stream(request.method, request.url, content=request.body, headers=headers) as response:
+        async with contextlib.AsyncExitStack() as stack:
+            used = client or await stack.enter_async_context(open_client(request.url))
+            sent = used.stream(request.method, request.url, content=request.body, headers=headers)
+            response = await stack.enter_async_context(sent)
             if not 200 <= response.status_code < 300:
                 return Answer(response.status_code, dict(response.headers), await _beginning(response.aiter_raw()))
             coding = response.headers.get("content-encoding", "identity")
