@@ -64,7 +64,7 @@ def test_shapes_are_bound_where_arrays_are_named(hint: object, has_shapes: bool)
     "source",
     [
         "def f(x: int): ...",
-        "async def f() -> int: ...",
+        "async def f(x: int): ...\ndef g() -> int: ...",
         "class C:\n    @property\n    def f(self) -> int: ...",
         "@dataclass(frozen=True)\nclass C:\n    x: int",
         "def f(x):\n    def g(y: int): ...\n    def h(z: Bool[Tensor, 'n']): ...",

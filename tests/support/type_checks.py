@@ -21,9 +21,8 @@ ARRAYS = {"Bool", "Float", "Float64", "Int", "UInt8"}
 """The kinds of arrays that mmrl's annotations name."""
 CHECK = "_checked"
 """The name that modules know `checked` by."""
-VERSION = "checked3"
+VERSION = "checked4"
 """Part of the names of compiled files; another one wherever this file compiles modules otherwise."""
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def checked(thing: T) -> T:
@@ -81,21 +80,21 @@ class Marker(ast.NodeTransformer):
         return node
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        mark(node)
+        """Left as it is: around a check, servers no longer see that it is a coroutine."""
         return node
 
 
-def mark(node: Function) -> None:
+def mark(node: ast.FunctionDef) -> None:
     """Check a function with annotations, and the inner ones that name arrays."""
     for inner in ast.walk(node):
-        if isinstance(inner, Function):
+        if isinstance(inner, ast.FunctionDef):
             annotations = annotations_of(inner)
             names = {part.id for one in annotations for part in ast.walk(one) if isinstance(part, ast.Name)}
             if names & ARRAYS or (inner is node and annotations):
                 inner.decorator_list.append(ast.Name(CHECK, ast.Load()))
 
 
-def annotations_of(node: Function) -> Sequence[ast.expr]:
+def annotations_of(node: ast.FunctionDef) -> Sequence[ast.expr]:
     args = node.args
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
     found = [arg.annotation for arg in every if arg is not None and arg.annotation is not None]
