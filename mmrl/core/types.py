@@ -253,7 +253,7 @@ class Counts:
     actions: int
     groups: int
     pooled: Mapping[Reading, Tensor] = field(default_factory=dict[Reading, Tensor])
-    """The values of all trainable actions, for weights that rank an action among them (`Pooling.pools`)."""
+    """The values of all trainable actions, for weights that rank an action among them (`WeightHooks.pools`)."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.callbacks import Callbacks
+from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
-from mmrl.core.remembering import Preceding, Watching
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
@@ -148,8 +148,7 @@ class Trainer:
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
-                if isinstance(self.policy, Preceding):
-                    self.policy.end_step(rebase=self.algorithm.rebases_after(self.index + 1))
+                with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.index + 1))
         self.index += 1
         measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         self.algorithm.adapt(self.index, measured)
@@ -217,8 +216,7 @@ class Trainer:
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
         everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
-        if isinstance(self.collector.planner, Watching):
-            self.collector.planner.watch(self.index + 1, everyone, everywhere, credit)
+        with_hooks(self.collector.planner, PlannerHooks).watch(self.index + 1, everyone, everywhere, credit)
         own = mine, slice(rollouts.action_mask.shape[1])
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]

@@ -8,7 +8,7 @@ import pytest
 
 from mmrl.algorithms.samplers.learned import Bandit, Thompson
 from mmrl.algorithms.samplers.mixture import Mixture
-from mmrl.core.protocols import Peekable, PromptSampler
+from mmrl.core.protocols import PromptSampler
 from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, first_of_each, join_sources
 from mmrl.core.types import Prompt
 
@@ -90,7 +90,6 @@ def test_resumed_is_uninterrupted_and_the_seed_decides(make):
 
 def test_a_look_ahead_is_the_next_draw():
     sampler = Mixture(lists())
-    assert isinstance(sampler, Peekable)
     for _ in range(5):
         ahead = [one.id for one in sampler.peek(7)]
         assert ahead == [one.id for one in sampler.draw(7)]

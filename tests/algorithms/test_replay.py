@@ -16,6 +16,7 @@ from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.replay import Kept, RowBuffer
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
+from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
@@ -264,7 +265,7 @@ def test_resumed_around_the_switch_is_uninterrupted(stop: int, tmp_path: Path):
 
 def test_a_policy_that_keeps_its_reference_is_refused():
     class Keeping(FakeTextPolicy):
-        end_step = None  # pyright: ignore[reportAssignmentType]
+        end_step = PolicyHooks.end_step  # pyright: ignore[reportAssignmentType]
 
     with pytest.raises(ValueError, match=r"BetweenReferences changes its reference after step 2, which Keeping cannot"):
         switching().check(Keeping())

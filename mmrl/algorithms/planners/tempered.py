@@ -11,6 +11,7 @@ from torch import Tensor
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.uncertainty import uncertainty
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
@@ -18,7 +19,7 @@ from mmrl.core.types import Credit, Group, Heat, Prompt, Reading, Request, Revis
 
 
 @dataclass(frozen=True)
-class Tempered(Notes):
+class Tempered(Notes, PlannerHooks):
     """A share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
     Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage

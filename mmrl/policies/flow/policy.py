@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
@@ -39,7 +40,7 @@ from mmrl.runtime.spans import in_span
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 
 
-class FlowPolicy:
+class FlowPolicy(PolicyHooks):
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
     Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the

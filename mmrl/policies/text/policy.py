@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
@@ -55,7 +56,7 @@ __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTr
 T = TypeVar("T")
 
 
-class TextPolicy:
+class TextPolicy(PolicyHooks):
     """Any model of transformers that writes text. An action is a token of the completion.
 
     Rollouts and readings are on the CPU whatever the device of the model. Readings under live weights carry a gradient
@@ -136,7 +137,7 @@ class TextPolicy:
     def end_step(self, rebase: bool = False) -> None:
         self.weights.end_step(rebase)
 
-    @cached_property
+    @property
     def vocabulary(self) -> str:
         """A name of the tokenizer's tokens and their numbers."""
         return vocabulary_of(self.tokenizer)
