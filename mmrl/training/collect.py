@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.probes import column
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
 from mmrl.core.protocols import Planner, Policy, PromptSampler
@@ -18,6 +19,7 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, 
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
+from mmrl.training.settings import TrainSettings
 
 ProbeScores = dict[str, Tensor]
 
@@ -43,21 +45,19 @@ class Collector:
         policy: Policy,
         sampler: PromptSampler,
         rewards: RewardRunner,
-        planner: Planner,
+        algorithm: Algorithm,
+        settings: TrainSettings,
         ranks: Ranks,
-        *,
-        group_size: int,
-        num_prompts: int,
-        seed: int,
     ) -> None:
-        self.policy, self.sampler, self.rewards, self.planner, self.ranks = policy, sampler, rewards, planner, ranks
-        self.group_size, self.num_prompts, self.seed = group_size, num_prompts, seed
+        self.policy, self.sampler, self.rewards, self.ranks = policy, sampler, rewards, ranks
+        self.planner, self.group_size = algorithm.planner, algorithm.group_size
+        self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
         self.next_group = 0
-        begin_replay(planner, sampler, policy)
-        self.drawing = Drawing(sampler, policy, ranks)
+        begin_replay(self.planner, sampler, policy)
+        self.drawing = Drawing(sampler, policy, ranks, settings.max_skipped)
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
-        self.parts = 1
+        self.parts = settings.rollout_parts
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
     def collect(self, sampling: object = None) -> Collected:

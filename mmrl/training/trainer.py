@@ -70,7 +70,8 @@ class Trainer:
         # parts that remember are this run's own
         algorithm = deepcopy(algorithm)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
-        self.ranks = ranks or Ranks()
+        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
+        self.ranks = drive(ranks or Ranks(), self.optimizer)
         if self.ranks.world > 1 and algorithm.scope == "batch":
             raise ValueError(
                 "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
@@ -78,19 +79,7 @@ class Trainer:
             )
         self.evaluator, self.checkpoints = evaluator, records.checkpoints
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
-        self.collector = Collector(
-            policy,
-            sampler,
-            rewards,
-            algorithm.planner,
-            self.ranks,
-            group_size=algorithm.group_size,
-            num_prompts=settings.prompts_per_step,
-            seed=settings.seed,
-        )
-        self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
-        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
-        drive(self.ranks, self.optimizer)
+        self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks)
         check_rest(settings.optimizer.rest, self.ranks)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.figures = UpdateFigures()
@@ -182,7 +171,7 @@ class Trainer:
         self.figures.count(batch, idle := idle_rows(batch, self.algorithm))
         batch = leave_out(batch, idle, self.ranks)
         totals = self.sizes.fit(lambda: self.accumulate(batch), grow=True)
-        self.figures.first = False
+        self.figures.end_update()
         totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
