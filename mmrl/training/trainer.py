@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.callbacks import Callbacks
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
+from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
