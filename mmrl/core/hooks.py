@@ -5,7 +5,7 @@ A class inherits them and overrides what it needs. One that inherits nothing, su
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from mmrl.core.protocols import Diagnostics, Rounding, View
 from mmrl.core.types import ClipRange, Credit, Prompt, Reading, Rollouts, Scores
@@ -49,9 +49,9 @@ class TermHooks(PartHooks):
 
     @property
     def at_first_update(self) -> str | None:
-        """What it is at a step's first update, where the policy is the weights that sampled: `plain REINFORCE`.
+        """Its name at a step's first update, where the policy is the weights that sampled: `plain REINFORCE`.
 
-        None: all that it is later.
+        None: it is there all that it is later.
         """
         return None
 
@@ -176,7 +176,7 @@ class StandIn:
     def __init__(self, asked: object, hooks: object) -> None:
         self._asked, self._hooks = asked, hooks
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._asked if hasattr(self._asked, name) else self._hooks, name)
 
 

@@ -15,7 +15,7 @@ from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, wi
 from mmrl.core.protocols import Planner, Policy, PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status, StoredRow
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
@@ -162,7 +162,7 @@ class Collector:
                     "sampled: new prompts are asked for with Revision.fresh_prompts"
                 )
         mine += [request for request in more if request.group_id in owned]
-        self.stored |= {request.group_id: request.stored.seen for request in mine if request.stored is not None}
+        self.stored |= {request.group_id: request.written.seen for request in mine if isinstance(request.written, StoredRow)}
         return [*mine, *(self.plan(fresh) if fresh else [])]
 
     def new_groups(self, revision: Revision) -> list[Request]:

@@ -9,8 +9,9 @@ import pytest
 from mmrl.algorithms.samplers.learned import Bandit, Thompson
 from mmrl.algorithms.samplers.mixture import Mixture
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, first_of_each, join_sources
+from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
+from mmrl.data.sources import MarkedList, MarkedStream, Marking, join_sources
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 

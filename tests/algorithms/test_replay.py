@@ -114,7 +114,7 @@ def test_log_probabilities_may_be_evaluated_anew():
     planner = ReplayInformative(keep_old=False)
     fill(planner, [kept("0", 1)])
     (request,) = revised(planner, [[1.0]]).requests
-    assert request.stored is not None and request.stored.logprobs == ()
+    assert isinstance(request.written, StoredRow) and request.written.logprobs == ()
 
 
 @pytest.mark.parametrize("name", STATE)
@@ -279,7 +279,7 @@ def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
     heat = planner.heat
     assert heat is not None and heat.above > 0 and heat.below > 0
     asked = planner.first(prompts()[:2], 4, 0, 1)
-    assert {request.heat for request in asked} == {heat}
+    assert {request.tempering.rule for request in asked} == {heat}
     # entropies of four letters and a stop are at most ln 5
     factors = heat.factor(torch.linspace(0.01, 1.6, 50))
     assert 0.95 - 1e-6 <= float(factors.min()) < 1 < float(factors.max()) <= 1.05 + 1e-6

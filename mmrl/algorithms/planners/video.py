@@ -75,7 +75,7 @@ class WithTruth(Once):
         for request in one_request_each(prompts, group_size - 1, first_id, seed):
             text = self.template.replace("{answer}", answer_text(request.prompt))
             own = replace(request, prompt=self._with_sentence(request))
-            requests += [own, replace(own, count=1, role="injected", text=text)]
+            requests += [own, replace(own, count=1, role="injected", written=text)]
         return requests
 
     def _with_sentence(self, request: Request) -> Prompt:

@@ -21,8 +21,9 @@ from mmrl.app.toml.objects import fields_of, read, refuse_missing, settings, typ
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.app.toml.values import plain
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, join_sources
+from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
+from mmrl.data.sources import MarkedList, MarkedStream, Marking, join_sources
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 SERVED = ("deadline_s", "token_env")

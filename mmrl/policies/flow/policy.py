@@ -245,7 +245,7 @@ class FlowPolicy(PolicyHooks):
         known = self.shadows | {"policy"}
         for request in requests:
             name = f"a request for prompt {request.prompt.id!r}"
-            if request.shown is not None or request.prefix is not None:
+            if request.shown.prompt is not None or request.written is not None:
                 raise ValueError(
                     f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "
                     "take a planner without hints, refinements and prefixes"

@@ -153,12 +153,12 @@ class TextPolicy(PolicyHooks):
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         requests = [show_as_trained(request, self.views) for request in requests]
         rows, prompts = plan(requests, self.encode)
-        self.prefetch([request.prompt if request.shown is None else request.shown for request in requests])
+        self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
-        drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
+        drawn = [row for row in rows if not row.request.is_written]
         for row in rows:
             fill_given(row, self)
         versions = [self.weights.num_updates]
@@ -327,11 +327,11 @@ def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> l
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
     """The settings for rows of one temperature, which may be another than the run's."""
-    request = rows[0].request if rows else None
-    if request is None:
+    if not rows:
         return sampling
-    sampling = sampling if request.temperature is None else replace(sampling, temperature=request.temperature)
-    return sampling if request.heat is None else HotSampling(**vars(sampling), heat=request.heat)
+    tempering = rows[0].request.tempering
+    sampling = sampling if tempering.temperature is None else replace(sampling, temperature=tempering.temperature)
+    return sampling if tempering.rule is None else HotSampling(**vars(sampling), rule=tempering.rule)
 
 
 def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:

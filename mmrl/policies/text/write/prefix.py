@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.core.types import Prefix
+from mmrl.core.types import Prefix, StoredRow
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.answer_tokens import reaching
@@ -67,12 +67,12 @@ def fill_given(row: Row, host: TextHost) -> None:
     Raises:
         ValueError: they hold a token that no completion may hold.
     """
-    request = row.request
-    if request.stored is not None:
-        row.restore(request.stored)
-    elif request.text is not None:
-        row.tokens = tokens_of(request, host.tokenizer, host.eos_token_ids[0], host.banned)
-    elif request.prefix is not None:
-        kept = tokens_to_keep(request.prefix, host.decode, host.eos_token_ids)
-        row.begun = (*kept, *tokens_to_force(request.prefix, host.tokenizer, host.banned, request.prompt.id))
-        row.num_trained = len(kept) if request.prefix.trained else 0
+    written, prompt_id = row.request.written, row.request.prompt.id
+    if isinstance(written, StoredRow):
+        row.restore(written)
+    elif isinstance(written, str):
+        row.tokens = tokens_of(written, prompt_id, host.tokenizer, host.eos_token_ids[0], host.banned)
+    elif written is not None:
+        kept = tokens_to_keep(written, host.decode, host.eos_token_ids)
+        row.begun = (*kept, *tokens_to_force(written, host.tokenizer, host.banned, prompt_id))
+        row.num_trained = len(kept) if written.trained else 0
