@@ -72,8 +72,8 @@ class Algorithm:
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
         """Readings of actions that the advantage looks at, or a planner that watches."""
-        looking = with_hooks(self.advantage, AdvantageHooks), with_hooks(self.planner, PlannerHooks)
-        return tuple(dict.fromkeys(reading for part in looking for reading in part.reads))
+        planner = with_hooks(self.planner, PlannerHooks)
+        return tuple(dict.fromkeys((*with_hooks(self.advantage, AdvantageHooks).reads, *planner.reads)))
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:
@@ -159,8 +159,7 @@ class Algorithm:
     @property
     def leaves_rows_idle(self) -> bool:
         """Do rows without any advantage train nothing, and may they leave a batch without changing what others give?"""
-        terms = [term for _, term in self.objective]
-        silent = all(term.credited and with_hooks(term, TermHooks).silent_without_advantage for term in terms)
+        silent = all(term.credited and with_hooks(term, TermHooks).silent_without_advantage for _, term in self.objective)
         return silent and self.scope in ("action", "rollout")
 
     def rebases_after(self, step: int) -> bool:
@@ -185,8 +184,7 @@ class Algorithm:
         Raises:
             ValueError: there are more minibatches than units to share among them.
         """
-        units = self.units(num_prompts)
-        if self.minibatches <= units:
+        if self.minibatches <= (units := self.units(num_prompts)):
             return
         whole = units == num_prompts and self.scope in ("group", "batch")
         what = "groups, which the objective needs whole" if whole else f"rollouts (prompts_per_step x {self.group_size})"
@@ -199,7 +197,6 @@ class Algorithm:
 
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
-
         return replace(
             self,
             aggregation=part_with_length(self.aggregation, max_new_tokens),
