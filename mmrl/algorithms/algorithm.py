@@ -283,7 +283,8 @@ class Algorithm:
 def part_with_length(part: Part, length: int) -> Part:
     """The part with the run's completion length, if it needs one and names none."""
     asked = with_hooks(part, PartHooks)
-    return part if asked.length is not None else cast(Part, asked.with_length(length))
+    wants = defines(part, PartHooks.with_length) and asked.length is None
+    return cast(Part, asked.with_length(length)) if wants else part
 
 
 def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.algorithm import Algorithm, part_with_length
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.replay import ReplayGroups
 from mmrl.app.config.slots import SLOTS, kinds
@@ -65,6 +65,15 @@ def test_replaying_is_defining_begin():
 
     assert not Algorithm().replays and Algorithm(planner=ReplayGroups()).replays
     assert defines(Own(), PlannerHooks.begin) and not defines(object(), PlannerHooks.begin)
+
+
+def test_a_length_that_is_not_the_runs_stays():
+    @dataclass(frozen=True)
+    class Own:
+        length: int | None = None
+
+    part = Own()
+    assert part_with_length(part, 9) is part
 
 
 @pytest.mark.parametrize("slot", sorted({*SLOTS} - {"sampler", "schedule", "ema_decay"}))
