@@ -5,6 +5,7 @@ A class inherits them and overrides what it needs. One that inherits nothing, su
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar, cast
 
 from mmrl.core.protocols import Diagnostics, Rounding, View
@@ -129,8 +130,11 @@ class PolicyHooks:
 
     reads_at_temperatures: bool = False
     """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
-    diagnostics: Diagnostics | None = None
-    """Looks closer at rollouts; None: it cannot be looked at."""
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics | None:
+        """Looks closer at rollouts; None: it cannot be looked at."""
+        return None
 
     @property
     def vocabulary(self) -> str:

@@ -76,7 +76,7 @@ def test_the_length_goes_to_parts_that_name_none():
 )
 def test_terms_declare_how_far_they_clip(term: TermHooks, expected: ClipRange):
     assert term.clip_range == expected
-    assert term.clip_range.narrowest == min(expected.low, expected.high)
+    assert expected.narrowest == min(expected.low, expected.high)
 
 
 def test_a_term_without_a_clip_declares_none():

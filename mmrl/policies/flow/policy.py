@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.hooks import PolicyHooks
-from mmrl.core.protocols import State
+from mmrl.core.protocols import Diagnostics, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
@@ -79,7 +80,7 @@ class FlowPolicy(PolicyHooks):
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.forward, self.decoder = parts.forward(self), parts.decoder(self)
-        self.generator, self.diagnostics = parts.generator(self), parts.diagnostics(self)
+        self.generator = parts.generator(self)
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -89,6 +90,10 @@ class FlowPolicy(PolicyHooks):
     def exact_sampler(self) -> bool:
         """Are images drawn with the network that trains, and not by an engine?"""
         return self.generator.exact
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        return self.parts.diagnostics(self)
 
     @property
     def rounding(self) -> FlowRounding:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmrl.core.hooks import PolicyHooks
-from mmrl.core.protocols import State, View
+from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
@@ -100,7 +100,6 @@ class TextPolicy(PolicyHooks):
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
-        self.diagnostics = parts.diagnostics(self)
         if not shows_attention(loaded.model):
             self.offers = self.offers - RHYTHM
 
@@ -122,6 +121,10 @@ class TextPolicy(PolicyHooks):
     def exact_sampler(self) -> bool:
         """Are completions written with the network that trains, and not by an engine?"""
         return self.generator.exact
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        return self.parts.diagnostics(self)
 
     @property
     def rounding(self) -> TextRounding:
