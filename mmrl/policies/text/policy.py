@@ -119,7 +119,6 @@ class TextPolicy(PolicyHooks):
 
     @property
     def exact_sampler(self) -> bool:
-        """Are completions written with the network that trains, and not by an engine?"""
         return self.generator.exact
 
     @cached_property
@@ -142,7 +141,6 @@ class TextPolicy(PolicyHooks):
 
     @property
     def vocabulary(self) -> str:
-        """A name of the tokenizer's tokens and their numbers."""
         return vocabulary_of(self.tokenizer)
 
     @torch.no_grad()
@@ -267,7 +265,6 @@ class TextPolicy(PolicyHooks):
         self.encode.videos.ask(prompts)
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
-        """Place -> what is wrong, of the prompts whose pictures or clips cannot be had."""
         self.prefetch(prompts)
         return self.encode.unreadable(prompts)
 
