@@ -24,7 +24,6 @@ import torch
 from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
@@ -36,6 +35,7 @@ from mmrl.serving.reward_server import Served, serving
 from mmrl.training.collect import Collector
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
 
 Row = tuple[str, str, str]
 
@@ -127,13 +127,10 @@ def overlap(groups: int = 32, sampling_s: float = 2.0, reward_s: float = 1.6) ->
                 Sampler(sampling_s / groups),  # type: ignore[arg-type] - all of a policy that collecting needs
                 Shuffled(prompts, 0),
                 rewards,
-                Once(),
+                Algorithm(),
+                TrainSettings(prompts_per_step=groups, rollout_parts=parts),
                 Ranks(),
-                group_size=Algorithm().group_size,
-                num_prompts=groups,
-                seed=0,
             )
-            collector.parts = parts
             step = seconds(collector.collect, repeats=3)
             hidden = (sampling_s + reward_s - step) / reward_s
             target = ">= 80 %" if parts >= 8 else ""

@@ -33,7 +33,6 @@ from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.lab.recipes.pages import card, figures_of, number
 from mmrl.app.plugins.cards import cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
-from mmrl.core.metric_names import METRICS
 from mmrl.data.convert import convert
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -45,6 +44,7 @@ from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, BOX_WORDS
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
+from mmrl.training.metric_names import METRICS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import AlarmSettings

@@ -1,6 +1,6 @@
 """An algorithm is data: which part sits in which slot, and the one formula that joins them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Never, TypeVar, cast
 
@@ -10,30 +10,12 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.objectives.terms import MaybeSilent
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
-from mmrl.core.exactness import SamplesElsewhere
-from mmrl.core.protocols import (
-    Advantage,
-    ComparesGroups,
-    ComparesWithOld,
-    Mask,
-    NeedsLength,
-    Planner,
-    Policy,
-    ReadsActions,
-    Shaping,
-    Stateful,
-    Term,
-    View,
-    Viewing,
-    Weight,
-)
+from mmrl.core.hooks import AdvantageHooks, PartHooks, PlannerHooks, PolicyHooks, TermHooks, defines, with_hooks
+from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Stateful, Term, View, Weight
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.remembering import Adapting, Heating, Preceding, Rebasing, Replaying, Restoring, Tempering
-from mmrl.core.true_answers import ChecksPrompts
 from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
 
@@ -90,7 +72,8 @@ class Algorithm:
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
         """Readings of actions that the advantage looks at, or a planner that watches."""
-        return tuple(dict.fromkeys(r for p in (self.advantage, self.planner) if isinstance(p, ReadsActions) for r in p.reads))
+        planner = with_hooks(self.planner, PlannerHooks)
+        return tuple(dict.fromkeys((*with_hooks(self.advantage, AdvantageHooks).reads, *planner.reads)))
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:
@@ -134,7 +117,7 @@ class Algorithm:
         """
         found: dict[str, View] = {}
         for part in (self.planner, *self.shaping, *(term for _, term in self.objective)):
-            for name, view in part.views.items() if isinstance(part, Viewing) else ():
+            for name, view in with_hooks(part, PartHooks).views.items():
                 if found.setdefault(name, view) != view:
                     raise ValueError(
                         f"two parts call different views {name!r}: {found[name]} and {view}; give both the same settings"
@@ -152,10 +135,15 @@ class Algorithm:
         return self.epochs * self.minibatches
 
     @property
-    def idle_terms(self) -> tuple[ComparesWithOld, ...]:
+    def idle_terms(self) -> tuple[Term, ...]:
         """Terms that do not act as themselves because a step takes one update only, where policy and old are the same."""
-        terms = [term for _, term in self.objective if isinstance(term, ComparesWithOld) and term.at_first_update is not None]
-        return tuple(terms) if self.updates == 1 else ()
+        idle = tuple(term for _, term in self.objective if with_hooks(term, TermHooks).at_first_update is not None)
+        return idle if self.updates == 1 else ()
+
+    @property
+    def replays(self) -> bool:
+        """Does the planner have rows of earlier steps trained again?"""
+        return defines(self.planner, PlannerHooks.begin)
 
     @property
     def old_can_be_live(self) -> bool:
@@ -165,25 +153,23 @@ class Algorithm:
         rows of earlier steps are replayed.
         """
         earlier = [reading for part in (self.aggregation, *self.importance, *self.shaping) for reading in part.reads]
-        known = OLD_LOGPROBS in (*earlier, *self.advantage_reads) or isinstance(self.planner, Replaying)
+        known = OLD_LOGPROBS in (*earlier, *self.advantage_reads) or self.replays
         return self.updates == 1 and LOGPROBS in self.live_reads and not known
 
     @property
     def leaves_rows_idle(self) -> bool:
         """Do rows without any advantage train nothing, and may they leave a batch without changing what others give?"""
-        terms = [term for _, term in self.objective]
-        silent = all(term.credited and isinstance(term, MaybeSilent) and term.silent_without_advantage for term in terms)
+        silent = all(term.credited and with_hooks(term, TermHooks).silent_without_advantage for _, term in self.objective)
         return silent and self.scope in ("action", "rollout")
 
     def rebases_after(self, step: int) -> bool:
         """Does a term want the policy at the end of a training step for its reference? Steps count from 1."""
-        return any(isinstance(term, Rebasing) and term.rebase_after == step for _, term in self.objective)
+        return any(with_hooks(term, TermHooks).rebase_after == step for _, term in self.objective)
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell the parts that follow training what a step's updates measured."""
+        """Let the parts that follow training take in what a step's updates measured."""
         for part in (self.advantage, *(term for _, term in self.objective)):
-            if isinstance(part, Adapting):
-                part.adapt(step, metrics)
+            with_hooks(part, PartHooks).adapt(step, metrics)
 
     def units(self, num_prompts: int) -> int:
         """Parts that a step's rollouts may be cut into for minibatches: rollouts, or whole groups where a term compares them."""
@@ -198,8 +184,7 @@ class Algorithm:
         Raises:
             ValueError: there are more minibatches than units to share among them.
         """
-        units = self.units(num_prompts)
-        if self.minibatches <= units:
+        if self.minibatches <= (units := self.units(num_prompts)):
             return
         whole = units == num_prompts and self.scope in ("group", "batch")
         what = "groups, which the objective needs whole" if whole else f"rollouts (prompts_per_step x {self.group_size})"
@@ -212,7 +197,6 @@ class Algorithm:
 
     def with_length(self, max_new_tokens: int) -> "Algorithm":
         """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
-
         return replace(
             self,
             aggregation=part_with_length(self.aggregation, max_new_tokens),
@@ -220,12 +204,10 @@ class Algorithm:
             objective=tuple((coef, part_with_length(term, max_new_tokens)) for coef, term in self.objective),
         )
 
-    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt that a part cannot work with; names the prompt and the remedy."""
-        parts = [part for part in (*self.importance, *self.shaping) if isinstance(part, ChecksPrompts)]
-        for prompt in prompts if parts else ():
-            for part in parts:
-                part.check_prompt(prompt)
+        for part in (*self.importance, *self.shaping, self.planner):
+            with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:
         """Refuse at build time what would train on nonsense.
@@ -256,7 +238,7 @@ class Algorithm:
                 f"a part compares the sampler's {from_sampler} with the old weights', but algorithm.old is 'recorded', "
                 "which makes them the same: set algorithm.old = 'reread'"
             )
-        least = self.advantage.min_group_size if isinstance(self.advantage, ComparesGroups) else 1
+        least = with_hooks(self.advantage, AdvantageHooks).min_group_size
         if self.group_size < least:
             raise ValueError(
                 f"algorithm.group_size is {self.group_size}, but {type(self.advantage).__name__} compares the samples of a "
@@ -300,31 +282,33 @@ class Algorithm:
 
 def part_with_length(part: Part, length: int) -> Part:
     """The part with the run's completion length, if it needs one and names none."""
-    if isinstance(part, NeedsLength) and part.length is None:
-        return cast(Part, part.with_length(length))
-    return part
+    asked = with_hooks(part, PartHooks)
+    wants = defines(part, PartHooks.with_length) and asked.length is None
+    return cast(Part, asked.with_length(length)) if wants else part
 
 
 def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:
     """Raise ValueError where a reading's temperature or rows of earlier steps ask more than the policy can do."""
+    able, planner = with_hooks(policy, PolicyHooks), with_hooks(algorithm.planner, PlannerHooks)
     tempered = [reading for reading in readings if reading.temperature is not None]
-    if tempered and not (isinstance(policy, Tempering) and policy.reads_at_temperatures):
+    if tempered and not able.reads_at_temperatures:
         raise ValueError(
             f"the algorithm reads {tempered[0].quantity} at temperature {tempered[0].temperature:g}, which "
             f"{type(policy).__name__} cannot: take another algorithm.preset"
         )
-    rebasing = [term for _, term in algorithm.objective if isinstance(term, Rebasing) and term.rebase_after]
-    if rebasing and not isinstance(policy, Preceding):
+    rebasing = {type(term): after for _, term in algorithm.objective if (after := with_hooks(term, TermHooks).rebase_after)}
+    if rebasing and not defines(policy, PolicyHooks.end_step):
+        kind, after = next(iter(rebasing.items()))
         raise ValueError(
-            f"{type(rebasing[0]).__name__} changes its reference after step {rebasing[0].rebase_after}, which "
+            f"{kind.__name__} changes its reference after step {after}, which "
             f"{type(policy).__name__} cannot: set its `switch` to 0, or take another algorithm.preset"
         )
-    if isinstance(algorithm.planner, Heating) and isinstance(policy, SamplesElsewhere) and not policy.exact_sampler:
+    if planner.heats_tokens and not able.exact_sampler:
         raise ValueError(
             f"{type(algorithm.planner).__name__} draws every token at a temperature of its own, which no server of "
             "[policy.engine] does: remove that table, or set algorithm.planner.kind = 'Once'"
         )
-    if isinstance(algorithm.planner, Replaying) and not isinstance(policy, Restoring):
+    if algorithm.replays and not able.vocabulary:
         raise ValueError(
             f"{type(algorithm.planner).__name__} trains rows of earlier steps again, token by token, and "
             f"{type(policy).__name__} writes no tokens: take another algorithm.planner"

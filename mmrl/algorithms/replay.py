@@ -90,7 +90,7 @@ class RowBuffer:
     def request(self, kept: Kept, group_id: int, keep_old: bool = True) -> Request:
         """The row's request; without `keep_old` its log-probabilities are evaluated anew, as if it were a new row."""
         row = kept.row if keep_old else replace(kept.row, logprobs=())
-        return Request(self.prompt(kept.prompt), 1, group_id, role="replayed", stored=row)
+        return Request(self.prompt(kept.prompt), 1, group_id, role="replayed", written=row)
 
     def state_dict(self) -> State:
         rows = [kept.row for kept in self.rows]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mmrl.core.types import (
     Batch,
-    ClipRange,
     Counts,
     Credit,
     Examples,
@@ -148,53 +147,11 @@ class View(Protocol):
 
 
 @runtime_checkable
-class Viewing(Protocol):
-    """A part that needs views of prompts: a planner that samples under one, a term that reads under one."""
-
-    @property
-    def views(self) -> Mapping[str, View]:
-        """By the names its requests and readings give them."""
-        ...
-
-
-@runtime_checkable
 class Stateful(Protocol):
     """A part that remembers from step to step: every run has a copy of its own, and checkpoints hold what it knows."""
 
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: State) -> None: ...
-
-
-@runtime_checkable
-class Peekable(Protocol):
-    """A sampler that knows its next prompts before they are drawn."""
-
-    def peek(self, num_prompts: int) -> Iterable[Prompt]:
-        """The same prompts as the next `draw`, which then still gives them; made when they are looked at."""
-        ...
-
-
-@runtime_checkable
-class Prefetching(Protocol):
-    """A policy that can prepare prompts (decode clips) while something else runs."""
-
-    @property
-    def prefetches(self) -> bool:
-        """False as long as no prompt had anything to prepare: data sets may draw prompts only when they are looked at."""
-        ...
-
-    def prefetch(self, prompts: Iterable[Prompt]) -> None:
-        """These will probably be rolled out soon; it waits for nothing."""
-        ...
-
-
-@runtime_checkable
-class PromptChecker(Protocol):
-    """A policy that can say beforehand which prompts it cannot be shown."""
-
-    def unreadable(self, prompts: Sequence[Prompt]) -> Mapping[int, str]:
-        """Place -> what is wrong with the prompt there (a missing picture, a clip that cannot be decoded)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -238,11 +195,35 @@ class Diagnostics(Protocol):
 
 
 @runtime_checkable
-class Diagnosable(Protocol):
-    """A policy that can be looked at closer."""
+class Rounding(Protocol):
+    """How a policy's network rounds, for whoever compares two of its readings."""
 
     @property
-    def diagnostics(self) -> Diagnostics: ...
+    def bound(self) -> float:
+        """Largest |log ratio| of two readings under the same weights, where nothing has to be measured."""
+        ...
+
+    @property
+    def unit(self) -> float:
+        """Relative error of one rounding: 2**-24 in float32, 2**-8 in bfloat16."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Layers in which errors add up."""
+        ...
+
+    @property
+    def is_coarse(self) -> bool:
+        """Must be measured what rounding makes, since it is far more than `bound`?"""
+        ...
+
+    def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
+        """Log-probabilities of the same actions in two ways or more that are equal but for rounding, sampling's own among them.
+
+        Every process makes the same forwards for as many rows.
+        """
+        ...
 
 
 @runtime_checkable
@@ -271,36 +252,6 @@ class Advantage(Protocol):
 
 
 @runtime_checkable
-class ReadsActions(Protocol):
-    """An advantage that looks at actions: in `rollouts.recorded` it finds what it reads, under weights that do not move."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]: ...
-
-
-@runtime_checkable
-class ComparesGroups(Protocol):
-    """An advantage that compares the samples of a group; one that does not declare it is content with a single sample."""
-
-    @property
-    def min_group_size(self) -> int:
-        """The fewest samples per prompt that have an advantage."""
-        ...
-
-
-@runtime_checkable
-class NeedsLength(Protocol):
-    """A part that divides or counts by the run's completion length."""
-
-    @property
-    def length(self) -> int | None:
-        """In actions; None: the run fills it in."""
-        ...
-
-    def with_length(self, length: int) -> "NeedsLength": ...
-
-
-@runtime_checkable
 class Mask(Protocol):
     """Rollouts -> which actions may train; what it removes leaves the counts too, but not the baseline."""
 
@@ -322,16 +273,6 @@ class Weight(Protocol):
 
 
 @runtime_checkable
-class Pooling(Protocol):
-    """A weight that ranks an action among those of all ranks."""
-
-    @property
-    def pools(self) -> tuple[Reading, ...]:
-        """Frozen readings whose values at all trainable actions of the minibatch it finds in `counts.pooled`."""
-        ...
-
-
-@runtime_checkable
 class Term(Protocol):
     """One addend of the objective, a value per action; shares turn it into a loss to be minimized."""
 
@@ -346,24 +287,6 @@ class Term(Protocol):
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch, /) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         """Values, and metrics as (n, t) tensors that are averaged with the shares."""
-        ...
-
-
-@runtime_checkable
-class Clipping(Protocol):
-    """A term that clips: what is looked at before training, and must not be clipped by rounding alone."""
-
-    @property
-    def clip_range(self) -> ClipRange: ...
-
-
-@runtime_checkable
-class ComparesWithOld(Protocol):
-    """A term that compares the policy with the weights that sampled, which are one until a step's first update."""
-
-    @property
-    def at_first_update(self) -> str | None:
-        """The name of its gradient there: `plain REINFORCE`; None: all that it is later."""
         ...
 
 

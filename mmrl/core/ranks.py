@@ -53,11 +53,9 @@ class Ranks:
     `Ranks(accelerator)` is many, `Ranks()` one, which waits for nobody. All processes must ask what any of them asks.
     """
 
-    engine: Engine | None = None
-    """Owns the update where a library does; set by whoever builds the optimizer."""
-
-    def __init__(self, accelerator: Accelerator | None = None) -> None:
-        self.accelerator = accelerator
+    def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:
+        """`engine` owns the update where a library does."""
+        self.accelerator, self.engine = accelerator, engine
         self.world: int = accelerator.num_processes if accelerator is not None else 1
         self.rank: int = accelerator.process_index if accelerator is not None else 0
 

@@ -1,63 +1,12 @@
 """Prompts of several data sets, each under the name of its source."""
 
-import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from typing import Any
+from typing import overload
 
 from mmrl.core.samples import Prompt
-
-CATEGORY = "category"
-"""The column by which samplers tell kinds of prompts apart unless they are told another one."""
-
-
-@dataclass(frozen=True)
-class Marking:
-    """The name of a source, put into its prompts and their ids, and the column `category`."""
-
-    name: str
-    category: str = ""
-    """The column whose value becomes `category`; empty: the name of the source, where a prompt has no category of its own."""
-
-    def __call__(self, prompt: Prompt) -> Prompt:
-        """Raises ValueError for a prompt without the column that is its category."""
-        if self.category and prompt.columns.get(self.category) is None:
-            raise ValueError(
-                f"prompt {prompt.id!r} of the source {self.name!r} has no column {self.category!r}, its category: "
-                "give every row one, or remove category from the table of the source"
-            )
-        own = {CATEGORY: prompt.columns[self.category]} if self.category else {CATEGORY: self.name, **prompt.columns}
-        return replace(prompt, id=f"{self.name}/{prompt.id}", source=self.name, columns={**prompt.columns, **own})
-
-
-@dataclass(frozen=True)
-class MarkedList(Sequence[Prompt]):
-    """A list of prompts that know their source; each is read when it is asked for."""
-
-    prompts: Sequence[Prompt]
-    mark: Marking
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            chosen: Sequence[Prompt] = self.prompts[index]
-            return [self.mark(prompt) for prompt in chosen]
-        return self.mark(self.prompts[operator.index(index)])
-
-
-@dataclass(frozen=True)
-class MarkedStream(Iterable[Prompt]):
-    """A stream of prompts that know their source."""
-
-    prompts: Iterable[Prompt]
-    mark: Marking
-
-    def __iter__(self) -> Iterator[Prompt]:
-        return map(self.mark, self.prompts)
 
 
 @dataclass(frozen=True)
@@ -76,10 +25,15 @@ class Sources(Sequence[Prompt]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place: int = index + len(self) if index < 0 else index
+        place = index + len(self) if index < 0 else index
         if not 0 <= place < len(self):
             raise IndexError(f"prompt {index} of {len(self)}")
         part = bisect_right(self._ends, place)
@@ -107,24 +61,8 @@ class StreamedSources(Iterable[Prompt]):
             left = going
 
 
-def join_sources(parts: Mapping[str, Iterable[Prompt]], weights: Mapping[str, float] | None) -> Sources | StreamedSources:
-    """The prompts of all sources.
-
-    Raises:
-        ValueError: a source that is empty.
-    """
-    for name, part in parts.items():
-        if isinstance(part, Sequence) and not len(part):
-            raise ValueError(
-                f"the source {name!r} of [[data]] has no prompts: check its path, split and filters with `mmrl data check`, "
-                "or remove its table"
-            )
-    lists = {name: part for name, part in parts.items() if isinstance(part, Sequence)}
-    return Sources(lists, weights) if len(lists) == len(parts) else StreamedSources(parts, weights)
-
-
 def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """The first so many prompts; of several sources as many of each as there are, in turns."""
+    """The first n prompts, taken from the sources in turn."""
     if not isinstance(prompts, Sources):
         return [prompts[i] for i in range(min(count, len(prompts)))]
     return list(islice(StreamedSources(prompts.parts), count))

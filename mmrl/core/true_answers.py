@@ -1,17 +1,6 @@
-"""True answers as texts, and parts that need them so."""
-
-from typing import Protocol, runtime_checkable
+"""True answers as texts."""
 
 from mmrl.core.samples import Prompt
-
-
-@runtime_checkable
-class ChecksPrompts(Protocol):
-    """A part that cannot work with every prompt: the first ones are shown to it before a model is loaded."""
-
-    def check_prompt(self, prompt: Prompt, /) -> None:
-        """Raises ValueError for a prompt that it cannot work with; names the prompt and the remedy."""
-        ...
 
 
 def answer_text(prompt: Prompt) -> str:

@@ -4,7 +4,7 @@ Letters in shapes: n rollouts (rows), t actions of a rollout (tokens of a comple
 The order of rows is free: a row finds its group by id, never by position, and groups may differ in size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -45,30 +45,24 @@ class Prefix:
     """True: the kept tokens train as if they had been sampled again; the forced text never does."""
 
 
-class Heat(NamedTuple):
-    """T (1 + amount u) for a token, u in [-1, 1] how far its log entropy is from a pivot: `Heat(-0.3, 0.8, 0.5, 0.4, 0.05)`."""
+@dataclass(frozen=True)
+class Shown:
+    """The prompt that a completion is sampled behind: `Shown(with_hint)`, `Shown(with_hint, trained=True)`."""
 
-    pivot: float = 0.0
-    """The log entropy of the run's own temperature."""
-    deviation: float = 1.0
-    """Of log entropies about the pivot."""
-    above: float = 0.0
-    """u per deviation above the pivot."""
-    below: float = 0.0
-    """u per deviation below it, where distances are negative."""
-    amount: float = 0.0
+    prompt: Prompt | None = None
+    """In place of the request's prompt, with the same id: a hint under it, an answer to be improved; None: the prompt itself."""
+    trained: bool = False
+    """Does training read the completion behind the same, under the request's view? False: behind the plain prompt."""
 
-    def factor(self, entropy: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
-        """By how much a temperature is multiplied at tokens of these entropies, in nats."""
-        distance = (entropy.clamp(min=1e-12).log() - self.pivot) / self.deviation
-        size = distance * torch.where(distance > 0, self.above, self.below)
-        return 1 + self.amount * size.clamp(-1, 1)
 
-    def of(self, logprobs: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
-        """The log-probabilities that tokens are drawn with, from those at the run's temperature."""
-        p = logprobs.exp()
-        entropy = -torch.where(p > 0, p * logprobs, 0.0).sum(-1)
-        return (logprobs / self.factor(entropy)[:, None]).log_softmax(-1)
+@dataclass(frozen=True)
+class Tempering:
+    """How a completion is sampled at another temperature than the run's, at which it is read."""
+
+    temperature: float | None = None
+    """To sample with instead of the run's; log-probabilities are then evaluated before the first update."""
+    rule: Callable[[Float[Tensor, "n v"]], Float[Tensor, "n v"]] | None = None
+    """Log-probabilities that tokens are drawn with, from those at the temperature, which are noted."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +73,31 @@ class Request:
     count: int
     group_id: int
     view: str = "plain"
-    """How the prompt is shown while sampling; training always reads the plain prompt unless a Reading names a view."""
+    """How the prompt is shown while sampling; training reads the plain prompt, unless `shown` or a Reading says otherwise."""
     role: Role = "policy"
-    text: str | None = None
-    """For role `injected` without `shown`: the completion itself; its log-probabilities are evaluated before the first update."""
     model: str = "policy"
     """Under which weights to sample: policy, old, ref or ema."""
     seed: int = 0
     """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
-    shown: Prompt | None = None
-    """What is shown while sampling in place of `prompt`, under the same id: a hint under it, an answer to be improved."""
-    train_view: Literal["plain", "same"] = "plain"
-    """Behind what training reads the completion: the plain prompt, or the same that it was sampled behind."""
-    prefix: Prefix | None = None
-    """How every completion begins; `max_new_tokens` counts it, and leaves room for one more token at least."""
-    stored: StoredRow | None = None
-    """For role `replayed`: the row itself, one per request. Its group may be a known one, or a new one of negative id."""
-    temperature: float | None = None
-    """To sample with instead of the run's; the rows are read at the run's, and their log-probabilities evaluated before the
-    first update."""
-    heat: Heat | None = None
-    """How the temperature follows each token's entropy; noted are log-probabilities at the temperature that it is around."""
+    shown: Shown = Shown()
+    """What is shown while sampling, and whether training reads it too."""
+    written: str | Prefix | StoredRow | None = None
+    """What of the completion is there already. A text: all of it, for role `injected`; its log-probabilities are evaluated before
+    the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one more token at
+    least. A row of an earlier step: all of it, for role `replayed`, one per request; its group may be a known one, or a new one
+    of negative id."""
+    tempering: Tempering = Tempering()
+    """At which temperature to sample."""
+
+    @property
+    def shown_prompt(self) -> Prompt:
+        """The prompt that sampling is shown, before its view."""
+        return self.prompt if self.shown.prompt is None else self.shown.prompt
+
+    @property
+    def is_written(self) -> bool:
+        """Is the whole completion there already, so that nothing is sampled?"""
+        return isinstance(self.written, str | StoredRow)
 
 
 class Reading(NamedTuple):
@@ -254,7 +252,7 @@ class Counts:
     actions: int
     groups: int
     pooled: Mapping[Reading, Tensor] = field(default_factory=dict[Reading, Tensor])
-    """The values of all trainable actions, for weights that rank an action among them (`Pooling.pools`)."""
+    """The values of all trainable actions, for weights that rank an action among them (`WeightHooks.pools`)."""
 
 
 @dataclass(frozen=True)

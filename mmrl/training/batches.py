@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.protocols import Pooling
+from mmrl.core.hooks import WeightHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
 
@@ -65,8 +65,7 @@ class Batches:
 
     def pool(self, batch: Batch) -> dict[Reading, Tensor]:
         """Reading -> its values at the trainable actions of all ranks, for the weights that want them."""
-        pooling = [weight for weight in self.algorithm.importance if isinstance(weight, Pooling)]
-        wanted = dict.fromkeys(reading for weight in pooling for reading in weight.pools)
+        wanted = dict.fromkeys(r for weight in self.algorithm.importance for r in with_hooks(weight, WeightHooks).pools)
         mask = batch.rollouts.action_mask
         return {reading: torch.cat(self.ranks.gather(batch.frozen[reading][mask])) for reading in wanted}
 

@@ -4,19 +4,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.probes import column
-from mmrl.core.protocols import Peekable, Planner, Policy, Prefetching, PromptSampler
+from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
+from mmrl.core.protocols import Planner, Policy, PromptSampler
 from mmrl.core.ranks import Ranks
-from mmrl.core.remembering import HoldsPrompts, Inspecting, Replaying, Restoring
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Group, Request, Revision, Rollouts, Scores, Seen, Status
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status, StoredRow
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
+from mmrl.training.settings import TrainSettings
 
 ProbeScores = dict[str, Tensor]
 
@@ -42,21 +45,19 @@ class Collector:
         policy: Policy,
         sampler: PromptSampler,
         rewards: RewardRunner,
-        planner: Planner,
+        algorithm: Algorithm,
+        settings: TrainSettings,
         ranks: Ranks,
-        *,
-        group_size: int,
-        num_prompts: int,
-        seed: int,
     ) -> None:
-        self.policy, self.sampler, self.rewards, self.planner, self.ranks = policy, sampler, rewards, planner, ranks
-        self.group_size, self.num_prompts, self.seed = group_size, num_prompts, seed
+        self.policy, self.sampler, self.rewards, self.ranks = policy, sampler, rewards, ranks
+        self.planner, self.group_size = algorithm.planner, algorithm.group_size
+        self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
         self.next_group = 0
-        begin_replay(planner, sampler, policy)
-        self.drawing = Drawing(sampler, policy, ranks)
+        begin_replay(self.planner, sampler, policy)
+        self.drawing = Drawing(sampler, policy, ranks, settings.max_skipped)
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
-        self.parts = 1
+        self.parts = settings.rollout_parts
         """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
 
     def collect(self, sampling: object = None) -> Collected:
@@ -132,17 +133,17 @@ class Collector:
 
     def look_ahead(self) -> None:
         """Let the policy prepare this rank's next prompts while the update runs."""
-        if isinstance(self.policy, Prefetching) and self.policy.prefetches and isinstance(self.sampler, Peekable):
+        policy = with_hooks(self.policy, PolicyHooks)
+        if policy.prefetches:
             each = self.num_prompts // self.ranks.world
-            upcoming = self.sampler.peek(self.num_prompts)
-            self.policy.prefetch(islice(upcoming, self.ranks.rank * each, (self.ranks.rank + 1) * each))
+            upcoming = with_hooks(self.sampler, SamplerHooks).peek(self.num_prompts)
+            policy.prefetch(islice(upcoming, self.ranks.rank * each, (self.ranks.rank + 1) * each))
 
     def revise(self, rollouts: Rollouts, scores: Scores, round_index: int) -> Revision:
         """The planner's decision over the groups of all ranks."""
         everyone, _ = self.ranks.all_rows(rollouts)
         everywhere = self.ranks.all_scores(scores)
-        if isinstance(self.planner, Inspecting):
-            self.planner.inspect(everyone)
+        with_hooks(self.planner, PlannerHooks).inspect(everyone)
         return self.planner.revise(everyone.groups, everywhere, everyone.group_ids, self.num_prompts, round_index)
 
     def requests_of(self, revision: Revision, owned: set[int]) -> list[Request]:
@@ -161,7 +162,7 @@ class Collector:
                     "sampled: new prompts are asked for with Revision.fresh_prompts"
                 )
         mine += [request for request in more if request.group_id in owned]
-        self.stored |= {request.group_id: request.stored.seen for request in mine if request.stored is not None}
+        self.stored |= {request.group_id: request.written.seen for request in mine if isinstance(request.written, StoredRow)}
         return [*mine, *(self.plan(fresh) if fresh else [])]
 
     def new_groups(self, revision: Revision) -> list[Request]:
@@ -230,19 +231,20 @@ def merge_rollouts(policy: Policy, old: Rollouts, new: Rollouts) -> Rollouts:
 
 
 def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> None:
-    """Tell a planner that replays rows which prompts and tokens there are.
+    """Give a planner that replays rows the prompts of the run and the policy's tokens.
 
     Raises:
         ValueError: the sampler does not hold its prompts, or rows that the planner remembers are of other tokens.
     """
-    if not isinstance(planner, Replaying):
+    if not defines(planner, PlannerHooks.begin):
         return
-    if not isinstance(sampler, HoldsPrompts) or not isinstance(policy, Restoring):
+    prompts, vocabulary = with_hooks(sampler, SamplerHooks).prompts, with_hooks(policy, PolicyHooks).vocabulary
+    if not hasattr(prompts, "__getitem__") or not vocabulary:
         raise ValueError(
             f"{type(planner).__name__} finds the prompts of earlier rows again, but {type(sampler).__name__} does not hold all "
             'prompts: give the run a data set that is a list and leave out sampler.kind = "Streamed"'
         )
-    planner.begin(sampler.prompts, policy.vocabulary)
+    with_hooks(planner, PlannerHooks).begin(cast(Sequence[Prompt], prompts), vocabulary)
 
 
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:

@@ -116,10 +116,10 @@ class DeepSpeedEngine:
         return {name: deepspeed().safe_get_full_optimizer_state(weight, name).cpu() for name in names}
 
 
-def drive(ranks: Ranks, optimizer: torch.optim.Optimizer) -> None:
-    """Give this optimizer to the engine of a policy that DeepSpeed trains; elsewhere nothing happens."""
+def drive(ranks: Ranks, optimizer: torch.optim.Optimizer) -> Ranks:
+    """Give this optimizer to the engine of a policy that DeepSpeed trains, which then owns the update; else the same ranks."""
     wrapped = getattr(ranks.accelerator, "deepspeed_engine_wrapped", None)
-    ranks.engine = None if wrapped is None else DeepSpeedEngine(wrapped.engine, optimizer)
+    return ranks if wrapped is None else Ranks(ranks.accelerator, DeepSpeedEngine(wrapped.engine, optimizer))
 
 
 def deepspeed() -> Any:

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mmrl.core.protocols import Policy, PromptChecker, PromptSampler
+from mmrl.core.hooks import PolicyHooks, with_hooks
+from mmrl.core.protocols import Policy, PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.training.watch.preflight import TrainingStoppedError
@@ -27,19 +28,19 @@ class Drawing:
     """Prompt id -> what was wrong with it."""
 
     def __call__(self, count: int) -> list[Prompt]:
-        """So many readable prompts.
+        """Draw this many readable prompts.
 
         Raises:
             TrainingStoppedError: more prompts than the limit cannot be read; names the last one.
         """
-        if not self.limit or not isinstance(self.policy, PromptChecker):
+        if not self.limit:
             return list(self.sampler.draw(count))
         found: list[Prompt] = []
         for _ in range(MOST_DRAWS):
             if len(found) == count:
                 return found
             drawn = list(self.sampler.draw(count - len(found)))
-            wrong = self.wrong(self.policy, drawn)
+            wrong = self.wrong(drawn)
             self.note({drawn[place].id: error for place, error in wrong.items()})
             found += [prompt for place, prompt in enumerate(drawn) if place not in wrong]
         raise TrainingStoppedError(f"no readable prompt in {MOST_DRAWS} draws; the data set holds hardly any: {self.latest}")
@@ -48,12 +49,12 @@ class Drawing:
     def latest(self) -> str:
         return next(reversed(self.skipped.values()), "nothing was skipped")
 
-    def wrong(self, policy: PromptChecker, drawn: list[Prompt]) -> Mapping[int, str]:
+    def wrong(self, drawn: list[Prompt]) -> Mapping[int, str]:
         """Place -> what is wrong, of the prompts of all ranks; every rank looks at its part."""
         start, stop = (len(drawn) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1))
         known = {place: self.skipped[prompt.id] for place, prompt in enumerate(drawn) if prompt.id in self.skipped}
         fresh = [place for place in range(start, stop) if place not in known]
-        mine = policy.unreadable([drawn[place] for place in fresh])
+        mine = with_hooks(self.policy, PolicyHooks).unreadable([drawn[place] for place in fresh])
         found = self.ranks.gather({fresh[i]: error for i, error in mine.items()})
         return known | {place: error for part in found for place, error in sorted(part.items())}
 

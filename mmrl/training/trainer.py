@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.callbacks import Callbacks
+from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
-from mmrl.core.remembering import Preceding, Watching
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
 from mmrl.training.batches import Batches
+from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
@@ -70,7 +70,8 @@ class Trainer:
         # parts that remember are this run's own
         algorithm = deepcopy(algorithm)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
-        self.ranks = ranks or Ranks()
+        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
+        self.ranks = drive(ranks or Ranks(), self.optimizer)
         if self.ranks.world > 1 and algorithm.scope == "batch":
             raise ValueError(
                 "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
@@ -78,19 +79,7 @@ class Trainer:
             )
         self.evaluator, self.checkpoints = evaluator, records.checkpoints
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
-        self.collector = Collector(
-            policy,
-            sampler,
-            rewards,
-            algorithm.planner,
-            self.ranks,
-            group_size=algorithm.group_size,
-            num_prompts=settings.prompts_per_step,
-            seed=settings.seed,
-        )
-        self.collector.parts, self.collector.drawing.limit = settings.rollout_parts, settings.max_skipped
-        self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
-        drive(self.ranks, self.optimizer)
+        self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks)
         check_rest(settings.optimizer.rest, self.ranks)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.figures = UpdateFigures()
@@ -148,8 +137,7 @@ class Trainer:
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
-                if isinstance(self.policy, Preceding):
-                    self.policy.end_step(rebase=self.algorithm.rebases_after(self.index + 1))
+                with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.index + 1))
         self.index += 1
         measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         self.algorithm.adapt(self.index, measured)
@@ -183,7 +171,7 @@ class Trainer:
         self.figures.count(batch, idle := idle_rows(batch, self.algorithm))
         batch = leave_out(batch, idle, self.ranks)
         totals = self.sizes.fit(lambda: self.accumulate(batch), grow=True)
-        self.figures.first = False
+        self.figures.end_update()
         totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
         self.refuse_nan(totals, batch)
@@ -217,8 +205,7 @@ class Trainer:
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
         everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
-        if isinstance(self.collector.planner, Watching):
-            self.collector.planner.watch(self.index + 1, everyone, everywhere, credit)
+        with_hooks(self.collector.planner, PlannerHooks).watch(self.index + 1, everyone, everywhere, credit)
         own = mine, slice(rollouts.action_mask.shape[1])
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]

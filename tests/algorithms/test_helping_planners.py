@@ -19,7 +19,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.exits import ExitDecay
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import segments_of
-from mmrl.core.types import Group, Prompt, Request, Revision, Sample, Scores
+from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Sample, Scores, Shown
 from mmrl.training.collect import Collected
 from tests.support import fakes
 from tests.support.rows import rollouts, scores
@@ -65,7 +65,7 @@ class Told:
 
 
 def shown(revision: Revision) -> list[str | None]:
-    return [None if request.shown is None else request.shown.text for request in revision.requests]
+    return [None if request.shown.prompt is None else request.shown.prompt.text for request in revision.requests]
 
 
 def changes(revision: Revision) -> tuple[int, frozenset[tuple[int, int]]]:
@@ -80,8 +80,8 @@ def test_a_ladder_stops_at_the_first_hint_that_helps():
     told = Told(HintLadder(hint_text="hint: {hint}"))
     first = told.scored(0.0, 0.0, 0.0)
     assert shown(first) == ["which?\nhint: look"] and first.requests[0].count == 3 and not first.drop_samples
-    assert first.requests[0].shown is not None and first.requests[0].shown.media == (PICTURE,)
-    assert first.requests[0].train_view == "same"
+    assert first.requests[0].shown_prompt.media == (PICTURE,)
+    assert first.requests[0].shown.trained
     second = told.scored(*[0.0] * 6)
     assert shown(second) == ["which?\nhint: it is b"]
     assert first.requests[0].seed != second.requests[0].seed != told.asked[0].seed
@@ -105,7 +105,7 @@ def test_groups_with_a_right_sample_or_without_rewards_stay(planner: Remembering
 def test_solutions_are_shown_piece_by_piece_and_some_samples_see_no_hint():
     assert HintLadder(column="solution", cut=True).ladder(PROMPT) == ("ab", "abcd", "abcdef")
     revision = Told(HintLadder(column="hint", rungs=1, plain=1)).scored(0.0, 0.0, 0.0)
-    assert [(request.count, request.shown is None) for request in revision.requests] == [(2, False), (1, True)]
+    assert [(request.count, request.shown.prompt is None) for request in revision.requests] == [(2, False), (1, True)]
     assert revision.requests[0].seed != revision.requests[1].seed
 
 
@@ -126,12 +126,7 @@ def test_scaffolds_keep_the_weakest_hint_that_helped_after_a_while():
 def test_self_hints_are_written_read_and_climbed():
     told = Told(SelfHints(rungs=2, hint_text="{hint}"))
     (writing,) = told.scored(0.0, 0.0, 0.0).requests
-    assert (
-        writing.role == "note"
-        and writing.shown is not None
-        and "abcdefgh" in writing.shown.text
-        and "{{" not in writing.shown.text
-    )
+    assert writing.role == "note" and "abcdefgh" in writing.shown_prompt.text and "{{" not in writing.shown_prompt.text
     told.notes = ("no JSON", 'so: {"level_1": "look left", "level_2": "B it is"}')
     assert shown(told.scored(0.0, 0.0, 0.0)) == ["which?\nlook left"]
     assert dropped(told.scored(*[0.0] * 6)) == {0, 1, 2}, "the second hint holds the answer"
@@ -153,7 +148,7 @@ def test_answers_in_hints():
 def test_levels_are_kept_from_visit_to_visit():
     planner = KeptHints(rungs=2, hint_text="{hint}")
     told = Told(planner)
-    assert told.asked[0].shown is None
+    assert told.asked[0].shown == Shown()
     assert [request.role for request in told.scored(0.0, 0.0, 0.0).requests] == ["note"]
     told.notes = (json.dumps({"level_1": "look left", "level_2": "look closely"}),)
     assert changes(told.scored(0.0, 0.0, 0.0)) == NOTHING
@@ -161,19 +156,19 @@ def test_levels_are_kept_from_visit_to_visit():
     resumed.load_state_dict(json.loads(json.dumps(planner.state_dict())))
     for one in (planner, resumed):
         (request,) = Told(one).asked
-        assert request.shown is not None and request.shown.text == "which?\nlook left" and request.train_view == "same"
+        assert request.shown == Shown(replace(request.prompt, text="which?\nlook left"), trained=True)
     assert not Told(planner).scored(1.0, 1.0, 0.0).requests, "solved often: back to no hint"
-    assert Told(planner).asked[0].shown is None
+    assert Told(planner).asked[0].shown == Shown()
     assert next_level(2, None) == 0
 
 
 def test_the_best_refinement_takes_a_place():
     told = Told(Refinements())
     revision = told.scored(1.0, 0.0, 0.0)
-    texts = [request.shown.text for request in revision.requests if request.shown is not None]
+    texts = [request.shown.prompt.text for request in revision.requests if request.shown.prompt is not None]
     assert len(texts) == 3 and all("The right answer is b." in text for text in texts)
     assert "text 0" in texts[0] and "is correct" in texts[0] and "text 1" in texts[1] and "is incorrect" in texts[1]
-    assert {(request.role, request.count, request.train_view) for request in revision.requests} == {("injected", 1, "plain")}
+    assert {(request.role, request.count, request.shown.trained) for request in revision.requests} == {("injected", 1, False)}
     assert len({request.seed for request in revision.requests}) == 3
     assert dropped(told.scored(1.0, 0.0, 0.0, 0.0, 1.0, 1.0)) == {0, 3, 5}
     told = Told(Refinements())
@@ -186,10 +181,11 @@ def test_the_best_refinement_takes_a_place():
 def test_exits_are_cut_in_order_and_go_on():
     told = Told(SerialExits(forced="END"), group_size=4)
     assert told.asked[0].count == 1
-    prefixes = [request.prefix for request in told.scored(1.0).requests]
-    shares = [prefix.share for prefix in prefixes if prefix is not None]
+    requests = told.scored(1.0).requests
+    prefixes = [request.written for request in requests if isinstance(request.written, Prefix)]
+    shares = [prefix.share for prefix in prefixes]
     assert len(shares) == 3 and shares == sorted(shares) and 0 <= shares[0] < shares[-1] < 1
-    assert {(prefix.token_ids, prefix.before, prefix.forced) for prefix in prefixes if prefix} == {((1, 2, 3), "</think>", "END")}
+    assert {(prefix.token_ids, prefix.before, prefix.forced) for prefix in prefixes} == {((1, 2, 3), "</think>", "END")}
     assert changes(told.scored(*[1.0] * 4)) == NOTHING
 
 
@@ -220,10 +216,10 @@ def test_experts_count_only_where_few_are_right():
 
 def test_half_of_a_group_reads_the_rules_and_experts_come_on_top():
     plain, ruled = BesideHint(column="hint").first([PROMPT], 5, 0, 0)
-    assert (plain.count, ruled.count, ruled.train_view) == (3, 2, "plain") and ruled.shown is not None
+    assert (plain.count, ruled.count, ruled.shown.trained) == (3, 2, False) and ruled.shown.prompt is not None
     assert [request.count for request in BesideHint().first([PROMPT], 5, 0, 0)] == [5], "no rules: sampled plainly"
     own, expert = WithExpert().first([PROMPT], 5, 0, 0)
-    assert own.count == 5 and (expert.count, expert.role, expert.text) == (1, "injected", "abcdefgh")
+    assert own.count == 5 and (expert.count, expert.role, expert.written) == (1, "injected", "abcdefgh")
 
 
 @pytest.mark.parametrize(

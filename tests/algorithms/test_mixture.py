@@ -8,9 +8,10 @@ import pytest
 
 from mmrl.algorithms.samplers.learned import Bandit, Thompson
 from mmrl.algorithms.samplers.mixture import Mixture
-from mmrl.core.protocols import Peekable, PromptSampler
-from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, first_of_each, join_sources
+from mmrl.core.protocols import PromptSampler
+from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
+from mmrl.data.sources import MarkedList, MarkedStream, Marking, join_sources
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 
@@ -90,7 +91,6 @@ def test_resumed_is_uninterrupted_and_the_seed_decides(make):
 
 def test_a_look_ahead_is_the_next_draw():
     sampler = Mixture(lists())
-    assert isinstance(sampler, Peekable)
     for _ in range(5):
         ahead = [one.id for one in sampler.peek(7)]
         assert ahead == [one.id for one in sampler.draw(7)]

@@ -16,6 +16,7 @@ from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.replay import Kept, RowBuffer
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
+from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
@@ -114,7 +115,7 @@ def test_log_probabilities_may_be_evaluated_anew():
     planner = ReplayInformative(keep_old=False)
     fill(planner, [kept("0", 1)])
     (request,) = revised(planner, [[1.0]]).requests
-    assert request.stored is not None and request.stored.logprobs == ()
+    assert isinstance(request.written, StoredRow) and request.written.logprobs == ()
 
 
 @pytest.mark.parametrize("name", STATE)
@@ -265,7 +266,7 @@ def test_resumed_around_the_switch_is_uninterrupted(stop: int, tmp_path: Path):
 
 def test_a_policy_that_keeps_its_reference_is_refused():
     class Keeping(FakeTextPolicy):
-        end_step = None  # pyright: ignore[reportAssignmentType]
+        end_step = PolicyHooks.end_step  # pyright: ignore[reportAssignmentType]
 
     with pytest.raises(ValueError, match=r"BetweenReferences changes its reference after step 2, which Keeping cannot"):
         switching().check(Keeping())
@@ -279,7 +280,7 @@ def test_tokens_are_drawn_hotter_where_the_step_before_was_unsure():
     heat = planner.heat
     assert heat is not None and heat.above > 0 and heat.below > 0
     asked = planner.first(prompts()[:2], 4, 0, 1)
-    assert {request.heat for request in asked} == {heat}
+    assert {request.tempering.rule for request in asked} == {heat}
     # entropies of four letters and a stop are at most ln 5
     factors = heat.factor(torch.linspace(0.01, 1.6, 50))
     assert 0.95 - 1e-6 <= float(factors.min()) < 1 < float(factors.max()) <= 1.05 + 1e-6

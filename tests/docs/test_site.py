@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from mmrl.core.metric_names import metric_of
+from mmrl.training.metric_names import metric_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -93,7 +93,7 @@ class Counted(FakeTextPolicy):
         return row
 
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
-        self.sampled += sum(request.count for request in requests if request.text is None and request.stored is None)
+        self.sampled += sum(request.count for request in requests if not request.is_written)
         return super().rollout(requests, sampling)
 
     def note(self, text: str, request: Request) -> str:

@@ -12,11 +12,12 @@ from mmrl.algorithms.advantages.on_top import Bold
 from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.objectives.moving_clip import EntropyClip, MovingClip
 from mmrl.algorithms.objectives.references import BetweenReferences, LooserWhereGood
+from mmrl.algorithms.planners.tempered import Heat
 from mmrl.algorithms.segments import cutpoints, segment_advantages
 from mmrl.algorithms.tracker import memory_share
 from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
-from mmrl.core.types import Heat, Prompt
+from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import make_batch, rollouts, scores
 

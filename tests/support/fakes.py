@@ -16,7 +16,7 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.tensors import pad_actions
-from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace, Video
+from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, StoredRow, Trace, Video
 from mmrl.policies.text.read.divergence import disagreement
 
 LETTERS = "abcd."
@@ -102,12 +102,12 @@ class FakeTextPolicy:
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
         tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
-        begun = [begun_by(request.prefix, self.length) for request, _ in rows]
+        begun = [begun_by(request.written, self.length) for request, _ in rows]
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
         trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
         draws = uniform(rows, self.length)
         for t in range(self.length):
-            heat = torch.tensor([request.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
+            heat = torch.tensor([request.tempering.temperature or 1.0 for request, _ in rows]).view(-1, 1, 1)
             probs = warmed(self._logprobs("policy", trace, "shown", heat)[:, t], [request for request, _ in rows]).exp()
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=len(LETTERS) - 1)
             tokens[:, t] = probs.argmax(-1) if sampling == "greedy" else drawn
@@ -120,15 +120,15 @@ class FakeTextPolicy:
             noted[: len(given)] = torch.nan
         logprobs[torch.tensor([not is_recorded(request) for request, _ in rows], dtype=torch.bool)] = torch.nan
         for noted, (request, _) in zip(logprobs, rows, strict=True):
-            if request.stored is not None:
+            if isinstance(request.written, StoredRow):
                 noted[:] = torch.nan
-                noted[: len(request.stored.logprobs)] = torch.tensor(request.stored.logprobs)
+                noted[: len(request.written.logprobs)] = torch.tensor(request.written.logprobs)
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
         for trains, given in zip(mask, begun, strict=True):
             trains[: len(given)] = False
         for trains, (request, _) in zip(mask, rows, strict=True):
-            if request.prefix is not None and request.prefix.trained:
-                trains[: len(kept_letters(request.prefix))] = True
+            if isinstance(request.written, Prefix) and request.written.trained:
+                trains[: len(kept_letters(request.written))] = True
         kept = (sample_ids >= 0).nonzero()[:, 0]
         everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
@@ -141,8 +141,8 @@ class FakeTextPolicy:
 
     def _prompts(self, requests: list[Request]) -> dict[str, list[Prompt]]:
         """Every row's prompt: as shown while sampling, as training reads it, and under each view."""
-        asked = [request.prompt if request.shown is None else request.shown for request in requests]
-        read = [one if r.train_view == "same" else r.prompt for one, r in zip(asked, requests, strict=True)]
+        asked = [request.shown_prompt for request in requests]
+        read = [one if r.shown.trained else r.prompt for one, r in zip(asked, requests, strict=True)]
         prompts = {"plain": read}
         for name, view in self.views.items():
             prompts[name] = [view(one, request.seed) for one, request in zip(read, requests, strict=True)]
@@ -174,7 +174,7 @@ class FakeTextPolicy:
                 truncated="." not in text,
                 role=request.role,
                 segments=self._segments(request, len(given), sum(kept)),
-                temperature=request.temperature,
+                temperature=request.tempering.temperature,
             )
             if request.role == "probe":
                 sample_ids.append(-1)
@@ -191,11 +191,11 @@ class FakeTextPolicy:
 
         Of a forced text that has no room, the last given letter is left.
         """
-        if request.stored is not None:
-            return request.stored.segments
-        prefix, given = request.prefix, min(num_given, length)
-        trained = prefix is not None and prefix.trained
-        kept = min(given - bool(prefix.forced), len(kept_letters(prefix))) if prefix and trained and given else 0
+        written, given = request.written, min(num_given, length)
+        if isinstance(written, StoredRow):
+            return written.segments
+        trained = isinstance(written, Prefix) and written.trained and given
+        kept = min(given - bool(written.forced), len(kept_letters(written))) if trained else 0
         forced = given - kept
         return segments_of([("policy", kept), ("forced", forced), ("policy", length - kept - forced)])
 
@@ -267,28 +267,31 @@ class FakeTextPolicy:
 def warmed(logprobs: Tensor, requests: Sequence[Request]) -> Tensor:
     """With each row's own rule for its tokens' temperatures."""
     pairs = zip(logprobs.split(1), requests, strict=True)
-    return torch.cat([row if one.heat is None else one.heat.of(row) for row, one in pairs]) if requests else logprobs
+    return torch.cat([(one.tempering.rule or torch.Tensor.clone)(row) for row, one in pairs]) if requests else logprobs
 
 
 def is_recorded(request: Request) -> bool:
     """Does training read what was sampled behind the prompt that was shown?"""
-    if request.role == "injected" or request.temperature is not None:
+    if request.role == "injected" or request.tempering.temperature is not None:
         return False
-    return request.shown is None or request.train_view == "same"
+    return request.shown.prompt is None or request.shown.trained
 
 
 def letter_at(t: int, request: Request, given: Sequence[int], drawn: int) -> int:
     """The letter at place t: of a row of an earlier step, of a given text, of a beginning, or the drawn one."""
-    if request.stored is not None:
-        return request.stored.tokens[t] if t < len(request.stored.tokens) else len(LETTERS) - 1
-    if request.text is not None:
-        return LETTERS.index(request.text[t]) if t < len(request.text) else len(LETTERS) - 1
+    written = request.written
+    if isinstance(written, StoredRow):
+        return written.tokens[t] if t < len(written.tokens) else len(LETTERS) - 1
+    if isinstance(written, str):
+        return LETTERS.index(written[t]) if t < len(written) else len(LETTERS) - 1
     return given[t] if t < len(given) else drawn
 
 
-def begun_by(prefix: Prefix | None, length: int) -> list[int]:
+def begun_by(written: str | Prefix | StoredRow | None, length: int) -> list[int]:
     """The letters that a completion begins with, as far as the policy knows them; one at least is left to sample."""
-    return [] if prefix is None else [*kept_letters(prefix), *known_letters(prefix.forced)][: length - 1]
+    if not isinstance(written, Prefix):
+        return []
+    return [*kept_letters(written), *known_letters(written.forced)][: length - 1]
 
 
 def kept_letters(prefix: Prefix) -> list[int]:

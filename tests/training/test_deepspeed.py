@@ -55,9 +55,8 @@ def two() -> list[nn.Parameter]:
 
 def driven(engine: Any, weights: Sequence[nn.Parameter], world: int = 1) -> tuple[Ranks, torch.optim.Optimizer]:
     accelerator = FakeAccelerator(world, deepspeed_engine_wrapped=SimpleNamespace(engine=engine))
-    ranks, optimizer = Ranks(accelerator), torch.optim.SGD(weights, lr=1.0)
-    drive(ranks, optimizer)
-    return ranks, optimizer
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    return drive(Ranks(accelerator), optimizer), optimizer
 
 
 def test_the_passes_of_an_update_are_summed_at_once_and_only_the_engine_steps():
@@ -106,8 +105,8 @@ def test_what_cannot_be_driven():
 
 def test_without_an_engine_the_optimizer_steps():
     weights = two()
-    ranks, optimizer = Ranks(), torch.optim.SGD(weights, lr=1.0)
-    drive(ranks, optimizer)
+    optimizer = torch.optim.SGD(weights, lr=1.0)
+    ranks = drive(Ranks(), optimizer)
     ranks.backward(weights[0] * 3.0, last=True)
     ranks.step(optimizer)
     assert [weight.item() for weight in weights] == [-2.0, 1.0]

@@ -222,13 +222,13 @@ def golden() -> dict[str, Trace]:
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_trace_is_reproduced(name: str, golden: dict[str, Trace]):
-    from mmrl.core.metric_names import metric_of
+    from mmrl.training.metric_names import metric_of
 
     steps = all_metrics(name)
     for metric in WATCHED:
         assert differences([step[metric] for step in steps], golden[name][metric])[1] < TOLERANCE, metric
     nameless = sorted({metric for step in steps for metric in step if metric_of(metric) is None})
-    assert nameless == [], f"{nameless}: say unit and meaning in mmrl/core/metric_names.py"
+    assert nameless == [], f"{nameless}: say unit and meaning in mmrl/training/metric_names.py"
 
 
 def test_every_metric_of_every_preset_could_differ(golden: dict[str, Trace]):

@@ -88,7 +88,7 @@ def test_ranks_look_at_their_own_prompts_and_skip_the_same():
     policy = Choosy(bad=frozenset({data[2].id}))
     error = f"prompt {data[2].id!r}: no such clip"
     for rank, others in ((0, {2: error}), (1, {})):
-        assert Drawing(Shuffled(data, 0), policy, Half(rank, others), limit=1).wrong(policy, data) == {2: error}
+        assert Drawing(Shuffled(data, 0), policy, Half(rank, others), limit=1).wrong(data) == {2: error}
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,13 +10,14 @@ from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import actions_only
+from mmrl.core.hooks import TermHooks
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, Share, check_ranges
 from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
 from mmrl.core.types import Batch, Reading, Scope
 
 
 @dataclass(frozen=True)
-class BetweenReferences(Notes):
+class BetweenReferences(Notes, TermHooks):
     """w KL(policy || base) + (1 - w) KL(policy || weights of the step before), w falling in steps (ReMix, arXiv:2507.06892).
 
     w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the
@@ -72,7 +73,7 @@ class BetweenReferences(Notes):
 
 
 @dataclass(frozen=True)
-class LooserWhereGood:
+class LooserWhereGood(TermHooks):
     """(1 - gain (r - group mean)) KL(policy || reference): good rollouts may leave the reference further (HART's AP-GRPO).
 
     HART, arXiv:2602.23615. Rewards within 1 / gain of their group's mean keep the weight positive; beyond it is 0, where the

@@ -1,12 +1,13 @@
 """Tools of the terms: ratios between readings, masked means, and the declarations of most surrogates."""
 
 from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.core.hooks import TermHooks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Reading, Scope
@@ -21,17 +22,7 @@ NOTHING = "nothing"
 """A penalty on leaving the old policy where both are the same: it has no gradient."""
 
 
-@runtime_checkable
-class MaybeSilent(Protocol):
-    """A term that says whether it has nothing to say of a row without any advantage; one that does not declare it may have."""
-
-    @property
-    def silent_without_advantage(self) -> bool:
-        """Are value and gradient 0 wherever the advantage is 0, so that such rows need no forward?"""
-        ...
-
-
-class Surrogate:
+class Surrogate(TermHooks):
     """The declarations of most surrogates: they compare log-probabilities with old ones, action by action, and take credit."""
 
     @property
@@ -47,10 +38,6 @@ class Surrogate:
         return True
 
     @property
-    def silent_without_advantage(self) -> bool:
-        return False
-
-    @property
     def at_first_update(self) -> str | None:
         return PLAIN if OLD_LOGPROBS in self.reads else None
 
@@ -63,7 +50,7 @@ class ProportionalToAdvantage(Surrogate):
         return True
 
 
-class Penalty:
+class Penalty(TermHooks):
     """The declarations of penalties and bonuses: they look at each action by itself, and take no credit."""
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 
@@ -38,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Remembering(ABC):
+class Remembering(PlannerHooks, ABC):
     """A planner that asks for every prompt once, and may look at these requests in later rounds of the step."""
 
     asked: Asked = field(default_factory=Asked, init=False, compare=False, repr=False)

@@ -4,10 +4,10 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.ranges import Count, Factor, NonNegative, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
 
@@ -25,21 +25,8 @@ def seed_of(seed: int, group_id: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-@runtime_checkable
-class ChecksPrompts(Protocol):
-    """A planner that is made of what prompts bring: a column of hints, an answer that can be written down."""
-
-    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the first prompts of a run, before a model is loaded.
-
-        Raises:
-            ValueError: the planner would have nothing to do, or fail later.
-        """
-        ...
-
-
 @dataclass(frozen=True)
-class Once:
+class Once(PlannerHooks):
     """Every prompt is sampled once, whatever the scores say."""
 
     @property
@@ -54,7 +41,7 @@ class Once:
 
 
 @dataclass(frozen=True)
-class DynamicSampling:
+class DynamicSampling(PlannerHooks):
     """Draw new prompts until enough groups are informative: max - min of the rewards > min_spread (DAPO, arXiv:2503.14476).
 
     Groups that are not are dropped, and so is what was drawn too much. After `max_rounds` the step trains on the groups it

@@ -7,11 +7,12 @@ from typing import Literal
 from torch import Tensor
 
 from mmrl.algorithms.planners.base import Once
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 
 
 @dataclass(frozen=True)
-class SampleFrom:
+class SampleFrom(PlannerHooks):
     """Every prompt once, sampled under weights kept beside the policy: DiffusionNFT's old policy is an average of it."""
 
     model: Literal["ema", "ref"] = "ema"

@@ -11,7 +11,7 @@ from mmrl.algorithms.planners.hints import check_column, check_template, hints_o
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint
 from mmrl.core.ranges import Number, check_ranges
-from mmrl.core.types import Group, Prefix, Prompt, Request, Revision
+from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Shown
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Refinements(Remembering):
         prompt = self.asked.requests[group.id].prompt
         rows = zip(group.samples, right_ones(rewards, self.success_at), strict=True)
         shown = [self.refining_prompt(prompt, sample.text or "", is_right) for sample, is_right in rows]
-        return [self.asked.again(group.id, 1, k, role="injected", shown=one) for k, one in enumerate(shown, 1)]
+        return [self.asked.again(group.id, 1, k, role="injected", shown=Shown(one)) for k, one in enumerate(shown, 1)]
 
     def refining_prompt(self, prompt: Prompt, sample: str, is_right: bool) -> Prompt:
         """The prompt with a sample and its critique under it."""
@@ -120,7 +120,7 @@ class SerialExits(Remembering):
         draw = random.Random(f"{first.seed}/exits").random
         shares = sorted(draw() for _ in range(first.count - 1))
         prefixes = [Prefix(tokens, share, self.mark, self.forced, self.train_thought) for share in shares]
-        return [self.asked.again(group.id, 1, k, prefix=prefix) for k, prefix in enumerate(prefixes, 1)]
+        return [self.asked.again(group.id, 1, k, written=prefix) for k, prefix in enumerate(prefixes, 1)]
 
 
 @dataclass(frozen=True)
@@ -142,5 +142,5 @@ class WithExpert(Once):
         requests: list[Request] = []
         for request in one_request_each(prompts, group_size, first_id, seed):
             given = hints_of(request.prompt, self.column)[:1]
-            requests += [request, *(replace(request, count=1, role="injected", text=text) for text in given)]
+            requests += [request, *(replace(request, count=1, role="injected", written=text) for text in given)]
         return requests

@@ -10,7 +10,7 @@ from mmrl.algorithms.planners.base import one_request_each, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.ranges import Count, Number, Range, check_ranges
-from mmrl.core.types import Group, Prompt, Request, Revision
+from mmrl.core.types import Group, Prompt, Request, Revision, Shown
 
 TrainView = Literal["plain", "same"]
 
@@ -148,7 +148,7 @@ class HintLadder(Remembering):
         first = self.asked.requests[group_id]
         shown, plain = with_hint(first.prompt, self.hint_text, hint), min(self.plain, first.count)
         draw = 2 * round_index + 1
-        hinted = self.asked.again(group_id, first.count - plain, draw, shown=shown, train_view=self.train_view)
+        hinted = self.asked.again(group_id, first.count - plain, draw, shown=Shown(shown, self.train_view == "same"))
         return [one for one in (hinted, self.asked.again(group_id, plain, draw + 1)) if one.count]
 
     def load_state_dict(self, state: State) -> None:
@@ -209,7 +209,7 @@ class Scaffold(Remembering):
     def _every_hint(self, group_id: int) -> list[Request]:
         prompt = self.asked.requests[group_id].prompt
         shown = [with_hint(prompt, self.hint_text, hint) for hint in hints_of(prompt, self.column)]
-        return [self.asked.again(group_id, 1, k, shown=one, train_view=self.train_view) for k, one in enumerate(shown, 1)]
+        return [self.asked.again(group_id, 1, k, shown=Shown(one, self.train_view == "same")) for k, one in enumerate(shown, 1)]
 
     def _settle(self, groups: Sequence[Group], rewards: Mapping[int, Sequence[float]]) -> Revision:
         dropped: set[tuple[int, int]] = set()
@@ -264,7 +264,7 @@ class BesideHint(Remembering):
             requests.append(replace(request, count=group_size - half))
             if hints:
                 shown = with_hint(request.prompt, self.hint_text, "\n".join(hints))
-                requests.append(replace(request, count=half, seed=seed_of(request.seed, 1), shown=shown))
+                requests.append(replace(request, count=half, seed=seed_of(request.seed, 1), shown=Shown(shown)))
         return requests
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from mmrl.algorithms.planners.base import one_request_each
 from mmrl.algorithms.replay import RowBuffer, rows_to_keep
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State
 from mmrl.core.ranges import BelowOne, Count, CountOrNone, NonNegative, Positive, check_ranges
 from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(PlannerHooks):
     """A buffer beside every prompt's samples: shared by the planners that replay."""
 
     capacity: Count = 4096

@@ -72,7 +72,7 @@ class SegmentValues(Remembering):
         """Requests for the continuations from all cuts of a group."""
         beginnings = [(group.samples[i].token_ids or ())[:kept] for i, kept in self.places(group)]
         return [
-            self.asked.again(group.id, self.continuations, k, prefix=Prefix(tokens)) for k, tokens in enumerate(beginnings, 1)
+            self.asked.again(group.id, self.continuations, k, written=Prefix(tokens)) for k, tokens in enumerate(beginnings, 1)
         ]
 
     def values_of(self, group: Group, rewards: Sequence[float]) -> Values:

@@ -13,7 +13,7 @@ from mmrl.algorithms.planners.video import answer_text, finite
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.ranges import Count, Share, check_ranges
-from mmrl.core.types import Group, Prompt, Request, Revision
+from mmrl.core.types import Group, Prompt, Request, Revision, Shown
 
 WRITING = (
     "The solution is:\n{solution}\n\nWrite {levels} hints for somebody who shall find it alone, the first vague, the last close "
@@ -124,7 +124,7 @@ class SelfHints(HintLadder):
         prompt = self.asked.requests[group_id].prompt
         text = self.writing_text.replace("{{", "{").replace("}}", "}")
         text = text.replace("{levels}", str(self.rungs)).replace("{solution}", solution_of(prompt, self.column))
-        return self.asked.again(group_id, self.tries, 1, role="note", shown=Hint(text)(prompt, 0), train_view="plain")
+        return self.asked.again(group_id, self.tries, 1, role="note", shown=Shown(Hint(text)(prompt, 0)))
 
     def hints_in(self, group: Group) -> tuple[str, ...]:
         """The hints that were written for a group and may be shown."""
@@ -171,7 +171,7 @@ class KeptHints(SelfHints):
         if not level or not hints:
             return request
         shown = with_hint(request.prompt, self.hint_text, hints[min(level, len(hints)) - 1])
-        return replace(request, shown=shown, train_view=self.train_view)
+        return replace(request, shown=Shown(shown, self.train_view == "same"))
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Move levels by what a visit gave, and have hints written for the next one."""

@@ -4,21 +4,24 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.uncertainty import uncertainty
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.tensors import masked_mean
-from mmrl.core.types import Credit, Group, Heat, Prompt, Reading, Request, Revision, Rollouts, Scores
+from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
 
 
 @dataclass(frozen=True)
-class Tempered(Notes):
+class Tempered(Notes, PlannerHooks):
     """A share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
     Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage
@@ -61,7 +64,7 @@ class Tempered(Notes):
         chosen = random.Random(f"{min(self.seeds.values())}/tempered").sample(sorted(sizes), count)
         return Revision(
             [
-                Request(self.shown[one], sizes[one], -1 - i, seed=seed_of(self.seeds[one], -1), temperature=heat)
+                Request(self.shown[one], sizes[one], -1 - i, seed=seed_of(self.seeds[one], -1), tempering=Tempering(heat))
                 for i, one in enumerate(chosen)
             ]
         )
@@ -70,6 +73,32 @@ class Tempered(Notes):
         noted = rollouts.recorded[ROLLOUT_LOGPROBS]
         known = rollouts.action_mask & noted.isfinite()
         self.notes["entropy"] = -float(masked_mean(noted.double(), known))
+
+
+class Heat(NamedTuple):
+    """T (1 + amount u) for a token, u in [-1, 1] how far its log entropy is from a pivot: `Heat(-0.3, 0.8, 0.5, 0.4, 0.05)`."""
+
+    pivot: float = 0.0
+    """The log entropy of the run's own temperature."""
+    deviation: float = 1.0
+    """Of log entropies about the pivot."""
+    above: float = 0.0
+    """u per deviation above the pivot."""
+    below: float = 0.0
+    """u per deviation below it, where distances are negative."""
+    amount: float = 0.0
+
+    def factor(self, entropy: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
+        """By how much a temperature is multiplied at tokens of these entropies, in nats."""
+        distance = (entropy.clamp(min=1e-12).log() - self.pivot) / self.deviation
+        size = distance * torch.where(distance > 0, self.above, self.below)
+        return 1 + self.amount * size.clamp(-1, 1)
+
+    def __call__(self, logprobs: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
+        """Log-probabilities that tokens are drawn with, from those at the run's temperature."""
+        p = logprobs.exp()
+        entropy = -torch.where(p > 0, p * logprobs, 0.0).sum(-1)
+        return (logprobs / self.factor(entropy)[:, None]).log_softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -101,7 +130,8 @@ class ByDoubt(Notes, Once):
         return Heat(**self.notes, amount=self.amount) if self.notes else None
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return [replace(request, heat=self.heat) for request in super().first(prompts, group_size, first_id, seed)]
+        tempering = Tempering(rule=self.heat)
+        return [replace(request, tempering=tempering) for request in super().first(prompts, group_size, first_id, seed)]
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
         found = uncertainty(rollouts.recorded[OLD_ENTROPY].double(), rollouts.action_mask, self.pivot, self.sign)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Degrade, Hint, ShuffleFrames, is_sequence
+from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State, View
 from mmrl.core.ranges import Count, CountOrNone, Number, PositiveShare, Share, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
@@ -74,7 +75,7 @@ class WithTruth(Once):
         for request in one_request_each(prompts, group_size - 1, first_id, seed):
             text = self.template.replace("{answer}", answer_text(request.prompt))
             own = replace(request, prompt=self._with_sentence(request))
-            requests += [own, replace(own, count=1, role="injected", text=text)]
+            requests += [own, replace(own, count=1, role="injected", written=text)]
         return requests
 
     def _with_sentence(self, request: Request) -> Prompt:
@@ -121,7 +122,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class DifficultyAware:
+class DifficultyAware(PlannerHooks):
     """D = mean of the last `window` rewards - mean of the group's: D > 0 gets a hint, D < 0 a worse picture (DeepVideo-R1).
 
     arXiv:2506.07464. A hard prompt is sampled with its answer shown, and the best such completion, cut to D * hint_per_reward

@@ -1,11 +1,12 @@
 """How likely the policy finds the true answer behind each thought of its own: a reward without a verifier."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mmrl.core.hooks import PartHooks
 from mmrl.core.ranges import NonNegative, Share, check_ranges
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
@@ -15,7 +16,7 @@ NAME = "reference_probability"
 
 
 @dataclass(frozen=True)
-class ReferenceProbability:
+class ReferenceProbability(PartHooks):
     """r = weight max(p(y* | prompt, thought) - p(y* | prompt), floor), p the mean probability of the tokens of y* (RLPR).
 
     arXiv:2506.18254. y* is the prompt's true answer, put in the place of the sample's own between its answer tags; p(y* | prompt)
@@ -36,9 +37,10 @@ class ReferenceProbability:
     def reads(self) -> tuple[Reading, ...]:
         return (REFERENCE_PROBABILITY, BASE_PROBABILITY) if self.debias else (REFERENCE_PROBABILITY,)
 
-    def check_prompt(self, prompt: Prompt) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt whose true answer is no text and no number."""
-        answer_text(prompt)
+        for prompt in prompts:
+            answer_text(prompt)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward of this name is there already."""

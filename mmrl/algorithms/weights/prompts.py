@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.hooks import WeightHooks
 from mmrl.core.ranges import Positive, PositiveShare, check_ranges
 from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Reading, Sample, Scope
 
 
 @dataclass(frozen=True)
-class Difficulty:
+class Difficulty(WeightHooks):
     """The number in a column of the prompt, for every action of its rollouts (GUI-G1, arXiv:2505.15810).
 
     There it grows as the target box shrinks against the picture. The column is used as it is, without normalizing.
@@ -35,9 +36,10 @@ class Difficulty:
         values = torch.tensor([self._of(group.prompt) for group, _ in batch.rollouts.samples()])
         return values.to(batch.advantages)[:, None].expand_as(batch.advantages)
 
-    def check_prompt(self, prompt: Prompt) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a number in that column."""
-        self._of(prompt)
+        for prompt in prompts:
+            self._of(prompt)
 
     def _of(self, prompt: Prompt) -> float:
         value = prompt.columns.get(self.column)
@@ -62,7 +64,7 @@ class Rectangle(Protocol):
 
 
 @dataclass(frozen=True)
-class SmallTarget:
+class SmallTarget(WeightHooks):
     """kappa = clamp((reference / s)^power, least, most), s the share of the picture that the true box covers (GUI-G1).
 
     arXiv:2505.15810, whose data hold such a number for every prompt (Difficulty reads it); how it was made of the box's relative
@@ -102,9 +104,10 @@ class SmallTarget:
         boxes = self._boxes(group.prompt)
         return sum(box.to("norm1", size).area for box in boxes) / len(boxes)
 
-    def check_prompt(self, prompt: Prompt) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt whose answer is no box."""
-        self._boxes(prompt)
+        for prompt in prompts:
+            self._boxes(prompt)
 
     def _boxes(self, prompt: Prompt) -> Sequence[Rectangle]:
         answer = prompt.answer

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, presets
-from mmrl.core.protocols import ComparesGroups
+from mmrl.core.hooks import AdvantageHooks, with_hooks
 from mmrl.core.readings import OLD_LOGPROBS
 
 BASES = ("grpo", "flow_grpo")
@@ -58,7 +58,7 @@ def need_words(algorithm: Algorithm) -> Iterator[str]:
         yield f"the reward {', '.join(algorithm.needs_rewards)}"
     if algorithm.views:
         yield f"prompts that can be shown {', '.join(sorted(algorithm.views))}"
-    least = algorithm.advantage.min_group_size if isinstance(algorithm.advantage, ComparesGroups) else 1
+    least = with_hooks(algorithm.advantage, AdvantageHooks).min_group_size
     if least > 1:
         yield f"groups of {least} or more"
     if algorithm.scope in ("group", "batch") and algorithm.minibatches > 1:

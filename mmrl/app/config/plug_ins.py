@@ -21,8 +21,9 @@ from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_mis
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranges import hints_of
-from mmrl.core.sources import MarkedList, MarkedStream, Marking, Sources, StreamedSources, join_sources
+from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
+from mmrl.data.sources import MarkedList, MarkedStream, Marking, join_sources
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 SERVED = ("deadline_s", "token_env")

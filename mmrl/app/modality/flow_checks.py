@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.protocols import Clipping
+from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
@@ -136,9 +136,9 @@ def warn_of_clip_ranges(algorithm: Algorithm, num_elements: int) -> None:
     """Say so where latents are too small for a clip range: log-ratios, means over a latent, spread as 1 / sqrt(elements)."""
     wider = math.sqrt(USUAL_ELEMENTS / num_elements)
     for i, (_, term) in enumerate(algorithm.objective):
-        if not isinstance(term, Clipping):
+        clipped = with_hooks(term, TermHooks).clip_range
+        if clipped is None:
             continue
-        clipped = term.clip_range
         narrowest, usual = NORMALIZED if clipped.of == "scaled_ratio" else PLAIN
         if clipped.narrowest < 0.7 * narrowest * wider:
             log.warning(

@@ -50,7 +50,7 @@ def prompt_view(policy: object, request: Request) -> Seen:
 def writer_view(policy: TextPolicy, request: Request) -> Seen:
     """The view of a model that writes: the processor's own tokens."""
     seed = view_seed(request)
-    shown = request.prompt if request.shown is None else request.shown
+    shown = request.shown_prompt
     prompt = shown if request.view == "plain" else policy.views[request.view](shown, seed)
     encoded = policy.encode.encode(prompt, seed)
     pieces = [(token, len(list(run))) for token, run in groupby(encoded.token_ids.tolist())]

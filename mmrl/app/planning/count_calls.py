@@ -14,8 +14,8 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
+from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import Planner, Policy
-from mmrl.core.remembering import Inspecting
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -59,8 +59,7 @@ class Stubborn:
         return self.planner.first(prompts, group_size, first_id, seed)
 
     def inspect(self, rollouts: Rollouts) -> None:
-        if isinstance(self.planner, Inspecting):
-            self.planner.inspect(rollouts)
+        with_hooks(self.planner, PlannerHooks).inspect(rollouts)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         self.looked = round_index + 1

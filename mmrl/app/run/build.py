@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from mmrl import __version__
-from mmrl.algorithms.planners.base import ChecksPrompts
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
 from mmrl.app.errors import waiting
@@ -99,8 +98,6 @@ def build(
     firsts = first_prompts(train_prompts)
     looked_at = [*firsts, *(held_out or ())]
     modality.check_prompts(config.policy, looked_at)
-    if isinstance(planner := config.algorithm.algorithm.planner, ChecksPrompts):
-        planner.check_prompts(firsts)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):

@@ -14,9 +14,9 @@ from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.app.config.algorithm import Assembly, preset
 from mmrl.app.errors import Terminal, brief, start
 from mmrl.app.run.launch import end_together, open_accelerator
-from mmrl.core.protocols import ComparesWithOld
+from mmrl.core.hooks import TermHooks, with_hooks
+from mmrl.core.protocols import Term
 from mmrl.core.ranks import Ranks
-from mmrl.core.remembering import Replaying
 
 RUNS = Path("runs")
 
@@ -40,7 +40,7 @@ def idle_terms(made: Assembly) -> str | None:
     published, idle = preset(made.preset), unmeant(made)
     if not idle:
         return None
-    what = " and ".join(f"{type(term).__name__} is {term.at_first_update}" for term in idle)
+    what = " and ".join(f"{type(term).__name__} is {with_hooks(term, TermHooks).at_first_update}" for term in idle)
     count, source = "2 minibatches or more", ""
     if published.updates > 1:
         count, source = f"{published.minibatches} minibatches, {published.epochs} passes", f" (preset {made.preset})"
@@ -50,7 +50,7 @@ def idle_terms(made: Assembly) -> str | None:
     )
 
 
-def unmeant(made: Assembly) -> list[ComparesWithOld]:
+def unmeant(made: Assembly) -> list[Term]:
     """The terms that one update per step leaves idle, one of each kind; not those that the preset's paper leaves so."""
     published = preset(made.preset)
     meant = {type(term) for _, term in published.objective} if published.updates == 1 else set[type]()
@@ -67,7 +67,7 @@ def refuse_idle_methods(made: Assembly) -> None:
         ValueError: names the term, and how many updates it needs.
     """
     own = [term for term in unmeant(made) if not (isinstance(term, Clip) and term.level == "action")]
-    if own and not isinstance(made.algorithm.planner, Replaying):
+    if own and not made.algorithm.replays:
         raise ValueError(idle_terms(made))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.core.protocols import State
+from mmrl.core.hooks import PolicyHooks
+from mmrl.core.protocols import Diagnostics, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
@@ -39,7 +41,7 @@ from mmrl.runtime.spans import in_span
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 
 
-class FlowPolicy:
+class FlowPolicy(PolicyHooks):
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
     Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
@@ -78,7 +80,7 @@ class FlowPolicy:
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.forward, self.decoder = parts.forward(self), parts.decoder(self)
-        self.generator, self.diagnostics = parts.generator(self), parts.diagnostics(self)
+        self.generator = parts.generator(self)
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -88,6 +90,10 @@ class FlowPolicy:
     def exact_sampler(self) -> bool:
         """Are images drawn with the network that trains, and not by an engine?"""
         return self.generator.exact
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        return self.parts.diagnostics(self)
 
     @property
     def rounding(self) -> FlowRounding:
@@ -244,7 +250,7 @@ class FlowPolicy:
         known = self.shadows | {"policy"}
         for request in requests:
             name = f"a request for prompt {request.prompt.id!r}"
-            if request.shown is not None or request.prefix is not None:
+            if request.shown.prompt is not None or request.written is not None:
                 raise ValueError(
                     f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "
                     "take a planner without hints, refinements and prefixes"

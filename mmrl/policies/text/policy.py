@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from mmrl.core.protocols import State, View
+from mmrl.core.hooks import PolicyHooks
+from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
@@ -55,7 +56,7 @@ __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTr
 T = TypeVar("T")
 
 
-class TextPolicy:
+class TextPolicy(PolicyHooks):
     """Any model of transformers that writes text. An action is a token of the completion.
 
     Rollouts and readings are on the CPU whatever the device of the model. Readings under live weights carry a gradient
@@ -99,7 +100,6 @@ class TextPolicy:
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
-        self.diagnostics = parts.diagnostics(self)
         if not shows_attention(loaded.model):
             self.offers = self.offers - RHYTHM
 
@@ -119,8 +119,11 @@ class TextPolicy:
 
     @property
     def exact_sampler(self) -> bool:
-        """Are completions written with the network that trains, and not by an engine?"""
         return self.generator.exact
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        return self.parts.diagnostics(self)
 
     @property
     def rounding(self) -> TextRounding:
@@ -136,9 +139,8 @@ class TextPolicy:
     def end_step(self, rebase: bool = False) -> None:
         self.weights.end_step(rebase)
 
-    @cached_property
+    @property
     def vocabulary(self) -> str:
-        """A name of the tokenizer's tokens and their numbers."""
         return vocabulary_of(self.tokenizer)
 
     @torch.no_grad()
@@ -152,14 +154,15 @@ class TextPolicy:
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         requests = [show_as_trained(request, self.views) for request in requests]
         rows, prompts = plan(requests, self.encode)
-        self.prefetch([request.prompt if request.shown is None else request.shown for request in requests])
+        self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
-        drawn = [row for row in rows if row.request.text is None and row.request.stored is None]
-        for row in filter(lambda row: row.is_given, rows):
-            fill_given(row, self)
+        drawn = [row for row in rows if not row.request.is_written]
+        for row in rows:
+            if row.request.written is not None:
+                fill_given(row, self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
@@ -263,7 +266,6 @@ class TextPolicy:
         self.encode.videos.ask(prompts)
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
-        """Place -> what is wrong, of the prompts whose pictures or clips cannot be had."""
         self.prefetch(prompts)
         return self.encode.unreadable(prompts)
 
@@ -326,11 +328,11 @@ def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> l
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
     """The settings for rows of one temperature, which may be another than the run's."""
-    request = rows[0].request if rows else None
-    if request is None:
+    if not rows:
         return sampling
-    sampling = sampling if request.temperature is None else replace(sampling, temperature=request.temperature)
-    return sampling if request.heat is None else HotSampling(**vars(sampling), heat=request.heat)
+    tempering = rows[0].request.tempering
+    sampling = sampling if tempering.temperature is None else replace(sampling, temperature=tempering.temperature)
+    return sampling if tempering.rule is None else HotSampling(**vars(sampling), rule=tempering.rule)
 
 
 def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:

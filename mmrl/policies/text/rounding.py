@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.exactness import unit_of
 from mmrl.core.types import Rollouts
 from mmrl.policies.text.check.diagnose import Again
 from mmrl.policies.text.host import TextHost
@@ -17,6 +16,8 @@ from mmrl.policies.text.trace import TextTrace
 BOUND = 2e-5
 """Largest |log ratio| of two readings in float32, of the deepest models that were tried."""
 FLOAT32_UNIT = 2.0**-24
+TF32_UNIT = 2.0**-11
+"""Half the spacing of the numbers that a GPU multiplies float32 matrices with, where TF32 is on."""
 MOST_TOKENS = 64
 """Tokens at the start of a completion that are decoded again; each costs a forward."""
 
@@ -56,3 +57,10 @@ class TextRounding:
             with torch.no_grad():
                 values = read()
             yield values.masked_fill(late, torch.nan)
+
+
+def unit_of(dtype: torch.dtype, device: torch.device) -> float:
+    """Relative error of one rounding of a network that computes in this type on this device."""
+    if dtype == torch.float32 and device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        return TF32_UNIT
+    return torch.finfo(dtype).eps / 2

@@ -35,6 +35,10 @@ class UpdateFigures:
         self.sums["rows"] += int(batch.rollouts.action_mask.any(1).sum())
         self.sums["idle"] += int(idle.sum())
 
+    def end_update(self) -> None:
+        """An optimizer step is taken: the weights have moved."""
+        self.first = False
+
     def drain(self, ranks: Ranks) -> dict[str, float]:
         """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must ask. Sums begin anew."""
         found = dict(zip(NAMES, ranks.sum([self.sums[name] for name in NAMES]), strict=True))

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from mmrl.core.protocols import Diagnosable, Policy
+from mmrl.core.hooks import PolicyHooks, with_hooks
+from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Rollouts, Scores
 from mmrl.training.settings import TrainSettings
@@ -30,7 +31,8 @@ class Audit:
     def __call__(self, rollouts: Rollouts, step: int) -> None:
         """Raises TrainingStoppedError on all ranks, with the row that the first of them found."""
         self.steps += 1
-        if not isinstance(self.policy, Diagnosable):
+        diagnostics = with_hooks(self.policy, PolicyHooks).diagnostics
+        if diagnostics is None:
             return
         if self.steps > self.settings.audit_steps:
             if self.settings.audit_every == 0 or step % self.settings.audit_every:
@@ -38,7 +40,7 @@ class Audit:
             rollouts = one_group(rollouts, random.Random(f"{self.settings.seed}/{step}"))
         found = ""
         try:
-            self.policy.diagnostics.audit(rollouts)
+            diagnostics.audit(rollouts)
         except ValueError as error:
             found = str(error)
         first = next(filter(None, self.ranks.gather(found)), "")

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.exactness import Rounded, SamplesElsewhere
-from mmrl.core.protocols import Clipping, Diagnosable, Hypothesis, Policy
+from mmrl.core.hooks import PolicyHooks, TermHooks, with_hooks
+from mmrl.core.protocols import Hypothesis, Policy, Rounding
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
@@ -112,12 +112,17 @@ class RatioGate:
     @property
     def is_exact(self) -> bool:
         """Does the network that trains sample, too?"""
-        return not isinstance(self.policy, SamplesElsewhere) or self.policy.exact_sampler
+        return with_hooks(self.policy, PolicyHooks).exact_sampler
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """How the policy's network rounds, if it knows."""
+        return with_hooks(self.policy, PolicyHooks).rounding
 
     @property
     def is_coarse(self) -> bool:
         """Does rounding make more than what float32's bounds allow?"""
-        return isinstance(self.policy, Rounded) and self.policy.rounding.is_coarse
+        return self.rounding is not None and self.rounding.is_coarse
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
@@ -144,8 +149,8 @@ class RatioGate:
         if old is None or LOGPROBS not in live:
             return
         evaluated = live[LOGPROBS].detach()
-        ranges = [term.clip_range for _, term in self.algorithm.objective if isinstance(term, Clipping)]
-        ranges = [clipped for clipped in ranges if clipped.of == "ratio" and OLD_LOGPROBS in micro_batch.frozen]
+        known = [with_hooks(term, TermHooks).clip_range for _, term in self.algorithm.objective]
+        ranges = [one for one in known if one is not None and one.of == "ratio" and OLD_LOGPROBS in micro_batch.frozen]
         share = COARSE_SHARE if self.is_coarse else SHARE
         of_actions = [share * clipped.narrowest for clipped in ranges if clipped.level == "action"]
         most = min(of_actions, default=math.inf) if self.settings.mean_ratio_bound == "auto" else math.inf
@@ -180,7 +185,7 @@ class RatioGate:
 
     def _bounds(self, noise: float, most: float = math.inf) -> Bounds:
         """The settings' own bounds, and in place of "auto" those of the precision; `noise` is NaN before it was measured."""
-        rounding = self.policy.rounding if isinstance(self.policy, Rounded) else None
+        rounding = self.rounding
         worst, mean = BOUND if rounding is None else rounding.bound, MEAN_BOUND
         if rounding is not None and rounding.is_coarse:
             step = rounding.unit * math.sqrt(rounding.depth)
@@ -202,11 +207,11 @@ class RatioGate:
     def _measure(self, rollouts: Rollouts) -> float:
         """How far the policy's equal readings of a handful of rows lie apart, as a mean over actions and ranks."""
         fewest = -self.ranks.most(-len(rollouts))
-        if not isinstance(self.policy, Rounded) or fewest == 0:
+        if self.rounding is None or fewest == 0:
             return math.nan
         rows = torch.linspace(0, len(rollouts) - 1, min(HANDFUL, fewest)).round().long()
         some = rollouts.take(rows)
-        one, *others = self.policy.rounding.readings(some)
+        one, *others = self.rounding.readings(some)
         means: list[float] = []
         for other in others:
             gap = Gap.between(some.action_mask, one, other)
@@ -228,13 +233,14 @@ class RatioGate:
     def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
         """A sentence on the first hypothesis that explains the worst rows, or on what was tried in vain."""
         fewest = -self.ranks.most(-len(rollouts))
-        if not isinstance(self.policy, Diagnosable) or fewest == 0:
+        diagnostics = with_hooks(self.policy, PolicyHooks).diagnostics
+        if diagnostics is None or fewest == 0:
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
         diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], self.bounds or self._bounds(self.noise))
         tried: list[str] = []
         answer = ""
-        for hypothesis in self.policy.diagnostics.hypotheses(diagnosis.rollouts):
+        for hypothesis in diagnostics.hypotheses(diagnosis.rollouts):
             # One process may stop at the first cause; of several, all read equally often.
             said = diagnosis.ask(hypothesis) if not answer or self.ranks.world > 1 else None
             answer = answer or said or ""

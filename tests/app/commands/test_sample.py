@@ -12,8 +12,8 @@ from mmrl.app.commands import train as jobs
 from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
 from mmrl.app.run.folder import Line, RunDir, read_lines
-from mmrl.core.metric_names import metric_of
 from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.metric_names import metric_of
 
 REWARD = """
 def letters(group):
@@ -181,5 +181,5 @@ def test_there_is_no_such_sample(finished: Finished):
 def test_every_metric_of_a_run_has_a_unit_and_a_meaning(finished: Finished, kind: str):
     lines = finished(kind).read_metrics().lines
     nameless = sorted({name for line in lines for name in line if metric_of(name) is None})
-    assert nameless == [], f"{nameless}: say unit and meaning in mmrl/core/metric_names.py"
+    assert nameless == [], f"{nameless}: say unit and meaning in mmrl/training/metric_names.py"
     assert {"eval/total", "policy/grad_norm", "time/step_s"} <= {name for line in lines for name in line}

@@ -44,7 +44,7 @@ def test_pictures_reach_their_own_prompt(tiny, family):
     text = "yes"
 
     def read(order: list[int]) -> torch.Tensor:
-        requests = [Request(pair[i], 2, group_id=i, role="injected", text=text) for i in order]
+        requests = [Request(pair[i], 2, group_id=i, role="injected", written=text) for i in order]
         rollouts = policy.rollout(requests)
         values = logprobs(policy, rollouts).detach()
         return torch.stack([values[rollouts.group_ids == i][0] for i in range(3)])

@@ -109,7 +109,7 @@ def test_answer_mask_of_a_given_completion(tiny):
     policy = make(tiny("qwen3_vl"))
     prompt = Prompt("a", "when?", (picture(0),))
     texts = ["so <answer>2 to 4</answer>", "2 to 4"]
-    rollouts = policy.rollout([Request(prompt, 1, 0, role="injected", text=text) for text in texts])
+    rollouts = policy.rollout([Request(prompt, 1, 0, role="injected", written=text) for text in texts])
     found = policy.read(rollouts.trace, [ANSWER, ENTROPY], rollouts.action_mask)[ANSWER]
     kept = [
         [int(t) for t, inside in zip(tokens, row, strict=True) if inside]

@@ -29,7 +29,7 @@ def test_several_requests_may_add_to_one_group(tiny):
         Request(PROMPT, 2, group_id=5, seed=1),
         Request(prompts()[2], 1, group_id=3, seed=2),
         Request(PROMPT, 1, group_id=5, role="probe", seed=3),
-        Request(PROMPT, 2, group_id=5, role="injected", text="[1, 2]"),
+        Request(PROMPT, 2, group_id=5, role="injected", written="[1, 2]"),
         Request(PROMPT, 1, group_id=5, seed=4),
     ]
     rollouts = policy.rollout(requests)
@@ -47,7 +47,7 @@ def test_several_requests_may_add_to_one_group(tiny):
 
 def test_given_text_is_read_and_not_sampled(tiny):
     policy = make(tiny("qwen3_vl"))
-    rollouts = policy.rollout([Request(PROMPT, 1, 0, role="injected", text="yes"), Request(PROMPT, 1, 0, seed=3)])
+    rollouts = policy.rollout([Request(PROMPT, 1, 0, role="injected", written="yes"), Request(PROMPT, 1, 0, seed=3)])
     given, drawn = rollouts.groups[0].samples
     stop = policy.eos_token_ids[0]
     assert given.text == "yes" and not given.truncated
@@ -58,7 +58,7 @@ def test_given_text_is_read_and_not_sampled(tiny):
     read = logprobs(policy, rollouts)
     assert read.isfinite().all() and (read[0, :4] < 0).all() and (read[0, 4:] == 0).all()
     with pytest.raises(ValueError, match="prompt 'p' holds the tokens"):
-        policy.rollout([Request(PROMPT, 1, 0, role="injected", text="<|image_pad|>")])
+        policy.rollout([Request(PROMPT, 1, 0, role="injected", written="<|image_pad|>")])
 
 
 def test_requests_nobody_can_serve_are_refused(tiny):

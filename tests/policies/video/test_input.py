@@ -235,7 +235,7 @@ def test_clips_reach_their_own_prompt_and_their_order_counts(tiny, clips, family
     pair = [Prompt("1", "<video> or <video>?", (a, b)), Prompt("2", "<video> or <video>?", (b, a)), Prompt("3", "which?", (a,))]
 
     def read(order: list[int]) -> torch.Tensor:
-        rollouts = policy.rollout([Request(pair[i], 2, i, role="injected", text="yes") for i in order])
+        rollouts = policy.rollout([Request(pair[i], 2, i, role="injected", written="yes") for i in order])
         values = logprobs(policy, rollouts).detach()
         return torch.stack([values[rollouts.group_ids == i][0] for i in range(3)])
 

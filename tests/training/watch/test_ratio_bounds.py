@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.presets.text import PRESETS
-from mmrl.core.exactness import unit_of
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Request, Rollouts
+from mmrl.policies.text.rounding import unit_of
 from mmrl.training.settings import TrainSettings
 from mmrl.training.watch import ratio_gate
 from mmrl.training.watch.preflight import TrainingStoppedError

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.types import Heat
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
@@ -18,15 +17,13 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
 from mmrl.runtime.spans import in_span
 
-NO_HEAT = Heat()
-
 
 @dataclass(frozen=True)
 class HotSampling(Sampling):
     """Settings under which every token has a temperature of its own."""
 
-    heat: Heat = NO_HEAT
-    """How it follows the token's entropy."""
+    rule: Callable[[Float[Tensor, "n v"]], Float[Tensor, "n v"]] | None = None
+    """Log-probabilities that tokens are drawn with, from those at the temperature."""
 
 
 @runtime_checkable
@@ -140,7 +137,8 @@ def draw(
     if uniform is None:
         chosen = logprobs.argmax(-1)
     else:
-        drawn = sampling.heat.of(logprobs) if isinstance(sampling, HotSampling) else logprobs
+        rule = sampling.rule if isinstance(sampling, HotSampling) else None
+        drawn = logprobs if rule is None else rule(logprobs)
         cumulative = filter_probabilities(drawn, sampling).cumsum(-1)
         total = cumulative[:, -1]
         # Rounding must not lift the target to the total: no token lies beyond it.

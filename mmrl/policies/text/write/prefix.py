@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mmrl.core.samples import segments_of
-from mmrl.core.types import Prefix
+from mmrl.core.types import Prefix, StoredRow
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.answer_tokens import reaching
@@ -66,14 +66,14 @@ def fill_given(row: Row, host: TextHost) -> None:
     Raises:
         ValueError: they hold a token that no completion may hold.
     """
-    request = row.request
-    if request.stored is not None:
-        row.restore(request.stored)
-    elif request.text is not None:
-        row.tokens = tokens_of(request, host.tokenizer, host.eos_token_ids[0], host.banned)
+    written, prompt_id = row.request.written, row.request.prompt.id
+    if isinstance(written, StoredRow):
+        row.restore(written)
+    elif isinstance(written, str):
+        row.tokens = tokens_of(written, prompt_id, host.tokenizer, host.eos_token_ids[0], host.banned)
         row.segments = segments_of([("policy", len(row.tokens))])
-    elif request.prefix is not None:
-        kept = tokens_to_keep(request.prefix, host.decode, host.eos_token_ids)
-        forced = tokens_to_force(request.prefix, host.tokenizer, host.banned, request.prompt.id)
+    elif written is not None:
+        kept = tokens_to_keep(written, host.decode, host.eos_token_ids)
+        forced = tokens_to_force(written, host.tokenizer, host.banned, prompt_id)
         row.begun = (*kept, *forced)
-        row.segments = segments_of([("policy" if request.prefix.trained else "forced", len(kept)), ("forced", len(forced))])
+        row.segments = segments_of([("policy" if written.trained else "forced", len(kept)), ("forced", len(forced))])

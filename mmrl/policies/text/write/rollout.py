@@ -14,7 +14,7 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
 from mmrl.core.tensors import stack_ragged
-from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
@@ -53,18 +53,13 @@ class Row:
         self.stopped = bool(completions.stopped[i]) and length == written
 
     @property
-    def is_given(self) -> bool:
-        """Does its request give some or all of its tokens?"""
-        request = self.request
-        return request.stored is not None or request.text is not None or request.prefix is not None
-
-    @property
     def is_recorded(self) -> bool:
         """Were its tokens sampled behind the prompt as training reads it, at the run's temperature?"""
-        if self.request.stored is not None:
-            return len(self.request.stored.logprobs) > 0
-        plain = self.request.view == "plain" and self.request.temperature is None
-        return self.request.text is None and plain and self.shown == self.prompt
+        written = self.request.written
+        if isinstance(written, StoredRow):
+            return len(written.logprobs) > 0
+        plain = self.request.view == "plain" and self.request.tempering.temperature is None
+        return not isinstance(written, str) and plain and self.shown == self.prompt
 
     def restore(self, stored: StoredRow) -> None:
         """Take up a row of an earlier step, token by token."""
@@ -101,18 +96,18 @@ def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) 
 
     for request in requests:
         seed = view_seed(request)
-        shown = place_of(request.prompt if request.shown is None else request.shown, seed)
-        read = shown if request.train_view == "same" else place_of(request.prompt, seed)
+        shown = place_of(request.shown_prompt, seed)
+        read = shown if request.shown.trained else place_of(request.prompt, seed)
         rows += [Row(request, i, read, shown) for i in range(request.count)]
     return rows, shelf
 
 
 def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
     """The request with its view applied, where training reads what was sampled under it as well."""
-    if request.view == "plain" or request.train_view == "plain" or request.role in ("probe", "note"):
+    if request.view == "plain" or not request.shown.trained or request.role in ("probe", "note"):
         return request
-    shown = request.prompt if request.shown is None else request.shown
-    return replace(request, shown=views[request.view](shown, view_seed(request)), view="plain")
+    shown = views[request.view](request.shown_prompt, view_seed(request))
+    return replace(request, shown=replace(request.shown, prompt=shown), view="plain")
 
 
 def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
@@ -122,8 +117,8 @@ def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
 
 def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that are drawn at the same temperature, or by the same rule, together; those at the run's own first."""
-    heats = dict.fromkeys([(None, None), *((row.request.temperature, row.request.heat) for row in rows)])
-    return [[row for row in rows if (row.request.temperature, row.request.heat) == heat] for heat in heats]
+    found = dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)])
+    return [[row for row in rows if row.request.tempering == one] for one in found]
 
 
 def view_seed(request: Request) -> int:
@@ -141,28 +136,31 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} names the view {request.view!r}; this text policy has {', '.join(sorted(views))}")
         if request.model not in models:
             raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
-        if request.role == "injected" and request.text is None and request.shown is None:
-            raise ValueError(f"{name} has the role 'injected' but no text: give Request.text, or Request.shown and it is written")
-        if request.shown is not None and request.shown.id != request.prompt.id:
-            raise ValueError(f"{name} shows prompt {request.shown.id!r}: what is shown must keep the id of what is trained")
-        if request.text is not None and (request.prefix is not None or request.role == "note"):
-            raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.text out")
-        if (request.role == "replayed") != (request.stored is not None) or (request.stored is not None and request.count != 1):
-            raise ValueError(f"{name} replays a row of an earlier step: give Request.stored, role 'replayed' and count 1")
+        if request.role == "injected" and not isinstance(request.written, str) and request.shown.prompt is None:
+            raise ValueError(f"{name} has the role 'injected' but no text: give Request.written, or Request.shown to sample it")
+        if request.shown_prompt.id != request.prompt.id:
+            raise ValueError(
+                f"{name} shows prompt {request.shown_prompt.id!r}: what is shown must keep the id of what is trained"
+            )
+        if isinstance(request.written, str) and request.role == "note":
+            raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.written out")
+        is_stored = isinstance(request.written, StoredRow)
+        if (request.role == "replayed") != is_stored or (is_stored and request.count != 1):
+            raise ValueError(f"{name} replays a row of an earlier step: give it as Request.written, role 'replayed' and count 1")
         if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
 
 
-def tokens_of(request: Request, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
+def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
     """A given completion as tokens, with the token that ends it.
 
     Raises:
         ValueError: its text holds a token that no completion may hold.
     """
-    tokens: list[int] = tokenizer(request.text, add_special_tokens=False)["input_ids"]
+    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     found = sorted(banned & set(tokens))
     if found:
-        raise ValueError(f"the text given for prompt {request.prompt.id!r} holds the tokens {found}, which no answer may hold")
+        raise ValueError(f"the text given for prompt {prompt_id!r} holds the tokens {found}, which no answer may hold")
     return tokens if tokens[-1:] == [stop] else [*tokens, stop]
 
 
@@ -208,8 +206,10 @@ def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]]
     """The text in front of each row's last turn, and that of its last turn; given text stays as it was given."""
     halves = [split_turns(row.tokens, row.segments, stops) for row in rows]
     texts = decode([half for pair in halves for half in pair]) if rows else []
-    given = [row.request.text for row in rows]
-    return [(before, last if own is None else own) for before, last, own in zip(texts[::2], texts[1::2], given, strict=True)]
+    given = [row.request.written for row in rows]
+    return [
+        (before, own if isinstance(own, str) else last) for before, last, own in zip(texts[::2], texts[1::2], given, strict=True)
+    ]
 
 
 def split_turns(tokens: Sequence[int], segments: Sequence[Segment], stops: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -243,7 +243,7 @@ def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: Pr
             role=request.role,
             clips=prompts[row.prompt].clips,
             segments=row.segments,
-            temperature=request.temperature,
+            temperature=request.tempering.temperature,
             earlier=earlier,
         )
         is_probe = request.role == "probe"

@@ -45,7 +45,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def given_rows(policy: TextPolicy, prompts: list[Prompt]) -> Rollouts:
     """Rows that nobody has to sample."""
-    return policy.rollout([Request(prompt, 2, i, role="injected", text=f"{i}") for i, prompt in enumerate(prompts)])
+    return policy.rollout([Request(prompt, 2, i, role="injected", written=f"{i}") for i, prompt in enumerate(prompts)])
 
 
 sides = st.tuples(st.integers(28, 220), st.integers(28, 220))

@@ -37,7 +37,7 @@ def requests() -> list[Request]:
     ]
     texts = [["yes", "no, not at all; " * 6, ""], ["a" * 90, "b"], ["c" * 40], ["d", "e" * 7, "f" * 25, "g" * 25]]
     return [
-        Request(prompt, 1, group_id=i, role="injected", text=text)
+        Request(prompt, 1, group_id=i, role="injected", written=text)
         for i, (prompt, some) in enumerate(zip(prompts, texts, strict=True))
         for text in some
     ]
@@ -144,7 +144,7 @@ def test_sampling_and_saving_do_not_know_of_packed_rows(tiny, tmp_path: Path):
 
 def test_old_new_and_reference_take_the_way_that_was_settled_for_the_rollout(tiny):
     policy = make(tiny("smolvlm"), {"ref"}, dtype="bfloat16")
-    lonely = policy.rollout([Request(Prompt("hi", "hi"), 1, 0, role="injected", text="a" * 200)])
+    lonely = policy.rollout([Request(Prompt("hi", "hi"), 1, 0, role="injected", written="a" * 200)])
     trace = text_trace(lonely.trace)
     assert not trace.packed and not worth_packing(trace)
     shared = text_trace(policy.rollout(requests()).trace)

@@ -25,7 +25,8 @@ FAMILIES = ("qwen3_vl", "gemma3", "smolvlm")
 
 
 def injected(policy: TextPolicy, texts: tuple[str, ...] = TEXTS) -> Rollouts:
-    requests = [Request(prompt, 1, group_id=i, role="injected", text=text) for i, prompt in enumerate(ANSWERED) for text in texts]
+    pairs = [(i, prompt, text) for i, prompt in enumerate(ANSWERED) for text in texts]
+    requests = [Request(prompt, 1, group_id=i, role="injected", written=text) for i, prompt, text in pairs]
     return policy.rollout(requests)
 
 
@@ -102,7 +103,7 @@ def test_true_answers_are_read_in_place_of_given_ones(policy: TextPolicy):
         count = len(policy.tokenizer(truth, add_special_tokens=False)["input_ids"])
         for k, text in ((0, "<think>so</think><answer>"), (2, "<answer>x</answer> so <answer>"), (3, TEXTS[3])):
             for found, before in ((probability, text), (base, "<answer>")):
-                written = policy.rollout([Request(prompt, 1, group_id=0, role="injected", text=before + truth)])
+                written = policy.rollout([Request(prompt, 1, group_id=0, role="injected", written=before + truth)])
                 length = int(text_trace(written.trace).lengths[0])
                 [logprobs] = read(policy, written, LOGPROBS)
                 # the stop token is behind the answer

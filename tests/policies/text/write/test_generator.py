@@ -123,7 +123,7 @@ def test_the_policy_counts_its_updates(tiny):
     move(policy, 0.01)
     rollouts = policy.rollout(mixed())
     assert rollouts.weights_version == 2
-    given = policy.rollout([Request(prompts()[0], 1, 0, role="injected", text="no")])
+    given = policy.rollout([Request(prompts()[0], 1, 0, role="injected", written="no")])
     assert given.weights_version == 2
 
 

@@ -13,7 +13,7 @@ from mmrl.algorithms.views import Hint
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Sample, Video, segments_of
-from mmrl.core.types import Prefix, Prompt, Request, Rollouts
+from mmrl.core.types import Prefix, Prompt, Request, Rollouts, Shown
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.training.collect import merge_rollouts
@@ -53,8 +53,8 @@ def test_what_is_shown_is_what_is_trained_where_that_is_wanted(tiny: Tiny, famil
     one, two = prompts()[:2]
     requests = [
         asked(one),
-        asked(one, shown=HINT(one, 0), train_view="same"),
-        asked(two, 1, shown=HINT(two, 0)),
+        asked(one, shown=Shown(HINT(one, 0), trained=True)),
+        asked(two, 1, shown=Shown(HINT(two, 0))),
     ]
     rollouts = policy.rollout(requests)
     audit_rollouts(policy, rollouts)
@@ -63,7 +63,7 @@ def test_what_is_shown_is_what_is_trained_where_that_is_wanted(tiny: Tiny, famil
     assert [group.prompt.text for group in rollouts.groups] == [one.text, two.text], "rewards see the plain prompt"
     assert not recorded(rollouts)[:4].isnan().any() and recorded(rollouts)[4:].isnan().all()
     assert_read_as_recorded(policy, rollouts)
-    given = policy.rollout([asked(two, 1, count=1, role="injected", text=text_of(s)) for s in rollouts.groups[1].samples])
+    given = policy.rollout([asked(two, 1, count=1, role="injected", written=text_of(s)) for s in rollouts.groups[1].samples])
     assert [ids_of(s)[: len(ids_of(t)) - 1] for s, t in zip(given.groups[0].samples, rollouts.groups[1].samples, strict=True)]
 
 
@@ -71,8 +71,8 @@ def test_a_view_may_be_trained_as_well(tiny: Tiny):
     policy = make(tiny("qwen2_5_vl"))
     policy.views["hinted"] = HINT
     one = prompts()[0]
-    viewed = policy.rollout([asked(one, view="hinted", train_view="same")])
-    shown = policy.rollout([asked(one, shown=HINT(one, 0), train_view="same")])
+    viewed = policy.rollout([asked(one, view="hinted", shown=Shown(trained=True))])
+    shown = policy.rollout([asked(one, shown=Shown(HINT(one, 0), trained=True))])
     assert torch.equal(text_trace(viewed.trace).tokens, text_trace(shown.trace).tokens)
     assert torch.equal(recorded(viewed), recorded(shown))
 
@@ -84,7 +84,7 @@ def test_greedy_completions_go_on_as_they_began(tiny: Tiny, family: str, prefix:
     greedy = Sampling(temperature=0.0, max_new_tokens=8)
     requests = [asked(prompt, i, count=1) for i, prompt in enumerate(prompts())]
     whole = policy.rollout(requests, greedy)
-    again = [replace(r, prefix=Prefix(ids_of(g.samples[0]), 0.5)) for r, g in zip(requests, whole.groups, strict=True)]
+    again = [replace(r, written=Prefix(ids_of(g.samples[0]), 0.5)) for r, g in zip(requests, whole.groups, strict=True)]
     rollouts = policy.rollout(again, greedy)
     audit_rollouts(policy, rollouts)
     assert torch.equal(text_trace(rollouts.trace).tokens, text_trace(whole.trace).tokens)
@@ -100,9 +100,9 @@ def test_clips_go_on_as_well(tiny: Tiny, tmp_path: Path):
     prompt = Prompt("clip", "when?", (Video(str(write_video(tmp_path / "a.mp4", [i / 5 for i in range(12)])), fps=2.0),))
     greedy = Sampling(temperature=0.0, max_new_tokens=8)
     whole = policy.rollout([asked(prompt, count=1)], greedy)
-    rollouts = policy.rollout([asked(prompt, count=1, prefix=Prefix(ids_of(whole.groups[0].samples[0]), 0.5))], greedy)
+    rollouts = policy.rollout([asked(prompt, count=1, written=Prefix(ids_of(whole.groups[0].samples[0]), 0.5))], greedy)
     assert torch.equal(text_trace(rollouts.trace).tokens, text_trace(whole.trace).tokens)
-    shown = policy.rollout([asked(prompt, shown=HINT(prompt, 0), train_view="same")])
+    shown = policy.rollout([asked(prompt, shown=Shown(HINT(prompt, 0), trained=True))])
     for one in (rollouts, shown):
         audit_rollouts(policy, one)
         assert_read_as_recorded(policy, one)
@@ -115,8 +115,8 @@ def test_forced_text_never_trains_and_kept_tokens_train_if_asked(tiny: Tiny):
     end = len(policy.tokenizer("END", add_special_tokens=False)["input_ids"])
     rollouts = policy.rollout(
         [
-            asked(prompt, prefix=Prefix(tokens, before="</think>", forced="END")),
-            asked(prompt, 1, prefix=Prefix(tokens, before="</think>", forced="END", trained=True)),
+            asked(prompt, written=Prefix(tokens, before="</think>", forced="END")),
+            asked(prompt, 1, written=Prefix(tokens, before="</think>", forced="END", trained=True)),
         ],
         Sampling(max_new_tokens=2),
     )
@@ -160,7 +160,7 @@ def test_segments_are_valued_by_what_goes_on_from_their_ends(tiny: Tiny, family:
 def test_notes_are_no_samples(tiny: Tiny):
     policy = make(tiny("qwen2_5_vl"))
     prompt = prompts()[0]
-    rollouts = policy.rollout([asked(prompt), asked(prompt, shown=HINT(prompt, 0), role="note", count=3)])
+    rollouts = policy.rollout([asked(prompt), asked(prompt, shown=Shown(HINT(prompt, 0)), role="note", count=3)])
     assert len(rollouts) == len(rollouts.groups[0].samples) == 2 and len(rollouts.groups[0].notes) == 3
     alone = policy.rollout([asked(prompt, role="note", count=1)])
     assert len(alone) == 0 and len(policy.join([rollouts.trace, alone.trace])) == 2
@@ -169,11 +169,10 @@ def test_notes_are_no_samples(tiny: Tiny):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shown": Prompt("other")}, "shows prompt 'other'"),
-        ({"role": "injected"}, "give Request.text, or Request.shown"),
-        ({"role": "note", "text": "a"}, "leave Request.text out"),
-        ({"text": "a", "prefix": Prefix((1,))}, "leave Request.text out"),
-        ({"prefix": Prefix((1,), forced="<|image_pad|>")}, "forced for prompt 'one' holds the tokens"),
+        ({"shown": Shown(Prompt("other"))}, "shows prompt 'other'"),
+        ({"role": "injected"}, "give Request.written, or Request.shown"),
+        ({"role": "note", "written": "a"}, "leave Request.written out"),
+        ({"written": Prefix((1,), forced="<|image_pad|>")}, "forced for prompt 'one' holds the tokens"),
     ],
 )
 def test_requests_that_contradict_themselves(tiny: Tiny, changes: dict[str, Any], said: str):

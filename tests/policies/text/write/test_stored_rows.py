@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.planners.tempered import Heat
 from mmrl.core.readings import LOGPROBS, PREVIOUS_LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import segments_of, turn_ids
-from mmrl.core.types import Heat, Request, StoredRow
+from mmrl.core.types import Request, StoredRow, Tempering
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.audit import audit_rollouts
 from tests.support.text_policies import FP32_BOUND, ids_of, logprobs, make, mixed, prompts
@@ -23,7 +24,7 @@ def stored(rollouts: Any, row: int) -> Request:
     group, sample = list(rollouts.samples())[row]
     tokens = ids_of(sample)
     noted = tuple(rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(tokens)].tolist())
-    return Request(group.prompt, 1, 99, role="replayed", stored=StoredRow(tokens, noted, truncated=sample.truncated))
+    return Request(group.prompt, 1, 99, role="replayed", written=StoredRow(tokens, noted, truncated=sample.truncated))
 
 
 def test_a_stored_row_is_the_same_row_again(policy: Any):
@@ -41,11 +42,11 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
     """A question from outside between two turns is read, and does not train."""
     first = policy.rollout(mixed())
     request = stored(first, 1)
-    asked, row = tuple(policy.tokenizer(" sure?", add_special_tokens=False)["input_ids"]), request.stored
-    assert row is not None
+    asked, row = tuple(policy.tokenizer(" sure?", add_special_tokens=False)["input_ids"]), request.written
+    assert isinstance(row, StoredRow)
     segments = segments_of([("policy", len(row.tokens)), ("environment", len(asked)), ("policy", len(row.tokens))])
     tokens, noted = (*row.tokens, *asked, *row.tokens), (*row.logprobs, *[0.0] * len(asked), *row.logprobs)
-    again = policy.rollout([replace(request, stored=replace(row, tokens=tokens, logprobs=noted, segments=segments))])
+    again = policy.rollout([replace(request, written=replace(row, tokens=tokens, logprobs=noted, segments=segments))])
     audit_rollouts(policy, again)
     ((_, sample),) = again.samples()
     (_, before) = list(first.samples())[1]
@@ -61,15 +62,15 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
 
 def test_without_its_record_a_stored_row_is_unknown(policy: Any):
     request = stored(policy.rollout(mixed()), 0)
-    assert request.stored is not None
-    again = policy.rollout([replace(request, stored=replace(request.stored, logprobs=()))])
+    assert isinstance(request.written, StoredRow)
+    again = policy.rollout([replace(request, written=replace(request.written, logprobs=()))])
     assert bool(again.recorded[ROLLOUT_LOGPROBS][again.action_mask].isnan().all())
 
 
-@pytest.mark.parametrize("change", [{"stored": None}, {"count": 2}, {"role": "policy"}])
+@pytest.mark.parametrize("change", [{"written": None}, {"count": 2}, {"role": "policy"}])
 def test_half_a_stored_row_is_refused(policy: Any, change: dict[str, Any]):
     request = replace(stored(policy.rollout(mixed()), 0), **change)
-    with pytest.raises(ValueError, match=r"replays a row of an earlier step: give Request\.stored, role 'replayed' and count 1"):
+    with pytest.raises(ValueError, match=r"replays a row of an earlier step: give it as Request\.written, role 'replayed'"):
         policy.rollout([request])
 
 
@@ -83,7 +84,7 @@ def test_a_reading_at_a_temperature_divides_the_logits(policy: Any):
 
 
 def test_rows_of_another_temperature_are_drawn_with_it_and_read_at_the_runs(policy: Any):
-    cold = [replace(request, temperature=1e-3, seed=i) for i, request in enumerate(mixed())]
+    cold = [replace(request, tempering=Tempering(1e-3), seed=i) for i, request in enumerate(mixed())]
     first, second = policy.rollout(cold), policy.rollout([replace(request, seed=request.seed + 50) for request in cold])
     assert [s.text for _, s in first.samples()] == [s.text for _, s in second.samples()], "nearly greedy, whatever the seed"
     assert all(sample.temperature == 1e-3 for _, sample in first.samples())
@@ -96,14 +97,14 @@ def test_tokens_of_their_own_temperature_are_noted_at_the_runs(policy: Any):
     # a tiny model is unsure everywhere: above this pivot all its tokens are drawn twice as hot, or half as hot
     for below, above in ((0.0, 9.0), (0.0, -9.0)):
         heat = Heat(pivot=-9.0, deviation=1.0, above=above, below=below, amount=0.9)
-        hot = policy.rollout([replace(request, heat=heat) for request in mixed()])
+        hot = policy.rollout([replace(request, tempering=Tempering(rule=heat)) for request in mixed()])
         audit_rollouts(policy, hot)
         mask, noted = hot.action_mask, hot.recorded[ROLLOUT_LOGPROBS]
         torch.testing.assert_close(noted[mask], logprobs(policy, hot).detach()[mask], atol=FP32_BOUND, rtol=0)
         assert [s.text for _, s in hot.samples()] != [s.text for _, s in plain.samples()]
         assert all(sample.temperature is None for _, sample in hot.samples()), "they count as the policy's own"
     cold = Heat(pivot=-9.0, deviation=1.0, above=-9.0, amount=0.999999)
-    twice = [policy.rollout([replace(r, heat=cold, seed=r.seed + k) for r in mixed()]) for k in (0, 50)]
+    twice = [policy.rollout([replace(r, tempering=Tempering(rule=cold), seed=r.seed + k) for r in mixed()]) for k in (0, 50)]
     assert [s.text for _, s in twice[0].samples()] == [s.text for _, s in twice[1].samples()], "nearly greedy, whatever the seed"
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.core.callbacks import Callbacks
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
+from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mmrl.core.types import Heat
+from mmrl.algorithms.planners.tempered import Heat
 
 
 def test_tokens_above_the_pivot_are_drawn_hotter_and_those_below_colder():
@@ -18,7 +18,7 @@ def test_tokens_above_the_pivot_are_drawn_hotter_and_those_below_colder():
 def test_a_distribution_is_drawn_at_its_own_temperature():
     logprobs = torch.tensor([[2.0, 0.0, -1.0], [9.0, 0.0, 0.0], [0.0, -math.inf, -math.inf]]).log_softmax(-1)
     heat = Heat(pivot=-1.0, deviation=1.0, above=10.0, below=10.0, amount=0.5)
-    drawn = heat.of(logprobs)
+    drawn = heat(logprobs)
     torch.testing.assert_close(drawn[0], (logprobs[0] / 1.5).log_softmax(-1))
     torch.testing.assert_close(drawn[1], (logprobs[1] / 0.5).log_softmax(-1))
     assert drawn[2].exp().tolist() == [1.0, 0.0, 0.0], "what is certain or banned stays so"

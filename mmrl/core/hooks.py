@@ -1,0 +1,194 @@
+"""Hooks: what parts, samplers and policies may do or declare besides what their protocol asks for. All do nothing by default.
+
+A class inherits them and overrides what it needs. One that inherits nothing, such as a user's own part, is asked through
+`with_hooks` for those that it defines.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar, cast
+
+from mmrl.core.protocols import Diagnostics, Rounding, View
+from mmrl.core.types import ClipRange, Credit, Prompt, Reading, Rollouts, Scores
+
+Hooks = TypeVar("Hooks")
+
+
+class PartHooks:
+    """Any part of an algorithm."""
+
+    length: int | None = 0
+    """The run's completion length, in actions, where the part divides or counts by it; None: the run fills it in."""
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """Views of prompts that a planner samples under or a term reads under, by the names its requests and readings use."""
+        return {}
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first prompts of a run, before a model is loaded.
+
+        Raises:
+            ValueError: the part cannot work with them; names the prompt and the remedy.
+        """
+
+    def with_length(self, length: int) -> "PartHooks":
+        """The same part with the run's completion length; asked where `length` is None."""
+        return self
+
+    def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the measures of a step, means over its updates and all ranks; steps count from 1. Terms and advantages only."""
+
+
+class TermHooks(PartHooks):
+    """A term of the objective."""
+
+    @property
+    def clip_range(self) -> ClipRange | None:
+        """How far it clips: what is looked at before training, and must not be clipped by rounding alone. None: it does not."""
+        return None
+
+    @property
+    def at_first_update(self) -> str | None:
+        """Its name at a step's first update, where the policy is the weights that sampled: `plain REINFORCE`.
+
+        None: it is there all that it is later.
+        """
+        return None
+
+    @property
+    def silent_without_advantage(self) -> bool:
+        """Are value and gradient 0 wherever the advantage is 0, so that such rows need no forward?"""
+        return False
+
+    @property
+    def rebase_after(self) -> int:
+        """The training step, from 1 on, at whose end `ref` becomes the policy's weights; 0: none."""
+        return 0
+
+
+class AdvantageHooks(PartHooks):
+    """An advantage."""
+
+    reads: tuple[Reading, ...] = ()
+    """Readings of actions that it finds in `rollouts.recorded`, under weights that do not move."""
+    min_group_size: int = 1
+    """The fewest samples per prompt that have an advantage."""
+
+
+class WeightHooks(PartHooks):
+    """A weight."""
+
+    pools: tuple[Reading, ...] = ()
+    """Frozen readings whose values at all trainable actions of the minibatch, of all ranks, it finds in `counts.pooled`."""
+
+
+class PlannerHooks(PartHooks):
+    """A planner."""
+
+    heats_tokens: bool = False
+    """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not know?"""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        """Readings of actions that `watch` finds in `rollouts.recorded`, under weights that do not move."""
+        return ()
+
+    def begin(self, prompts: Sequence[Prompt], vocabulary: str) -> None:
+        """Called once, first of all: the prompts of the run, and a name of the policy's tokens.
+
+        A planner that defines it has rows of earlier steps trained again (`StoredRow`).
+
+        Raises:
+            ValueError: the rows that it remembers have other tokens.
+        """
+
+    def inspect(self, rollouts: Rollouts) -> None:
+        """Take in the rows so far, of all ranks and without traces and media, before every `revise`.
+
+        Raises:
+            ValueError: what it wants to know was not noted.
+        """
+
+    def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
+        """Take in the rows of all ranks, without traces and media, with what was recorded of them. Steps count from 1."""
+
+
+class SamplerHooks:
+    """A sampler."""
+
+    prompts: Iterable[Prompt] | None = None
+    """All prompts, of a sampler that has them at hand."""
+
+    def peek(self, num_prompts: int) -> Iterable[Prompt]:
+        """The same prompts as the next `draw`, which then still gives them; made when they are looked at."""
+        return ()
+
+
+class PolicyHooks:
+    """A policy."""
+
+    reads_at_temperatures: bool = False
+    """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics | None:
+        """Looks closer at rollouts; None: it cannot be looked at."""
+        return None
+
+    @property
+    def vocabulary(self) -> str:
+        """A name of its tokens: the same for two policies that number the same tokens alike.
+
+        Empty: it cannot take up rows of an earlier step again.
+        """
+        return ""
+
+    @property
+    def exact_sampler(self) -> bool:
+        """Are the log-probabilities noted while sampling computed by the network that trains? An engine's are not."""
+        return True
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """How its network rounds, if it knows."""
+        return None
+
+    @property
+    def prefetches(self) -> bool:
+        """False as long as no prompt had anything to prepare: data sets may draw prompts only when they are looked at."""
+        return False
+
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
+        """Prepare prompts that will probably be rolled out soon (decode clips); it waits for nothing."""
+
+    def unreadable(self, prompts: Sequence[Prompt]) -> Mapping[int, str]:
+        """Place -> what is wrong with the prompt there (a missing picture, a clip that cannot be decoded)."""
+        return {}
+
+    def end_step(self, rebase: bool = False) -> None:
+        """A step's updates are over: `previous`, if it is kept, becomes the weights with which this step began.
+
+        Args:
+            rebase: `ref`, if it is kept, becomes the weights of now.
+        """
+
+
+class StandIn:
+    """Asks an object that does not inherit its hooks for those that it defines; the others do nothing."""
+
+    def __init__(self, asked: object, hooks: object) -> None:
+        self._asked, self._hooks = asked, hooks
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._asked if hasattr(self._asked, name) else self._hooks, name)
+
+
+def with_hooks(asked: object, hooks: type[Hooks]) -> Hooks:
+    """The object itself where it inherits the hooks, else one that answers for it."""
+    return asked if isinstance(asked, hooks) else cast(Hooks, StandIn(asked, hooks()))
+
+
+def defines(asked: object, hook: Callable[..., object]) -> bool:
+    """Does an object's class write this hook itself? `defines(planner, PlannerHooks.begin)`."""
+    return getattr(type(asked), hook.__name__, hook) is not hook
