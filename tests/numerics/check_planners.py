@@ -10,7 +10,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithRefinements
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import next_level
-from mmrl.algorithms.presets.text_planners import policy_rollout
+from mmrl.algorithms.presets.hints import policy_rollout
 from mmrl.algorithms.shaping.exits import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
