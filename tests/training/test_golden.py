@@ -89,9 +89,10 @@ def makers() -> dict[str, Callable[[], Any]]:
     from tests.evidence.reference_rows import Reasoner
     from tests.evidence.sampler_rows import named_letter, targets
     from tests.flow.test_learning import small
+    from tests.learning.test_presets_learn import FEWER_PROMPTS
     from tests.support import fakes
     from tests.support.flow_fakes import FakeFlowPolicy
-    from tests.support.presets import FLOW, TEXT, VIDEO
+    from tests.support.presets import FLOW, ON_TASKS, TEXT, VIDEO
     from tests.support.trainers import OptimizerSettings, Shuffled, make_trainer
     from tests.training.run_ranks import COLUMNS, Hinting
     from tests.training.test_video_methods import CLIPS
@@ -101,6 +102,8 @@ def makers() -> dict[str, Callable[[], Any]]:
     def of_text(name: str) -> Any:
         """Some need hints, notes, boxes or the policy's own view of the truth."""
         preset = TEXT[name]
+        if name not in ON_TASKS.union(FEWER_PROMPTS, ["attention_rhythm"]):
+            return of_words(preset, fakes.prompts())
         if name == "gui_g1":
             return of_words(preset, targets(0), reward=named_letter)
         return of_words(preset, told, Reasoner() if name == "rlpr" else Hinting(views=preset.views))
