@@ -1,4 +1,4 @@
-"""What a sample is compared with: its group, the step, or what its prompt earned before; and how much a rollout counts."""
+"""Baselines: a sample is compared with its group, with the step, or with what its prompt earned before."""
 
 from dataclasses import replace
 

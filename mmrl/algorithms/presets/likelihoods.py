@@ -1,4 +1,4 @@
-"""Right answers told from wrong ones by their likelihood, in place of a surrogate."""
+"""Right and wrong answers set apart by their likelihood, in place of a surrogate."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which tokens and which prompts count more."""
+"""Weights of tokens and of prompts."""
 
 from dataclasses import replace
 
